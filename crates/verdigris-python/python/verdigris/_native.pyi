@@ -287,6 +287,10 @@ class Graph:
         sinks: Uid | None = None,
         q_lengths: Uid | None = None,
         kv_lengths: Uid | None = None,
+        q_offsets: Uid | None = None,
+        kv_offsets: Uid | None = None,
+        longest_q: int | None = None,
+        longest_kv: int | None = None,
         name: str = "attention",
     ) -> tuple[Uid, Uid]: ...
     def attention_backward(
@@ -309,6 +313,10 @@ class Graph:
         sinks: Uid | None = None,
         q_lengths: Uid | None = None,
         kv_lengths: Uid | None = None,
+        q_offsets: Uid | None = None,
+        kv_offsets: Uid | None = None,
+        longest_q: int | None = None,
+        longest_kv: int | None = None,
         name: str = "attention_backward",
     ) -> tuple[Uid, Uid, Uid, Uid | None, Uid | None]: ...
     def reshape(self, x: Uid, dims: Sequence[int], *, name: str = "reshape") -> Uid: ...

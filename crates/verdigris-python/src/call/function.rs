@@ -62,10 +62,10 @@ pub(crate) enum Function {
     /// a 1 in `wanted=11110`. As `ConvBatchNorm`, `result=1` where the last tensor is y, and `filter=` with the element type of the filter's gradient where it is
     /// not the filter's.
     ConvBatchNormBackward,
-    /// `q [b, h, s_q, d], k [b, h_kv, s_kv, d], v [b, h_kv, s_kv, d_v], bias or mask?, slopes?` → o, and each query's log-sum-exp. `scale=`,
-    /// `causal=none|top_left|bottom_right left= right= cap=`, each left out where there is none.
+    /// `q [b, h, s_q, d], k [b, h_kv, s_kv, d], v [b, h_kv, s_kv, d_v], bias or mask?, slopes?, q_offsets?, kv_offsets?` → o, and each query's log-sum-exp.
+    /// `scale=`, `causal=none|top_left|bottom_right left= right= cap= longest_q= longest_kv=`, each left out where there is none.
     Attention,
-    /// `d_o, q, k, v, o, log_sum_exp, bias or mask?, slopes?` → the gradients of `q`, `k`, `v` and the bias, each with a 1 in `wanted=1110`. As `Attention`.
+    /// `d_o, q, k, v, o, log_sum_exp, bias or mask?, slopes?, q_offsets?, kv_offsets?` → the gradients of `q`, `k`, `v` and the bias, each with a 1 in `wanted=1110`. As `Attention`.
     AttentionBackward,
 }
 
@@ -102,9 +102,9 @@ impl Function {
             Function::MaxPool | Function::AveragePool | Function::Activation | Function::Softmax => (1, false),
             Function::CrossEntropy => (2, false),
             Function::ConvFprop | Function::Linear | Function::ClassLoss | Function::Norm => (3, false),
-            Function::ConvNorm | Function::ConvBatchNormBackward | Function::AttentionBackward => (8, false),
-            Function::ConvBatchNorm => (7, false),
-            Function::Attention => (5, false),
+            Function::ConvNorm | Function::ConvBatchNormBackward => (8, false),
+            Function::ConvBatchNorm | Function::Attention => (7, false),
+            Function::AttentionBackward => (10, false),
             Function::ConvDgrad => (3, true),
             Function::BatchNorm | Function::BatchNormBackward | Function::BatchNormInference => (6, false),
             // What comes in, and five tensors that were saved.
@@ -319,7 +319,8 @@ fn attention(attributes: &Attributes<'_>) -> PyResult<AttentionSpec> {
     let bound = |name| attributes.get(name).map(|text| attributes.parse::<u32>(name, text)).transpose();
     let soft_cap = attributes.get("cap").map(|text| attributes.parse("cap", text).map(Real)).transpose()?;
     let plain = AttentionSpec::new(attributes.one("scale", 1.0)?);
-    Ok(AttentionSpec { causal, left: bound("left")?, right: bound("right")?, soft_cap, ..plain })
+    let (longest_q, longest_kv) = (bound("longest_q")?, bound("longest_kv")?);
+    Ok(AttentionSpec { causal, left: bound("left")?, right: bound("right")?, soft_cap, longest_q, longest_kv, ..plain })
 }
 
 /// Dims behind the attributes.

@@ -50,7 +50,8 @@
 //! **`attention.toml`**: `ops` (`forward`, `forward_rows` with the log-sum-exp, `backward`, `backward_queries`, `backward_keys`, `both`),
 //! `shapes = ["b2 h4 g2 q64 k129 d64 v64"]`: batch, heads of queries, how many of them share one of keys, queries, keys, elements, elements of a value;
 //! `options`, each a list of words in one string: `top_left`, `bottom_right`, `left=3`, `right=0`, `cap=30`, `scale=0.5` or `bound`, `bias` and `mask` (by
-//! themselves or `=head`, `batch`, `pair`, `key`, `query`, `one`), `slopes` (`=batch`), `sinks`, `q_lengths`, `kv_lengths`; `of_rows` (the type of the
+//! themselves or `=head`, `batch`, `pair`, `key`, `query`, `one`), `slopes` (`=batch`), `sinks`, `q_lengths`, `kv_lengths`,
+//! `ragged` (`=60`: batches are sequences behind each other, of at most so many queries and keys, in 60 % of the rows that they could have); `of_rows` (the type of the
 //! log-sum-exp and of the gradients of bias and sinks), `of_options` (of bias and sinks). Layouts are `bhsd`, `bshd`, `packed`, `strided` and `reversed`.
 
 mod attention;

@@ -81,7 +81,7 @@ pub(crate) use view::layout_error;
 use view::{View, in_format, in_order_of, like};
 
 /// Most tensors that a function reads.
-pub const MAX_INPUTS: usize = 8;
+pub const MAX_INPUTS: usize = 10;
 
 /// A function of tensors, with its attributes.
 #[derive(Clone, PartialEq, Debug)]
@@ -163,9 +163,9 @@ pub enum Function {
     },
     /// `dy, x, w, the convolution's result, scale?, mean, inv, y or bias` → the gradients that are wanted.
     ConvBatchNormBackward(ConvBatchNormGradient),
-    /// `q, k, v, bias or mask?, slopes?` → o, laid out as q, and the log-sum-exp of each query in f32 or f64. A mask is of u8; dims are those of the op.
+    /// `q, k, v, bias or mask?, slopes?, q_offsets?, kv_offsets?` → o, laid out as q, and the log-sum-exp of each query in f32 or f64. A mask is of u8; dims are those of the op.
     Attention(AttentionSpec),
-    /// `d_o, q, k, v, o, log_sum_exp, bias or mask?, slopes?` → the gradients that are wanted.
+    /// `d_o, q, k, v, o, log_sum_exp, bias or mask?, slopes?, q_offsets?, kv_offsets?` → the gradients that are wanted.
     AttentionBackward(AttentionGradient),
     /// `x` → its elements in row-major order under other dims.
     Reshape(Vec<u64>),

@@ -30,6 +30,7 @@ use verdigris_tensor::DType;
 use super::half::Half;
 use super::mapped::{self, UNBOUNDED};
 use super::order::OrderArgs;
+use super::ragged;
 use super::score_mod::{self, ScoreModArgs};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
@@ -84,6 +85,7 @@ impl Algorithm for Backward {
         let optional = [("dq", dq), ("dk", dk), ("dv", dv)].into_iter().filter_map(|(name, view)| Some((name, view.as_ref()?)));
         let mapped: Vec<(&str, &View)> =
             [("q", &p.q), ("k", &p.k), ("v", &p.v), ("o", o), ("d_o", d_o)].into_iter().chain(optional).collect();
+        ragged::refuse(Self::ID, p)?;
         let ty = mapped::require(Self::ID, p, &mapped)?;
         let score_mod = score_mod::is_needed(p);
         score_mod::require(Self::ID, p)?;

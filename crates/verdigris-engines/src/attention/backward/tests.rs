@@ -180,6 +180,8 @@ fn run(case: Case) {
             h_kv: kv_heads as u64,
             s_q: queries as u64,
             s_kv: keys as u64,
+            q_rows: queries as u64,
+            kv_rows: keys as u64,
             d: head as u64,
             d_v: value as u64,
             compute: DType::F32,
@@ -197,6 +199,8 @@ fn run(case: Case) {
             sinks: None,
             q_lengths: None,
             kv_lengths: None,
+            q_offsets: None,
+            kv_offsets: None,
             scale: if mods.is_bound { HostScalar::Bound(Slot(0)) } else { HostScalar::Fixed(Real(SCALE)) },
             pass: AttentionPass::Backward {
                 o: view(o_slot, value, queries, heads),

@@ -711,7 +711,18 @@ def attention_of_heads(query, key, value, mask=None, is_causal=False, scale=None
         mask = mask.view(torch.uint8)
     scale = query.shape[-1] ** -0.5 if scale is None and query.shape[-1] else scale
     words = _attention_words(1.0 if scale is None else scale, "top_left" if is_causal else None, None, None, float(soft_cap) if soft_cap else None)
-    return _ops.attention(query, key, value, mask, None, words)[0]
+    return _ops.attention(query, key, value, mask, None, None, None, words)[0]
+
+
+def _flash_words(q, softmax_scale, causal, window_size, softcap, alibi_slopes):
+    """The attributes of a call, and the slopes as the operator takes them."""
+    left, right = (None if bound < 0 else int(bound) for bound in window_size)
+    if alibi_slopes is not None:
+        alibi_slopes = alibi_slopes[None] if alibi_slopes.dim() == 1 else alibi_slopes
+        alibi_slopes = alibi_slopes[:, :, None, None]
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None and q.shape[-1] else softmax_scale
+    cap = float(softcap) if softcap else None
+    return _attention_words(1.0 if scale is None else scale, "bottom_right" if causal else None, left, right, cap), alibi_slopes
 
 
 def flash_attn_func(
@@ -736,17 +747,60 @@ def flash_attn_func(
     _without_dropout(dropout_p, "flash_attn_func")
     if any(x.dim() != 4 for x in (q, k, v)):
         raise GraphError("flash_attn_func of tensors that have not four dims: [batch, positions, heads, elements]")
-    left, right = (None if bound < 0 else int(bound) for bound in window_size)
-    if alibi_slopes is not None:
-        alibi_slopes = alibi_slopes[None] if alibi_slopes.dim() == 1 else alibi_slopes
-        alibi_slopes = alibi_slopes[:, :, None, None]
-    scale = q.shape[-1] ** -0.5 if softmax_scale is None and q.shape[-1] else softmax_scale
-    cap = float(softcap) if softcap else None
-    words = _attention_words(1.0 if scale is None else scale, "bottom_right" if causal else None, left, right, cap)
+    words, alibi_slopes = _flash_words(q, softmax_scale, causal, window_size, softcap, alibi_slopes)
     with _policy.policy(_policy.get_policy().made_deterministic()) if deterministic else contextlib.nullcontext():
-        o, total = _ops.attention(*(x.transpose(1, 2) for x in (q, k, v)), None, alibi_slopes, words)
+        o, total = _ops.attention(*(x.transpose(1, 2) for x in (q, k, v)), None, alibi_slopes, None, None, words)
     o = o.transpose(1, 2)
     return (o, total.squeeze(-1), None) if return_attn_probs else o
+
+
+def flash_attn_varlen_func(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+    block_table=None,
+):
+    """Attention of sequences of different lengths behind each other, as the function of this name in the package flash-attn.
+
+    `q` is `[rows, heads, elements]`, `k` and `v` likewise with rows of their own. Sequence `n` has the rows from `cu_seqlens_q[n]` to below
+    `cu_seqlens_q[n + 1]` (and of keys those of `cu_seqlens_k`): int32 `[sequences + 1]` on the device of `q`, which the host does not read. No sequence has more than
+    `max_seqlen_q` queries and `max_seqlen_k` keys: rows beyond belong to none. What belongs to no sequence is not written on a GPU, whatever the offsets; a
+    sequence without keys gives 0. `causal`, `window_size`, `softcap`, `alibi_slopes` and `deterministic` are as in `flash_attn_func`, the diagonal
+    ending at the last query and key of each sequence. With `return_attn_probs`: `(o, log_sum_exp, None)`, the second `[heads, rows]`. `dropout_p` above 0 and a
+    `block_table` are refused.
+    """
+    _without_dropout(dropout_p, "flash_attn_varlen_func")
+    if block_table is not None:
+        raise UnsupportedError("flash_attn_varlen_func with block_table is not computed by this package; keys and values lie behind each other")
+    if any(x.dim() != 3 for x in (q, k, v)):
+        raise GraphError("flash_attn_varlen_func of tensors that have not three dims: [rows, heads, elements]")
+    for name, offsets in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if offsets.dim() != 1 or offsets.dtype != torch.int32 or offsets.shape[0] < 1:
+            raise GraphError(f"{name} of {offsets.dtype} and {tuple(offsets.shape)}; it is int32, [sequences + 1]")
+    if cu_seqlens_q.shape != cu_seqlens_k.shape:
+        raise GraphError(f"cu_seqlens of {cu_seqlens_q.shape[0]} and {cu_seqlens_k.shape[0]} elements; there are as many sequences of queries as of keys")
+    for name, longest in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
+        if not 0 <= int(longest) < 1 << 32:
+            raise GraphError(f"{name} is {longest}; it is from 0 to below 2^32")
+    words, alibi_slopes = _flash_words(q, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    words += f" longest_q={int(max_seqlen_q)} longest_kv={int(max_seqlen_k)}"
+    offsets = (x[:, None, None, None] for x in (cu_seqlens_q, cu_seqlens_k))
+    with _policy.policy(_policy.get_policy().made_deterministic()) if deterministic else contextlib.nullcontext():
+        o, total = _ops.attention(*(x.transpose(0, 1)[None] for x in (q, k, v)), None, alibi_slopes, *offsets, words)
+    o = o[0].transpose(0, 1)
+    return (o, total[0].squeeze(-1), None) if return_attn_probs else o
 
 
 __all__ = [name for name, value in list(globals().items()) if callable(value) and getattr(value, "__module__", None) == __name__ and name[0] != "_"]
