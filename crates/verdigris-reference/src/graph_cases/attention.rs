@@ -132,12 +132,16 @@ impl Extents {
 /// The layout that a word names for `[b, h, s, d]`; `packed` is a part of a buffer that holds three such tensors, positions outside of heads.
 fn layout(group: &str, word: &str, dims: &[u64]) -> Result<Layout, CaseError> {
     let [b, h, s, d] = [dims[0], dims[1], dims[2], dims[3]].map(|dim| dim.max(1));
+    // What 64 bits do not hold stays so large that `Layout::new` refuses it.
+    let times = |factors: &[u64]| factors.iter().fold(1u64, |all, &factor| all.saturating_mul(factor));
+    let element_and_gap = times(&[2, d]).saturating_add(2);
+    let position_and_gap = times(&[h, element_and_gap]).saturating_add(4);
     let strides = match word {
-        "bhsd" => [h * s * d, s * d, d, 1],
-        "bshd" => [s * h * d, d, h * d, 1],
-        "packed" => [3 * s * h * d, d, 3 * h * d, 1],
-        "strided" => [s * (h * (2 * d + 2) + 4) + 6, 2 * d + 2, h * (2 * d + 2) + 4, 2],
-        "reversed" => [1, b, b * h, b * h * s],
+        "bhsd" => [times(&[h, s, d]), times(&[s, d]), d, 1],
+        "bshd" => [times(&[s, h, d]), d, times(&[h, d]), 1],
+        "packed" => [times(&[3, s, h, d]), d, times(&[3, h, d]), 1],
+        "strided" => [times(&[s, position_and_gap]).saturating_add(6), element_and_gap, position_and_gap, 2],
+        "reversed" => [1, b, times(&[b, h]), times(&[b, h, s])],
         _ => return field(group, "layouts", word, "a layout of attention is bhsd, bshd, packed, strided or reversed"),
     };
     Layout::new(dims, &strides).map_err(|source| fault(group, verdigris_graph::Error::Layout { tensor: word.to_owned(), source }))
