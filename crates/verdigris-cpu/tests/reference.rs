@@ -315,6 +315,28 @@ impl Draw {
         self.store(g, y, dtype, &dims)
     }
 
+    /// Random numbers and dropout over dims of any strides, with more than one piece of the visit, and a sum behind them.
+    fn random(&mut self, g: &mut GraphBuilder) -> Result<(), Error> {
+        let rank = 1 + self.below(4);
+        let dims = if self.chance(4) { vec![5, 4003] } else { self.dims(rank, 14) };
+        let state = self.tensor(g, "state", DType::I32, &[4]);
+        let y = if self.chance(3) {
+            g.random_uniform("random", &dims, state)?
+        } else {
+            let dtype = self.float();
+            let x = self.tensor(g, "x", dtype, &dims);
+            let p = self.pick(&[0.0, 0.125, 0.5, 0.75, 1.0]);
+            g.dropout("dropout", x, state, p)?
+        };
+        let dtype = self.any();
+        self.store(g, y, dtype, &dims)?;
+        let axis = self.below(dims.len() as u64) as u32;
+        let drawn = g.bernoulli("drawn", &dims, state, 0.5)?;
+        let count = g.reduction("count", ReductionOp::Add, drawn, &[axis])?;
+        let left: Vec<u64> = (0..).zip(&dims).map(|(i, &dim)| if i == axis { 1 } else { dim }).collect();
+        self.store(g, count, DType::F32, &left)
+    }
+
     fn reduction(&mut self, g: &mut GraphBuilder) -> Result<(), Error> {
         let rank = 1 + self.below(4);
         let dims = if self.chance(4) { vec![3, 40_000] } else { self.dims(rank, 20) };
@@ -640,6 +662,11 @@ fn products() {
 #[test]
 fn pointwise_chains() {
     check("pointwise", 600, Draw::pointwise);
+}
+
+#[test]
+fn random_numbers() {
+    check("random", 300, Draw::random);
 }
 
 #[test]

@@ -112,6 +112,8 @@ fn everything() -> Result<Graph, Error> {
     value = g.scale("times", value, HostScalar::Bound(times))?;
     let index = g.gen_index("column", &[6, 1, 5], 2)?;
     value = g.binary("shift", BinaryOp::Add, value, index)?;
+    let state = g.tensor("state", DType::I32, rows(&[4]));
+    value = g.dropout("dropout", value, state, 0.25)?;
     g.store(value, "value", DType::F32)?;
 
     for (i, f) in ReductionOp::ALL.into_iter().enumerate() {
@@ -409,7 +411,7 @@ fn uids_are_visited_in_one_order() -> TestResult {
 fn collect_uids(value: &serde_json::Value, uids: &mut BTreeSet<i64>) {
     const FIELDS: &str = "a b c d x y z t w index dy dx logits labels loss dloss lse dlogits bound xs residual scale bias sum mean inv dsum \
                           dscale dbias add running_mean running_var next_mean next_var dadd m2 q k v mask slopes sinks q_lengths \
-                          kv_lengths q_offsets kv_offsets o log_sum_exp d_o dq dk dv dsinks";
+                          kv_lengths q_offsets kv_offsets o log_sum_exp d_o dq dk dv dsinks state";
     match value {
         serde_json::Value::Object(map) => {
             for (key, entry) in map {

@@ -361,6 +361,24 @@ impl Graph {
         self.builder()?.scale(name, x.0, factor).map(Uid).map_err(refuse)
     }
 
+    /// Random numbers in [0, 1), as f32. `state`: four i32, the halves of seed and offset, low ones first.
+    #[pyo3(signature = (dims, state, *, name = "random"))]
+    fn random_uniform(&mut self, dims: Vec<u64>, state: Uid, name: &str) -> PyResult<Uid> {
+        self.builder()?.random_uniform(name, &dims, state.0).map(Uid).map_err(refuse)
+    }
+
+    /// 1 with probability `p`, else 0, as f32.
+    #[pyo3(signature = (dims, state, p, *, name = "bernoulli"))]
+    fn bernoulli(&mut self, dims: Vec<u64>, state: Uid, p: f64, name: &str) -> PyResult<Uid> {
+        self.builder()?.bernoulli(name, &dims, state.0, p).map(Uid).map_err(refuse)
+    }
+
+    /// `x` with each element dropped (0) with probability `p`, and the others divided by `1 - p`.
+    #[pyo3(signature = (x, state, p, *, name = "dropout"))]
+    fn dropout(&mut self, x: Uid, state: Uid, p: f64, name: &str) -> PyResult<Uid> {
+        self.builder()?.dropout(name, x.0, state.0, p).map(Uid).map_err(refuse)
+    }
+
     /// The coordinate of each element along `axis`, as i64.
     #[pyo3(signature = (dims, axis, *, name = "index"))]
     fn gen_index(&mut self, dims: Vec<u64>, axis: u32, name: &str) -> PyResult<Uid> {

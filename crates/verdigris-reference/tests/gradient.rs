@@ -497,6 +497,15 @@ fn attention() {
 }
 
 #[test]
+fn dropout() {
+    hold("dropout", |g| {
+        let x = input(g, "x", &[5, 9]);
+        let state = g.tensor("state", verdigris_tensor::DType::I32, rows(&[4]));
+        Ok((vec![g.dropout("dropout", x, state, 0.25)?], vec![x]))
+    });
+}
+
+#[test]
 fn softmax_and_cross_entropy() {
     for log in [false, true] {
         hold("softmax", |g| {

@@ -672,6 +672,48 @@ attention_backward = _operator(
     _attention_backward_fake,
     gradients=(_keep_nothing, _refuse_gradients_of_attention),
 )
+
+
+# Dropout. The state draws the same mask again, so its gradient is the same function of dy.
+
+
+def _dropout_fake(x, state, attributes):
+    return torch.empty_like(x)
+
+
+def _keep_of_dropout(ctx, inputs, used, output):
+    _, state, attributes = inputs
+    ctx.save_for_backward(state)
+    ctx.attributes, ctx.policy = attributes, _current_policy()
+    return output
+
+
+def _gradient_of_dropout(ctx, dy, *_):
+    (state,) = ctx.saved_tensors
+    return dropout.again(ctx.policy, dy, state, ctx.attributes), None, None
+
+
+dropout = _operator(
+    "dropout",
+    ["Tensor x", "Tensor state"],
+    "Tensor",
+    False,
+    _dropout_fake,
+    gradients=(_keep_of_dropout, _gradient_of_dropout),
+)
 class_loss = _operator(
     "class_loss", ["Tensor logits", "Tensor targets", "Tensor? weights"], "Tensor", False, _class_loss_fake
+)
+
+
+def _element_loss_fake(x, target, weight, positive, attributes):
+    return torch.empty_like(x) if parse(attributes).get("reduction", "mean") == "none" else x.new_empty(())
+
+
+element_loss = _operator(
+    "element_loss",
+    ["Tensor x", "Tensor target", "Tensor? weight", "Tensor? positive"],
+    "Tensor",
+    False,
+    _element_loss_fake,
 )
