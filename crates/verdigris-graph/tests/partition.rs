@@ -453,8 +453,8 @@ fn dropout_stands_in_the_map_of_its_neighbours() -> TestResult {
     let map = map(&partition, 0);
     let strides = map.chain.steps.iter().find_map(|step| if let ChainStep::Random { strides, .. } = step { Some(strides) } else { None });
     assert_eq!((&map.dims[..], &strides.expect("random")[..]), (&[2, 15, 8][..], &[120, 1, 15][..]));
-    let text = verdigris_graph::words::line(&partition.parts[0].problem);
-    assert_eq!(verdigris_graph::words::problem(&text)?, partition.parts[0].problem, "{text}");
+    let problem = &partition.parts[0].problem;
+    assert_eq!(problem.to_string().parse::<Problem>()?, *problem, "{problem}");
     Ok(())
 }
 

@@ -264,8 +264,11 @@ mod tests {
     #[test]
     fn clusters_cover_a_matrix() {
         let below = TileShape::new(128, 256, 2, 2, Operand::B);
-        let beside = TileShape { shared: Operand::A, ..below };
-        assert_eq!([below, beside].map(|tile| tile.clusters([257, 257])), [[2, 2], [3, 1]]);
-        assert_eq!([below, beside].map(|tile| (tile.loaded(Operand::A), tile.loaded(Operand::B))), [(128, 128), (64, 256)]);
+        let beside = TileShape::new(128, 256, 2, 2, Operand::A);
+        let both = TileShape::sharing(128, 96, 2, [4, 2]);
+        assert_eq!([below, beside, both].map(|tile| tile.clusters([257, 257])), [[2, 2], [3, 1], [1, 2]]);
+        let loaded = |tile: TileShape| (tile.loaded(Operand::A), tile.loaded(Operand::B));
+        assert_eq!([below, beside, both].map(loaded), [(128, 128), (64, 256), (64, 24)]);
+        assert_eq!([below, beside, both].map(|tile| tile.ctas()), [2, 2, 8]);
     }
 }
