@@ -12,7 +12,7 @@
 //! [`super::around::behind`] reads them. At the end dK and dV leave through the room of the keys and the values.
 //!
 //! **A turn.** Both consumers meet when P is written, and again when dS is; while dS is made, the product with P is under way, and while dQ is added, the one
-//! of dK. In order, a consumer waits in front of its addition for its fellow in the CTA of the next keys: pieces are counted for each consumer.
+//! of dK. In order, a consumer waits behind its products for its fellow in the CTA of the next keys: pieces are counted for each consumer.
 
 use std::f32::consts::LOG2_E;
 
@@ -214,7 +214,17 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
             d_o_cursor.release(d_o_stage, thread);
             d_o_cursor.advance();
             add_keys(&dk, ds_low + parity_low, query_tile, q_across_low + query_tile.slots(q_stage));
-            k.wgmma_wait(1);
+            let leave_queries = || {
+                k.wgmma_wait(0);
+                q_cursor.release(q_stage, thread);
+                q_cursor.advance();
+            };
+            if params.turns.is_some() {
+                // The wait is a loop, which no product may be under way across.
+                leave_queries();
+            } else {
+                k.wgmma_wait(1);
+            }
             k.when(tile.adds(block), || {
                 let piece = tile.block_number(head, block) * CONSUMERS + warpgroup;
                 let add = || {
@@ -233,9 +243,9 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                 k.barrier_sync(warpgroup + STAGING, WARPGROUP);
                 k.when(thread.eq(0), || k.red_global(Atomic::Add, at, 0, &[k.constant(1u32)], MemoryOrder::Release(Scope::Gpu)));
             });
-            k.wgmma_wait(0);
-            q_cursor.release(q_stage, thread);
-            q_cursor.advance();
+            if params.turns.is_none() {
+                leave_queries();
+            }
             begun.set(1u32);
             turn_parity.set(turn_parity ^ 1);
         };
