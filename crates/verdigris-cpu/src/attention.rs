@@ -417,7 +417,8 @@ impl<T: Real> Gradients<'_, '_, T> {
                     let (row, sink) = (of.row(at), of.sink(at)?);
                     (self.totals[row] != f64::NEG_INFINITY).then(|| -(sink - self.totals[row]).exp() * self.sums[row])
                 })
-                .sum()
+                // From +0 on: the sum of no numbers is -0 by `sum`.
+                .fold(0.0, |sum, share| sum + share)
         };
         (0..of.h).map(|h| T::from_f64(of_head(h))).collect()
     }

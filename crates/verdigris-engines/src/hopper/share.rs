@@ -39,8 +39,8 @@ pub(crate) struct Share<'k> {
     place: [Val<'k, u32>; 2],
     /// Among those that take parts of one tile's depth.
     pub(crate) depth_rank: Val<'k, u32>,
-    /// The CTAs that share A and those that share B with this one, as masks.
-    shared_with: [Val<'k, u16>; 2],
+    /// The CTAs that share A and those that share B with this one, as masks, where others do.
+    shared_with: [Option<Val<'k, u16>>; 2],
 }
 
 impl<'k> Share<'k> {
@@ -58,14 +58,14 @@ impl<'k> Share<'k> {
             [down, _] => [peer & (down - 1), peer >> down.ilog2()],
         };
         let first = (shape.peers() > 1 && shape.cluster_split > 1).then(|| rank - peer);
-        let shared_with = [Operand::A, Operand::B].map(|operand| shared_with(k, shape, operand, place, first));
+        let shared_with =
+            [Operand::A, Operand::B].map(|operand| (shape.sharers_of(operand) > 1).then(|| shared_with(k, shape, operand, place, first)));
         Share { kernel: k, shape, peer, place, depth_rank, shared_with }
     }
 
     /// How an operand is loaded: for all CTAs that share it.
     pub(crate) fn options(&self, operand: Operand) -> LoadOptions<'k> {
-        let multicast = (self.shape.sharers_of(operand) > 1).then_some(self.shared_with[operand as usize]);
-        LoadOptions { multicast, policy: None }
+        LoadOptions { multicast: self.shared_with[operand as usize], policy: None }
     }
 
     /// First row (or column) of a tile that this CTA loads, where each loads `loaded` of those that are shared.
