@@ -25,6 +25,7 @@ pub mod softmax;
 mod split_k;
 mod store;
 mod sums;
+mod terms;
 
 use std::collections::HashSet;
 
