@@ -1,6 +1,8 @@
 //! Attention and its gradient, a query at a time: its scores, then what they weigh. Products are summed in the type computed in, exponentials and what is
 //! one a query in f64. Gradients of keys and values are summed by one thread for each batch and head of keys, those of the bias and the sinks by one for each
-//! of their elements, so that no result depends on the number of threads.
+//! of their elements, so that no result depends on the number of threads. Of ragged tensors a thread has a head of keys of all sequences.
+
+use std::ops::Range;
 
 use rayon::prelude::*;
 use verdigris_graph::{Attention, AttentionBackward, AttentionSpec, Causal, Node, TensorDesc, Uid};
@@ -26,12 +28,44 @@ struct Scores<'a, 's, T: Real> {
     sinks: Option<Vec<f64>>,
     /// Queries and keys of each batch that count.
     lengths: Vec<[usize; 2]>,
+    /// Where sequences lie, if tensors are ragged.
+    ragged: Option<Ragged>,
     h: usize,
     h_kv: usize,
+    /// Queries and keys of the scores, which `bias` and `mask` are of.
     s_q: usize,
     s_kv: usize,
+    /// Batch, rows of queries and rows of keys of the tensors.
+    rows: [usize; 3],
     d: usize,
     d_v: usize,
+}
+
+/// Where sequences lie in ragged tensors.
+struct Ragged {
+    /// Rows of queries and of keys, by sequence.
+    sequences: Vec<[Range<usize>; 2]>,
+    /// The sequence of each row of queries, if it is in one, and its place there.
+    of_query: Vec<Option<[usize; 2]>>,
+}
+
+impl Ragged {
+    /// Sequences as these offsets have them; `longest` and `rows` of queries and of keys.
+    fn new(context: &Context<'_>, offsets: [Uid; 2], longest: [usize; 2], rows: [usize; 2]) -> Ragged {
+        let [of_q, of_kv]: [Vec<usize>; 2] = std::array::from_fn(|which| {
+            let view = context.view(offsets[which]);
+            let at = |n: u64| view.integer(view.layout.offset_of_position(n).unwrap_or(0) as usize);
+            (0..view.layout.elements()).map(|n| at(n).clamp(0, rows[which] as i64) as usize).collect()
+        });
+        let range = |offsets: &[usize], longest: usize| offsets[0]..offsets[0] + offsets[1].saturating_sub(offsets[0]).min(longest);
+        let pairs = of_q.windows(2).zip(of_kv.windows(2));
+        let sequences: Vec<[Range<usize>; 2]> = pairs.map(|(q, kv)| [range(q, longest[0]), range(kv, longest[1])]).collect();
+        let mut of_query = vec![None; rows[0]];
+        for (b, [queries, _]) in sequences.iter().enumerate() {
+            of_query[queries.clone()].iter_mut().enumerate().for_each(|(i, place)| *place = Some([b, i]));
+        }
+        Ragged { sequences, of_query }
+    }
 }
 
 /// A tensor repeated over the dims of the scores.
@@ -92,19 +126,22 @@ impl<'a, 's, T: Real> Scores<'a, 's, T> {
         let load = |uid: Uid| context.view(uid).load_row_major::<T>(scratch);
         let (q, k, v) = (load(op.q), load(op.k), load(op.v));
         let extents = |layout: &Layout| -> [usize; 4] { std::array::from_fn(|i| layout.dims()[i] as usize) };
-        let ([b, h, s_q, d], [_, h_kv, s_kv, _], [.., d_v]) = (extents(&q.layout), extents(&k.layout), extents(&v.layout));
-        let of = |uid: Option<Uid>, extent: usize| -> Vec<usize> {
-            match uid {
-                None => vec![extent; b],
-                Some(uid) => {
-                    let view = context.view(uid);
-                    let length = |b: usize| view.integer(view.layout.offset_of_position(b as u64).unwrap_or(0) as usize);
-                    (0..b).map(|b| length(b).clamp(0, extent as i64) as usize).collect()
-                }
-            }
+        let ([own_b, h, q_rows, d], [_, h_kv, kv_rows, _], [.., d_v]) = (extents(&q.layout), extents(&k.layout), extents(&v.layout));
+        let offsets = op.q_offsets.zip(op.kv_offsets).map(|(of_q, of_kv)| [of_q, of_kv]);
+        let four = |layout: &Layout| -> [u64; 4] { std::array::from_fn(|i| layout.dims()[i]) };
+        let count = offsets.map(|[of_q, _]| context.tensor(of_q).layout.dims()[0]);
+        let [b, s_q, s_kv] = op.spec.extents(&four(&q.layout), &four(&k.layout), count).map(|extent| extent as usize);
+        let ragged = offsets.map(|offsets| Ragged::new(context, offsets, [s_q, s_kv], [q_rows, kv_rows]));
+        let of = |uid: Option<Uid>, which: usize| -> Vec<usize> {
+            let extent = |b: usize| ragged.as_ref().map_or([s_q, s_kv][which], |ragged| ragged.sequences[b][which].len());
+            let length = |uid: Uid, b: usize| {
+                let view = context.view(uid);
+                view.integer(view.layout.offset_of_position(b as u64).unwrap_or(0) as usize).clamp(0, extent(b) as i64) as usize
+            };
+            (0..b).map(|b| uid.map_or(extent(b), |uid| length(uid, b))).collect()
         };
         let spread = |uid: Option<Uid>| uid.map(|uid| Spread::<T>::load(context, uid));
-        let lengths = of(op.q_lengths, s_q).into_iter().zip(of(op.kv_lengths, s_kv)).map(|(q, kv)| [q, kv]).collect();
+        let lengths = of(op.q_lengths, 0).into_iter().zip(of(op.kv_lengths, 1)).map(|(q, kv)| [q, kv]).collect();
         Scores {
             spec: op.spec,
             scale: context.scalar(op.spec.scale),
@@ -113,10 +150,12 @@ impl<'a, 's, T: Real> Scores<'a, 's, T> {
             slopes: spread(op.slopes),
             sinks: op.sinks.map(|uid| load(uid).data().iter().map(|sink| sink.to_f64()).collect()),
             lengths,
+            ragged,
             h,
             h_kv,
             s_q,
             s_kv,
+            rows: [own_b, q_rows, kv_rows],
             d,
             d_v,
             q,
@@ -125,23 +164,43 @@ impl<'a, 's, T: Real> Scores<'a, 's, T> {
         }
     }
 
-    /// Batch, head and query of a row of the queries.
-    fn place(&self, row: usize) -> [usize; 3] {
-        [row / (self.h * self.s_q), row / self.s_q % self.h, row % self.s_q]
+    /// Batch, head and query of a row of the queries; `None` of one that is in no sequence.
+    fn place(&self, row: usize) -> Option<[usize; 3]> {
+        let [_, q_rows, _] = self.rows;
+        let (b, h, i) = (row / (self.h * q_rows), row / q_rows % self.h, row % q_rows);
+        match &self.ragged {
+            None => Some([b, h, i]),
+            Some(ragged) => ragged.of_query[i].map(|[b, i]| [b, h, i]),
+        }
+    }
+
+    /// The row of a query.
+    fn row(&self, [b, h, i]: [usize; 3]) -> usize {
+        let [_, q_rows, _] = self.rows;
+        match &self.ragged {
+            None => (b * self.h + h) * q_rows + i,
+            Some(ragged) => h * q_rows + ragged.sequences[b][0].start + i,
+        }
+    }
+
+    /// Of the keys of one head of the tensors, the first of a batch.
+    fn key_begin(&self, b: usize) -> usize {
+        self.ragged.as_ref().map_or(0, |ragged| ragged.sequences[b][1].start)
     }
 
     /// The row of the first key that a head of queries reads.
     fn first_key(&self, [b, h, _]: [usize; 3]) -> usize {
-        (b * self.h_kv + h * self.h_kv / self.h) * self.s_kv
+        let own_b = if self.ragged.is_some() { 0 } else { b };
+        (own_b * self.h_kv + h * self.h_kv / self.h) * self.rows[2] + self.key_begin(b)
     }
 
-    fn query<'x>(&self, of: &'x [T], [b, h, i]: [usize; 3], width: usize) -> &'x [T] {
-        let row = (b * self.h + h) * self.s_q + i;
+    fn query<'x>(&self, of: &'x [T], at: [usize; 3], width: usize) -> &'x [T] {
+        let row = self.row(at);
         &of[row * width..(row + 1) * width]
     }
 
     /// The keys that may be attended from a query by lengths and window.
-    fn range(&self, [b, _, i]: [usize; 3]) -> std::ops::Range<usize> {
+    fn range(&self, [b, _, i]: [usize; 3]) -> Range<usize> {
         let [s_q, s_kv] = self.lengths[b];
         if i >= s_q {
             return 0..0;
@@ -154,7 +213,7 @@ impl<'a, 's, T: Real> Scores<'a, 's, T> {
     }
 
     /// The scores of a query and, where there is a cap, the hyperbolic tangents under it; −∞ for keys in the range that are masked.
-    fn scores(&self, at: [usize; 3], scores: &mut Vec<f64>, tangents: &mut Vec<f64>) -> std::ops::Range<usize> {
+    fn scores(&self, at: [usize; 3], scores: &mut Vec<f64>, tangents: &mut Vec<f64>) -> Range<usize> {
         let range = self.range(at);
         scores.clear();
         tangents.clear();
@@ -208,12 +267,15 @@ fn store<T: Real>(to: Option<ViewMut<'_>>, numbers: &[T]) {
 
 fn forward<T: Real>(op: &Attention, context: &Context<'_>, mut results: Results<'_>) {
     let of = Scores::<T>::new(op, context, context.scratch);
-    let rows = of.lengths.len() * of.h * of.s_q;
+    let rows = of.rows[0] * of.h * of.rows[1];
     let (mut o, mut totals) = (made::<T>(rows * of.d_v), made::<T>(rows));
     o.par_chunks_exact_mut(of.d_v).zip(&mut totals).enumerate().for_each_init(
         || (Vec::new(), Vec::new()),
         |(scores, tangents), (row, (o, total))| {
-            let at = of.place(row);
+            let Some(at) = of.place(row) else {
+                *total = T::from_f64(f64::NEG_INFINITY);
+                return;
+            };
             let range = of.scores(at, scores, tangents);
             let all = scores.iter().copied().chain(of.sink(at));
             let greatest = all.clone().fold(f64::NEG_INFINITY, |a, b| if b > a || b.is_nan() { b } else { a });
@@ -254,14 +316,13 @@ struct Gradients<'a, 's, T: Real> {
 }
 
 impl<T: Real> Gradients<'_, '_, T> {
-    fn row(&self, [b, h, i]: [usize; 3]) -> usize {
-        (b * self.of.h + h) * self.of.s_q + i
-    }
-
     /// The keys of a query, empty where it gives nothing, with their weights.
-    fn weigh(&self, at: [usize; 3], weights: &mut Weights) -> std::ops::Range<usize> {
+    fn weigh(&self, at: [usize; 3], weights: &mut Weights) -> Range<usize> {
         let of = &self.of;
-        let (total, sum) = (self.totals[self.row(at)], self.sums[self.row(at)]);
+        if at[2] >= of.lengths[at[0]][0] {
+            return 0..0;
+        }
+        let (total, sum) = (self.totals[of.row(at)], self.sums[of.row(at)]);
         if total == f64::NEG_INFINITY {
             return 0..0;
         }
@@ -288,29 +349,30 @@ impl<T: Real> Gradients<'_, '_, T> {
     /// The gradients of queries, keys and values.
     fn products(&self) -> [Vec<T>; 3] {
         let of = &self.of;
-        let groups = of.lengths.len() * of.h_kv;
-        let rows = of.h / of.h_kv * of.s_q;
-        let [mut dq, mut dk, mut dv] = [rows * of.d, of.s_kv * of.d, of.s_kv * of.d_v].map(|elements| made::<T>(groups * elements));
+        let [own_b, q_rows, kv_rows] = of.rows;
+        let groups = own_b * of.h_kv;
+        let rows = of.h / of.h_kv * q_rows;
+        let [mut dq, mut dk, mut dv] = [rows * of.d, kv_rows * of.d, kv_rows * of.d_v].map(|elements| made::<T>(groups * elements));
         // Of no queries or no keys nothing is left to cut; zeros are what their partners get.
         let chunks = |elements: usize| elements.max(1);
         let mut parts: Vec<[&mut [T]; 3]> = Vec::with_capacity(groups);
         let (mut of_q, mut of_k, mut of_v) =
-            (dq.chunks_mut(chunks(rows * of.d)), dk.chunks_mut(chunks(of.s_kv * of.d)), dv.chunks_mut(chunks(of.s_kv * of.d_v)));
+            (dq.chunks_mut(chunks(rows * of.d)), dk.chunks_mut(chunks(kv_rows * of.d)), dv.chunks_mut(chunks(kv_rows * of.d_v)));
         for _ in 0..groups {
             parts.push([of_q.next().unwrap_or_default(), of_k.next().unwrap_or_default(), of_v.next().unwrap_or_default()]);
         }
         parts.into_par_iter().enumerate().for_each_init(Weights::default, |weights, (group, [dq, dk, dv])| {
             for row in 0..rows {
-                let at = of.place(group * rows + row);
+                let Some(at) = of.place(group * rows + row) else { continue };
                 let range = self.weigh(at, weights);
-                let first = of.first_key(at);
+                let (first, begin) = (of.first_key(at), of.key_begin(at[0]));
                 let (q, d_o) = (of.query(of.q.data(), at, of.d), of.query(self.d_o.data(), at, of.d_v));
                 let to_query = &mut dq[row * of.d..(row + 1) * of.d];
                 for (place, j) in range.enumerate().filter(|&(place, _)| weights.scores[place] != f64::NEG_INFINITY) {
                     let factor = of.scale * weights.dt[place];
                     add_scaled(to_query, factor, &of.k.data()[(first + j) * of.d..(first + j + 1) * of.d]);
-                    add_scaled(&mut dk[j * of.d..(j + 1) * of.d], factor, q);
-                    add_scaled(&mut dv[j * of.d_v..(j + 1) * of.d_v], weights.p[place], d_o);
+                    add_scaled(&mut dk[(begin + j) * of.d..(begin + j + 1) * of.d], factor, q);
+                    add_scaled(&mut dv[(begin + j) * of.d_v..(begin + j + 1) * of.d_v], weights.p[place], d_o);
                 }
             }
         });
@@ -352,7 +414,7 @@ impl<T: Real> Gradients<'_, '_, T> {
             let queries = of.lengths.iter().enumerate().flat_map(|(b, &[s_q, _])| (0..s_q).map(move |i| [b, h, i]));
             queries
                 .filter_map(|at| {
-                    let (row, sink) = (self.row(at), of.sink(at)?);
+                    let (row, sink) = (of.row(at), of.sink(at)?);
                     (self.totals[row] != f64::NEG_INFINITY).then(|| -(sink - self.totals[row]).exp() * self.sums[row])
                 })
                 .sum()
@@ -362,8 +424,8 @@ impl<T: Real> Gradients<'_, '_, T> {
 }
 
 fn backward<T: Real>(op: &AttentionBackward, context: &Context<'_>, mut results: Results<'_>) {
-    let &AttentionBackward { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, .. } = op;
-    let forward = Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, ..Attention::new(spec, q, k, v) };
+    let &AttentionBackward { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, .. } = op;
+    let forward = Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..Attention::new(spec, q, k, v) };
     let of = Scores::<T>::new(&forward, context, context.scratch);
     let [o, d_o, totals] = [op.o, op.d_o, op.log_sum_exp].map(|uid| context.view(uid).load_row_major::<T>(context.scratch));
     let sums = o.data().chunks(of.d_v).zip(d_o.data().chunks(of.d_v)).map(|(o, d_o)| dot(o, d_o)).collect();
@@ -389,9 +451,10 @@ fn is_f64(context: &Context<'_>, read: impl IntoIterator<Item = Option<Uid>>) ->
 }
 
 /// Multiplications and additions of so many products of the extents of queries and keys.
-fn flops<'g>(tensor: &dyn Fn(Uid) -> &'g TensorDesc, [q, k, v]: [Uid; 3], [of_d, of_d_v]: [u64; 2]) -> u64 {
+fn flops<'g>(tensor: &dyn Fn(Uid) -> &'g TensorDesc, spec: &AttentionSpec, [q, k, v]: [Uid; 3], [of_d, of_d_v]: [u64; 2]) -> u64 {
     let (queries, keys, values) = (tensor(q).layout.dims(), tensor(k).layout.dims(), tensor(v).layout.dims());
-    let pairs: u64 = queries[..3].iter().chain([&keys[2]]).fold(2, |all, &extent| all.saturating_mul(extent));
+    let longest = spec.longest_kv.map_or(keys[2], |longest| keys[2].min(u64::from(longest)));
+    let pairs: u64 = queries[..3].iter().chain([&longest]).fold(2, |all, &extent| all.saturating_mul(extent));
     pairs.saturating_mul(of_d * queries[3] + of_d_v * values[3])
 }
 
@@ -399,7 +462,7 @@ impl Operation for Attention {
     const ENGINE: Engine = Engine::Attention;
 
     fn flops<'g>(&self, tensor: &dyn Fn(Uid) -> &'g TensorDesc) -> u64 {
-        flops(tensor, [self.q, self.k, self.v], [1, 1])
+        flops(tensor, &self.spec, [self.q, self.k, self.v], [1, 1])
     }
 
     fn run(&self, _: &[Node], context: &Context<'_>, outputs: Vec<(Uid, ViewMut<'_>)>) {
@@ -416,7 +479,7 @@ impl Operation for AttentionBackward {
     const ENGINE: Engine = Engine::Attention;
 
     fn flops<'g>(&self, tensor: &dyn Fn(Uid) -> &'g TensorDesc) -> u64 {
-        flops(tensor, [self.q, self.k, self.v], [3, 2])
+        flops(tensor, &self.spec, [self.q, self.k, self.v], [3, 2])
     }
 
     fn run(&self, _: &[Node], context: &Context<'_>, outputs: Vec<(Uid, ViewMut<'_>)>) {

@@ -37,6 +37,7 @@ mod graph_plan;
 mod movement;
 mod norm;
 mod operation;
+mod philox;
 mod pointwise;
 mod pool;
 mod real;

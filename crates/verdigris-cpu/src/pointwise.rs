@@ -12,6 +12,7 @@ use crate::engine::Engine;
 use crate::functions;
 use crate::graph_plan::Context;
 use crate::operation::Operation;
+use crate::philox::Stream;
 use crate::real::Real;
 use crate::scratch::made;
 
@@ -57,6 +58,8 @@ enum Function<T> {
     Scale(T),
     /// The coordinate along this dim, in the order of iteration.
     Coordinate(usize),
+    /// Random numbers.
+    Random(Stream),
 }
 
 fn run(nodes: &[Node], context: &Context<'_>, outputs: Vec<(Uid, ViewMut<'_>)>) {
@@ -101,6 +104,11 @@ fn run_in<T: Real + num_traits::Float>(nodes: &[Node], context: &Context<'_>, ou
             Pointwise::Binary { f, .. } => Function::Binary(f),
             Pointwise::Ternary { f, .. } => Function::Ternary(f),
             Pointwise::Scale { factor, .. } => Function::Scale(T::from_f64(context.scalar(factor))),
+            Pointwise::Random { state, .. } => {
+                let view = context.view(state);
+                let word = |i: usize| view.integer(i * view.layout.strides()[0] as usize) as u32;
+                Function::Random(Stream::new([0, 1, 2, 3].map(word)))
+            }
             Pointwise::GenIndex { axis, .. } => Function::Coordinate(by_stride.iter().position(|&dim| dim == axis as usize).unwrap_or(0)),
         };
         let is_same = y.dtype.is_float() && y.dtype.bytes() == size_of::<T>();
@@ -143,7 +151,12 @@ fn run_in<T: Real + num_traits::Float>(nodes: &[Node], context: &Context<'_>, ou
             task.push(piece);
         }
     }
-    let chain = Chain { operands: &operands, program: &program, dtypes: &dtypes, order: &order };
+    let mut row_major = vec![1u64; dims.len()];
+    for dim in (1..dims.len()).rev() {
+        row_major[dim - 1] = row_major[dim] * dims[dim];
+    }
+    let weights: Vec<u64> = by_stride.iter().map(|&dim| row_major[dim]).collect();
+    let chain = Chain { operands: &operands, program: &program, dtypes: &dtypes, order: &order, weights: &weights };
     tasks.into_par_iter().enumerate().for_each(|(chunk, mut pieces)| {
         let mut registers = T::pool(context.scratch).lend((operands.len() + program.len()) * REGISTER);
         let first = chunk * CHUNK;
@@ -169,9 +182,21 @@ struct Chain<'c, T> {
     program: &'c [Instruction<T>],
     dtypes: &'c [DType],
     order: &'c Layout,
+    /// What an index along each dim of the order adds to an element's row-major number.
+    weights: &'c [u64],
 }
 
 impl<T: Real + num_traits::Float> Chain<'_, T> {
+    /// The row-major number of an element of the visit.
+    fn number(&self, mut position: usize) -> u64 {
+        let mut number = 0;
+        for (&dim, &weight) in self.order.dims().iter().zip(self.weights).rev() {
+            number += (position as u64 % dim) * weight;
+            position /= dim as usize;
+        }
+        number
+    }
+
     /// Elements `first .. first + len` of the visit, which begin at `start` in each of `pieces`.
     fn piece(&self, first: usize, start: usize, len: usize, registers: &mut [T], pieces: &mut [&mut [u8]]) {
         let (operands, results) = registers.split_at_mut(self.operands.len() * REGISTER);
@@ -196,6 +221,10 @@ impl<T: Real + num_traits::Float> Chain<'_, T> {
                     let inner = dims[dim + 1..].iter().product::<u64>() as usize;
                     let extent = dims[dim] as usize;
                     to.iter_mut().enumerate().for_each(|(i, to)| *to = T::from_i64(((first + i) / inner % extent) as i64));
+                }
+                Function::Random(stream) => {
+                    let mut uniform = stream.uniform();
+                    to.iter_mut().enumerate().for_each(|(i, to)| *to = T::from_f32(uniform(self.number(first + i))));
                 }
             }
             if let Some(dtype) = instruction.rounded_to {

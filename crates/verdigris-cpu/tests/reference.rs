@@ -315,6 +315,28 @@ impl Draw {
         self.store(g, y, dtype, &dims)
     }
 
+    /// Random numbers and dropout over dims of any strides, with more than one piece of the visit, and a sum behind them.
+    fn random(&mut self, g: &mut GraphBuilder) -> Result<(), Error> {
+        let rank = 1 + self.below(4);
+        let dims = if self.chance(4) { vec![5, 4003] } else { self.dims(rank, 14) };
+        let state = self.tensor(g, "state", DType::I32, &[4]);
+        let y = if self.chance(3) {
+            g.random_uniform("random", &dims, state)?
+        } else {
+            let dtype = self.float();
+            let x = self.tensor(g, "x", dtype, &dims);
+            let p = self.pick(&[0.0, 0.125, 0.5, 0.75, 1.0]);
+            g.dropout("dropout", x, state, p)?
+        };
+        let dtype = self.any();
+        self.store(g, y, dtype, &dims)?;
+        let axis = self.below(dims.len() as u64) as u32;
+        let drawn = g.bernoulli("drawn", &dims, state, 0.5)?;
+        let count = g.reduction("count", ReductionOp::Add, drawn, &[axis])?;
+        let left: Vec<u64> = (0..).zip(&dims).map(|(i, &dim)| if i == axis { 1 } else { dim }).collect();
+        self.store(g, count, DType::F32, &left)
+    }
+
     fn reduction(&mut self, g: &mut GraphBuilder) -> Result<(), Error> {
         let rank = 1 + self.below(4);
         let dims = if self.chance(4) { vec![3, 40_000] } else { self.dims(rank, 20) };
@@ -450,8 +472,13 @@ impl Draw {
         let (b, h_kv) = (1 + self.below(3), 1 + self.below(3));
         let h = h_kv * (1 + self.below(3));
         let (s_q, s_kv, d, d_v) = (self.below(20), self.below(40), 1 + self.below(40), 1 + self.below(40));
-        let q = self.tensor(g, "q", dtype, &[b, h, s_q, d]);
-        let (k, v) = (self.tensor(g, "k", dtype, &[b, h_kv, s_kv, d]), self.tensor(g, "v", dtype, &[b, h_kv, s_kv, d_v]));
+        // Sequences behind each other in as many rows as they could have, or fewer.
+        let ragged = self.chance(3);
+        let rows = |draw: &mut Draw, longest: u64| if ragged { draw.below(b * longest + 1) } else { longest };
+        let (own_b, q_rows, kv_rows) = (if ragged { 1 } else { b }, rows(self, s_q), rows(self, s_kv));
+        let (s_q, s_kv) = (s_q.min(q_rows), s_kv.min(kv_rows));
+        let q = self.tensor(g, "q", dtype, &[own_b, h, q_rows, d]);
+        let (k, v) = (self.tensor(g, "k", dtype, &[own_b, h_kv, kv_rows, d]), self.tensor(g, "v", dtype, &[own_b, h_kv, kv_rows, d_v]));
         let bound = |draw: &mut Draw| draw.chance(3).then(|| draw.below(9) as u32);
         let spec = AttentionSpec {
             causal: self.pick(&[Causal::None, Causal::TopLeft, Causal::BottomRight]),
@@ -459,6 +486,8 @@ impl Draw {
             right: bound(self),
             soft_cap: self.chance(4).then_some(Real(3.0)),
             scale: if self.chance(4) { HostScalar::Bound(g.host_scalar("scale", DType::F32)) } else { HostScalar::Fixed(Real(0.25)) },
+            longest_q: ragged.then_some(s_q as u32),
+            longest_kv: ragged.then_some(s_kv as u32),
         };
         let mut option = |draw: &mut Draw, dtype: DType, dims: [u64; 4]| {
             let dims: Vec<u64> = dims.iter().map(|&dim| if draw.chance(3) { 1 } else { dim }).collect();
@@ -473,13 +502,16 @@ impl Draw {
         attention.sinks = whole(self, of_options, [1, h, 1, 1]);
         attention.q_lengths = whole(self, DType::I32, [b, 1, 1, 1]);
         attention.kv_lengths = whole(self, DType::I32, [b, 1, 1, 1]);
-        let Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, .. } = attention;
+        let mut offsets = |draw: &mut Draw| ragged.then(|| draw.tensor(g, "offsets", DType::I32, &[b + 1, 1, 1, 1]));
+        attention.q_offsets = offsets(self);
+        attention.kv_offsets = offsets(self);
+        let Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, .. } = attention;
         let made = g.attention("attention", attention)?;
-        self.store(g, made.o, out, &[b, h, s_q, d_v])?;
-        self.store(g, made.log_sum_exp, DType::F32, &[b, h, s_q, 1])?;
-        let d_o = self.tensor(g, "d_o", dtype, &[b, h, s_q, d_v]);
+        self.store(g, made.o, out, &[own_b, h, q_rows, d_v])?;
+        self.store(g, made.log_sum_exp, DType::F32, &[own_b, h, q_rows, 1])?;
+        let d_o = self.tensor(g, "d_o", dtype, &[own_b, h, q_rows, d_v]);
         let plain = AttentionBackward::new(spec, [q, k, v], made.o, made.log_sum_exp, d_o);
-        let back = AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, ..plain };
+        let back = AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };
         let made = g.attention_backward("backward", back)?;
         for (gradient, of) in
             [(Some(made.dq), Some(q)), (Some(made.dk), Some(k)), (Some(made.dv), Some(v)), (made.dbias, bias), (made.dsinks, sinks)]
@@ -630,6 +662,11 @@ fn products() {
 #[test]
 fn pointwise_chains() {
     check("pointwise", 600, Draw::pointwise);
+}
+
+#[test]
+fn random_numbers() {
+    check("random", 300, Draw::random);
 }
 
 #[test]

@@ -92,6 +92,17 @@ impl Driver {
         self.api.missing()
     }
 
+    /// Fails where the driver lacks a function that something cannot do without.
+    ///
+    /// # Errors
+    /// [`Error::MissingSymbol`].
+    pub(crate) fn require(&self, symbol: &'static str) -> Result<(), Error> {
+        if self.api.missing().contains(&symbol) {
+            return Err(Error::MissingSymbol { symbol, driver_version: self.api.version });
+        }
+        Ok(())
+    }
+
     /// A driver that is not the machine's.
     #[cfg(any(test, feature = "fake"))]
     pub(crate) fn of(api: Api) -> Self {

@@ -15,6 +15,7 @@
 //! - [`peers`]: the vendor's matrix library, loaded at run time, for comparison only
 
 pub mod cache;
+mod clusters;
 mod device;
 mod driver;
 mod entry;

@@ -553,3 +553,10 @@ fn programs_that_do_not_hold_together_are_refused_while_loading() {
     let none = launch(&|launch| launch.grid = [0, 1, 1]);
     assert!(matches!(none, Error::Launch(LaunchError::Grid { extent: 0, .. })), "{none:?}");
 }
+
+#[test]
+fn a_driver_that_cannot_count_clusters_says_so_before_anything_is_loaded() {
+    let (context, _, _) = fake::gpu();
+    let error = context.resident_clusters().expect_err("the fake has no such function");
+    assert!(matches!(error, Error::MissingSymbol { symbol: "cuOccupancyMaxActiveClusters", .. }), "{error}");
+}

@@ -192,6 +192,18 @@ fn clusters_and_large_shared_memory() {
 }
 
 #[test]
+fn a_chip_holds_no_more_clusters_than_it_has_multiprocessors_for() {
+    let Some(gpu) = gpu("a_chip_holds_no_more_clusters_than_it_has_multiprocessors_for") else { return };
+    let counts = gpu.context.resident_clusters().expect("a chip with clusters");
+    eprintln!("clusters of 1, 2, 4, 8 and 16: {counts:?}");
+    let sms = gpu.context.properties().sm_count;
+    assert_eq!(counts[0], sms);
+    for (count, ctas) in counts.iter().zip([1, 2, 4, 8, 16]) {
+        assert!(*count > 0 && count * ctas <= sms, "{counts:?}");
+    }
+}
+
+#[test]
 fn a_cooperative_grid_fits_or_is_refused() {
     let Some(gpu) = gpu("a_cooperative_grid_fits_or_is_refused") else { return };
     let function = gpu.function(TWICE_PLUS_ONE, "twice_plus_one", FunctionOptions::default());

@@ -61,6 +61,17 @@ fn fused_launches_assemble_without_spills() {
             problems.push(only_part(g));
         }
     }
+    for dtype in [DType::Bf16, DType::F32] {
+        let mut g = GraphBuilder::new("bias, gelu, dropout, add");
+        let [x, residual] = ["x", "residual"].map(|name| g.tensor(name, dtype, rows(&[512, 64])));
+        let (bias, state) = (g.tensor("bias", dtype, rows(&[1, 64])), g.tensor("state", DType::I32, rows(&[4])));
+        let biased = g.binary("bias", BinaryOp::Add, x, bias).expect("fits");
+        let active = g.unary("gelu", UnaryOp::GeluErf, biased).expect("fits");
+        let dropped = g.dropout("dropout", active, state, 0.1).expect("fits");
+        let y = g.binary("add", BinaryOp::Add, dropped, residual).expect("fits");
+        g.store(y, "y", dtype).expect("stores");
+        problems.push(only_part(g));
+    }
     for dtype in [DType::I8, DType::Bf16, DType::F32, DType::F64] {
         let mut g = GraphBuilder::new("concat");
         let inputs: Vec<Uid> = (1..9).map(|i| g.tensor("x", dtype, rows(&[6, 16 * i, 9, 8]))).collect();

@@ -112,6 +112,8 @@ fn everything() -> Result<Graph, Error> {
     value = g.scale("times", value, HostScalar::Bound(times))?;
     let index = g.gen_index("column", &[6, 1, 5], 2)?;
     value = g.binary("shift", BinaryOp::Add, value, index)?;
+    let state = g.tensor("state", DType::I32, rows(&[4]));
+    value = g.dropout("dropout", value, state, 0.25)?;
     g.store(value, "value", DType::F32)?;
 
     for (i, f) in ReductionOp::ALL.into_iter().enumerate() {
@@ -209,8 +211,10 @@ fn everything() -> Result<Graph, Error> {
     g.store(m2, "m2", DType::F32)?;
 
     let heads = |g: &mut GraphBuilder, name: &str, dims: &[u64]| g.tensor(name, DType::Bf16, rows(dims));
-    let q = heads(&mut g, "q", &[2, 4, 5, 8]);
-    let [k, v] = ["k", "v"].map(|name| heads(&mut g, name, &[2, 2, 7, 8]));
+    // Two sequences in nine and twelve rows, at most five queries and seven keys each.
+    let q = heads(&mut g, "q", &[1, 4, 9, 8]);
+    let [k, v] = ["k", "v"].map(|name| heads(&mut g, name, &[1, 2, 12, 8]));
+    let [q_offsets, kv_offsets] = ["q offsets", "kv offsets"].map(|name| Some(g.tensor(name, DType::I32, rows(&[3, 1, 1, 1]))));
     let (scores, sinks) = (heads(&mut g, "scores", &[4, 1, 7]), heads(&mut g, "sinks", &[1, 4, 1, 1]));
     let mask = g.tensor("mask", DType::U8, rows(&[2, 1, 5, 7]));
     let slopes = g.tensor("slopes", DType::F32, rows(&[2, 4, 1, 1]));
@@ -221,14 +225,17 @@ fn everything() -> Result<Graph, Error> {
         left: Some(3),
         right: Some(1),
         soft_cap: Some(Real(30.0)),
+        longest_q: Some(5),
+        longest_kv: Some(7),
     };
     let [bias, mask, slopes, sinks, q_lengths, kv_lengths] = [scores, mask, slopes, sinks, q_lengths, kv_lengths].map(Some);
-    let attention = Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, ..Attention::new(spec, q, k, v) };
+    let plain = Attention::new(spec, q, k, v);
+    let attention = Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };
     let attended = g.attention("attention", attention)?;
     g.store(attended.o, "attended", DType::Bf16)?;
     g.store(attended.log_sum_exp, "log sum exp", DType::F32)?;
     let plain = AttentionBackward::new(spec, [q, k, v], attended.o, attended.log_sum_exp, attended.o);
-    let back = AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, ..plain };
+    let back = AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };
     let back = g.attention_backward("attention back", back)?;
     for (what, uid) in [("dq", Some(back.dq)), ("dk", Some(back.dk)), ("dv", Some(back.dv)), ("dbias", back.dbias), ("dsinks", back.dsinks)]
     {
@@ -404,7 +411,7 @@ fn uids_are_visited_in_one_order() -> TestResult {
 fn collect_uids(value: &serde_json::Value, uids: &mut BTreeSet<i64>) {
     const FIELDS: &str = "a b c d x y z t w index dy dx logits labels loss dloss lse dlogits bound xs residual scale bias sum mean inv dsum \
                           dscale dbias add running_mean running_var next_mean next_var dadd m2 q k v mask slopes sinks q_lengths \
-                          kv_lengths o log_sum_exp d_o dq dk dv dsinks";
+                          kv_lengths q_offsets kv_offsets o log_sum_exp d_o dq dk dv dsinks state";
     match value {
         serde_json::Value::Object(map) => {
             for (key, entry) in map {
@@ -782,6 +789,14 @@ fn norms_that_break_a_rule() {
     has(fault(&|g| tensor(g, "normed Rms").layout = rows(&[2, 6, 4])), "y has the dims of x");
     has(fault(&|g| tensor(g, "dx Layer").layout = rows(&[2, 6, 4])), "dx has the dims of x");
     has(fault(&|g| tensor(g, "summed Layer").layout = rows(&[2, 6, 4])), "the sum has the dims of x");
+}
+
+#[test]
+fn ragged_attention_that_breaks_a_rule() {
+    let has = |text: String, part: &str| assert!(text.contains(part), "{text}\nlacks {part}");
+    has(with!("attention", Attention, a => a.kv_offsets = None), "offsets of queries and of keys come together");
+    has(with!("attention", Attention, a => (a.q_offsets, a.kv_offsets) = (None, None)), "longest_q = 5; the longest sequence");
+    has(fault(&|g| tensor(g, "kv offsets").layout = rows(&[4, 1, 1, 1])), "dim 0 is 4, expected 3; there is one offset more");
 }
 
 #[test]

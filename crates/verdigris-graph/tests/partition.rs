@@ -433,3 +433,54 @@ fn what_was_fused_and_what_was_not_is_told_with_the_reason() -> TestResult {
     assert!(text.contains("map.chain: 3 `sum` stands with 2 `sin`"), "{text}");
     Ok(())
 }
+
+/// Dropout between its neighbours is no launch of its own, and counts elements of the result row-major however that lies.
+#[test]
+fn dropout_stands_in_the_map_of_its_neighbours() -> TestResult {
+    let mut g = GraphBuilder::new("bias, gelu, dropout, add");
+    let nhwc = || Layout::new(&[2, 8, 3, 5], &[120, 1, 40, 8]).expect("a layout");
+    let (x, residual) = (g.tensor("x", DType::Bf16, nhwc()), g.tensor("residual", DType::Bf16, nhwc()));
+    let bias = g.tensor("bias", DType::Bf16, rows(&[1, 8, 1, 1]));
+    let state = g.tensor("state", DType::I32, rows(&[4]));
+    let biased = g.binary("bias", BinaryOp::Add, x, bias)?;
+    let active = g.unary("gelu", UnaryOp::GeluErf, biased)?;
+    let dropped = g.dropout("dropout", active, state, 0.1)?;
+    let y = g.binary("add", BinaryOp::Add, dropped, residual)?;
+    g.store_as(y, "y", DType::Bf16, nhwc())?;
+    let partition = partition(&g.finish()?)?;
+    assert_eq!(kinds(&partition), ["map"]);
+    check_order(&partition, &[x, residual, bias, state]);
+    let map = map(&partition, 0);
+    let strides = map.chain.steps.iter().find_map(|step| if let ChainStep::Random { strides, .. } = step { Some(strides) } else { None });
+    assert_eq!((&map.dims[..], &strides.expect("random")[..]), (&[2, 15, 8][..], &[120, 1, 15][..]));
+    let problem = &partition.parts[0].problem;
+    assert_eq!(problem.to_string().parse::<Problem>()?, *problem, "{problem}");
+    Ok(())
+}
+
+#[test]
+fn a_random_state_is_four_words_that_no_op_writes() -> TestResult {
+    let refused = |dtype, dims: &[u64], rule: &str| {
+        let mut g = GraphBuilder::new("random");
+        let state = g.tensor("state", dtype, rows(dims));
+        let y = g.random_uniform("random", &[8], state).expect("small");
+        g.store(y, "y", DType::F32).expect("stores");
+        let error = g.finish().expect_err(rule).to_string();
+        assert!(error.contains(rule), "{error}");
+    };
+    refused(DType::I64, &[4], "i32");
+    refused(DType::I32, &[2], "four numbers");
+    let mut g = GraphBuilder::new("random");
+    let first = g.tensor("first", DType::I32, rows(&[4]));
+    let state = g.unary("state", UnaryOp::Identity, first)?;
+    g.store(state, "state", DType::I32)?;
+    let y = g.random_uniform("random", &[8], state)?;
+    g.store(y, "y", DType::F32)?;
+    assert!(g.finish().expect_err("made").to_string().contains("not written by an op"));
+    let mut g = GraphBuilder::new("dropout");
+    let (x, state) = (g.tensor("x", DType::F32, rows(&[8])), g.tensor("state", DType::I32, rows(&[4])));
+    for p in [-0.1, 1.5, f64::NAN] {
+        assert!(matches!(g.dropout("dropout", x, state, p), Err(Error::Attribute { attribute: "p", .. })), "{p}");
+    }
+    Ok(())
+}

@@ -107,6 +107,7 @@ impl Graph {
         causal: &str,
         [left, right]: [Option<u32>; 2],
         soft_cap: Option<f64>,
+        [longest_q, longest_kv]: [Option<u32>; 2],
     ) -> PyResult<AttentionSpec> {
         let scale = match scale {
             Some(scale) => factor(scale)?,
@@ -116,7 +117,7 @@ impl Graph {
                 HostScalar::Fixed(Real(1.0 / (elements.max(1) as f64).sqrt()))
             }
         };
-        Ok(AttentionSpec { scale, causal: by_name("causal", causal)?, left, right, soft_cap: soft_cap.map(Real) })
+        Ok(AttentionSpec { scale, causal: by_name("causal", causal)?, left, right, soft_cap: soft_cap.map(Real), longest_q, longest_kv })
     }
 }
 
@@ -358,6 +359,24 @@ impl Graph {
     fn scale(&mut self, x: Uid, factor: &Bound<'_, PyAny>, name: &str) -> PyResult<Uid> {
         let factor = self::factor(factor)?;
         self.builder()?.scale(name, x.0, factor).map(Uid).map_err(refuse)
+    }
+
+    /// Random numbers in [0, 1), as f32. `state`: four i32, the halves of seed and offset, low ones first.
+    #[pyo3(signature = (dims, state, *, name = "random"))]
+    fn random_uniform(&mut self, dims: Vec<u64>, state: Uid, name: &str) -> PyResult<Uid> {
+        self.builder()?.random_uniform(name, &dims, state.0).map(Uid).map_err(refuse)
+    }
+
+    /// 1 with probability `p`, else 0, as f32.
+    #[pyo3(signature = (dims, state, p, *, name = "bernoulli"))]
+    fn bernoulli(&mut self, dims: Vec<u64>, state: Uid, p: f64, name: &str) -> PyResult<Uid> {
+        self.builder()?.bernoulli(name, &dims, state.0, p).map(Uid).map_err(refuse)
+    }
+
+    /// `x` with each element dropped (0) with probability `p`, and the others divided by `1 - p`.
+    #[pyo3(signature = (x, state, p, *, name = "dropout"))]
+    fn dropout(&mut self, x: Uid, state: Uid, p: f64, name: &str) -> PyResult<Uid> {
+        self.builder()?.dropout(name, x.0, state.0, p).map(Uid).map_err(refuse)
     }
 
     /// The coordinate of each element along `axis`, as i64.
@@ -678,9 +697,11 @@ impl Graph {
 
     /// Attention: `softmax(scale * q @ k.T) @ v` of `q` `[b, h, s_q, d]`, `k` `[b, h_kv, s_kv, d]` and `v` `[b, h_kv, s_kv, d_v]`, and the log-sum-exp of
     /// each query: `(o, log_sum_exp)`. `scale` is a number or a host scalar, `1 / sqrt(d)` where it is left out. `left` and `right` count the keys that are
-    /// attended on either side of the diagonal.
+    /// attended on either side of the diagonal. With `q_offsets` and `kv_offsets`, i32 `[b + 1, 1, 1, 1]`, sequences of at most `longest_q` queries and
+    /// `longest_kv` keys lie behind each other in `q` `[1, h, rows, d]`, and so do keys and values.
     #[pyo3(signature = (q, k, v, *, scale = None, causal = "none", left = None, right = None, soft_cap = None, bias = None, mask = None,
-        slopes = None, sinks = None, q_lengths = None, kv_lengths = None, name = "attention"))]
+        slopes = None, sinks = None, q_lengths = None, kv_lengths = None, q_offsets = None, kv_offsets = None, longest_q = None,
+        longest_kv = None, name = "attention"))]
     fn attention(
         &mut self,
         q: Uid,
@@ -697,19 +718,25 @@ impl Graph {
         sinks: Option<Uid>,
         q_lengths: Option<Uid>,
         kv_lengths: Option<Uid>,
+        q_offsets: Option<Uid>,
+        kv_offsets: Option<Uid>,
+        longest_q: Option<u32>,
+        longest_kv: Option<u32>,
         name: &str,
     ) -> PyResult<(Uid, Uid)> {
-        let spec = self.attention_spec(q, scale, causal, [left, right], soft_cap)?;
-        let [bias, mask, slopes, sinks, q_lengths, kv_lengths] =
-            [bias, mask, slopes, sinks, q_lengths, kv_lengths].map(|uid| uid.map(|uid| uid.0));
-        let attention = Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, ..Attention::new(spec, q.0, k.0, v.0) };
+        let spec = self.attention_spec(q, scale, causal, [left, right], soft_cap, [longest_q, longest_kv])?;
+        let [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets] =
+            [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets].map(|uid| uid.map(|uid| uid.0));
+        let plain = Attention::new(spec, q.0, k.0, v.0);
+        let attention = Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };
         let Attended { o, log_sum_exp } = self.builder()?.attention(name, attention).map_err(refuse)?;
         Ok((Uid(o), Uid(log_sum_exp)))
     }
 
     /// The gradients of `attention`: `(dq, dk, dv, dbias, dsinks)`, the last two with what they are of. `d_o` is the gradient of `o`.
     #[pyo3(signature = (q, k, v, o, log_sum_exp, d_o, *, scale = None, causal = "none", left = None, right = None, soft_cap = None,
-        bias = None, mask = None, slopes = None, sinks = None, q_lengths = None, kv_lengths = None, name = "attention_backward"))]
+        bias = None, mask = None, slopes = None, sinks = None, q_lengths = None, kv_lengths = None, q_offsets = None, kv_offsets = None,
+        longest_q = None, longest_kv = None, name = "attention_backward"))]
     #[expect(clippy::type_complexity, reason = "what Python sees")]
     fn attention_backward(
         &mut self,
@@ -730,13 +757,17 @@ impl Graph {
         sinks: Option<Uid>,
         q_lengths: Option<Uid>,
         kv_lengths: Option<Uid>,
+        q_offsets: Option<Uid>,
+        kv_offsets: Option<Uid>,
+        longest_q: Option<u32>,
+        longest_kv: Option<u32>,
         name: &str,
     ) -> PyResult<(Uid, Uid, Uid, Option<Uid>, Option<Uid>)> {
-        let spec = self.attention_spec(q, scale, causal, [left, right], soft_cap)?;
-        let [bias, mask, slopes, sinks, q_lengths, kv_lengths] =
-            [bias, mask, slopes, sinks, q_lengths, kv_lengths].map(|uid| uid.map(|uid| uid.0));
+        let spec = self.attention_spec(q, scale, causal, [left, right], soft_cap, [longest_q, longest_kv])?;
+        let [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets] =
+            [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets].map(|uid| uid.map(|uid| uid.0));
         let plain = AttentionBackward::new(spec, [q.0, k.0, v.0], o.0, log_sum_exp.0, d_o.0);
-        let back = AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, ..plain };
+        let back = AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };
         let made = self.builder()?.attention_backward(name, back).map_err(refuse)?;
         Ok((Uid(made.dq), Uid(made.dk), Uid(made.dv), made.dbias.map(Uid), made.dsinks.map(Uid)))
     }

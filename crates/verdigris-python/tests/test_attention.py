@@ -115,6 +115,74 @@ def test_flash_attn_func_gives_rows():
     close(total, s.logsumexp(-1), 4.0)
 
 
+def offsets(lengths):
+    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+
+
+# A long one among short ones, one without queries and one without keys.
+LENGTHS = ([3, 9, 0, 1, 4], [5, 2, 4, 0, 11])
+
+
+def varlen(q, k, v, **run):
+    """Each sequence by itself."""
+    ends = [offsets(lengths).tolist() for lengths in LENGTHS]
+    slopes = run.pop("slopes", None)
+    parts = []
+    for n in range(len(LENGTHS[0])):
+        rows, keys = (slice(end[n], end[n + 1]) for end in ends)
+        of_slopes = slopes if slopes is None or slopes.dim() == 1 else slopes[n]
+        parts.append(naive(q[None, rows], k[None, keys], v[None, keys], slopes=of_slopes, **run)[0])
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("run", [{}, {"causal": True}, {"window": (2, 1)}, {"window": (3, -1), "causal": True}, {"cap": 2.0}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_flash_attn_varlen_func(run, dtype):
+    rows = [sum(lengths) for lengths in LENGTHS]
+    inputs = [torch.randn(rows[0], 6, 8).to(dtype), torch.randn(rows[1], 2, 8).to(dtype), torch.randn(rows[1], 2, 8).to(dtype)]
+    names = {"causal": "causal", "window": "window_size", "cap": "softcap"}
+    told = {names[name]: value for name, value in run.items()}
+    for longest in ((9, 11), (500, 11)):
+        where = (*map(offsets, LENGTHS), *longest)
+        compare(lambda *x: vt.flash_attn_varlen_func(*x, *where, **told), lambda *x: varlen(*x, **run), inputs, 4.0)
+    for slopes in (torch.rand(6), torch.rand(5, 6)):
+        compare(
+            lambda *x: vt.flash_attn_varlen_func(*x, *where, alibi_slopes=slopes, **told), lambda *x: varlen(*x, slopes=slopes, **run), inputs, 4.0
+        )
+
+
+def test_flash_attn_varlen_func_gives_rows():
+    q, k = torch.randn(17, 4, 8), torch.randn(22, 4, 8)
+    where = [offsets(lengths) for lengths in LENGTHS]
+    o, total, probabilities = vt.flash_attn_varlen_func(q, k, k, *where, 9, 11, return_attn_probs=True)
+    assert probabilities is None and o.is_contiguous() and total.shape == (4, 17)
+    s = torch.einsum("ihd,jhd->hij", q[3:12].double(), k[5:7].double()) * 8**-0.5
+    close(total[:, 3:12], s.logsumexp(-1), 4.0)
+    # A sequence without keys.
+    assert (o[12:13] == 0).all() and (total[:, 12] == float("-inf")).all()
+    # Offsets that reach beyond the rows end with them.
+    beyond = torch.tensor([0, 17, 2**31 - 1], dtype=torch.int32)
+    whole = vt.flash_attn_varlen_func(q, k, k, beyond, torch.tensor([0, 22, -5], dtype=torch.int32), 17, 22)
+    assert torch.equal(whole, vt.flash_attn_func(q[None], k[None], k[None])[0])
+
+
+def test_what_flash_attn_varlen_func_refuses():
+    q, ends = torch.randn(4, 2, 8), torch.tensor([0, 1, 4], dtype=torch.int32)
+    for what, match in (({"dropout_p": 0.1}, "dropout_p"), ({"block_table": ends[None]}, "block_table")):
+        with pytest.raises(vd.UnsupportedError, match=match):
+            vt.flash_attn_varlen_func(q, q, q, ends, ends, 3, 3, **what)
+    for of_q, of_k, longest, match in (
+        (ends.long(), ends, 3, "int32"),
+        (ends, ends[:2], 3, "as many sequences"),
+        (ends[None], ends, 3, "cu_seqlens_q"),
+        (ends, ends, -1, "max_seqlen_q"),
+    ):
+        with pytest.raises(vd.GraphError, match=match):
+            vt.flash_attn_varlen_func(q, q, q, of_q, of_k, longest, 3)
+    with pytest.raises(vd.GraphError, match="three dims"):
+        vt.flash_attn_varlen_func(q[None], q[None], q[None], ends, ends, 3, 3)
+
+
 def test_results_lie_as_queries_do():
     q = torch.randn(2, 5, 3, 8).transpose(1, 2).requires_grad_()
     o = vt.scaled_dot_product_attention(q, q, q)
@@ -136,12 +204,15 @@ def test_gradcheck():
 def test_operators_are_what_they_declare():
     q, k = torch.randn(1, 4, 3, 8, requires_grad=True), torch.randn(1, 2, 5, 8, requires_grad=True)
     bias, slopes = torch.randn(3, 5), torch.rand(1, 4, 1, 1)
-    torch.library.opcheck(torch.ops.verdigris.attention.default, (q, k, k, bias, slopes, "scale=0.5 causal=bottom_right left=2 cap=3.0"))
+    torch.library.opcheck(torch.ops.verdigris.attention.default, (q, k, k, bias, slopes, None, None, "scale=0.5 causal=bottom_right left=2 cap=3.0"))
     inside = torch.randn(1, 3, 4, 8).transpose(1, 2).requires_grad_()
-    torch.library.opcheck(torch.ops.verdigris.attention.default, (inside, k, k, None, None, "scale=0.5"))
-    o, total = torch.ops.verdigris.attention(q.detach(), k.detach(), k.detach(), bias, None, "scale=0.5")
-    given = (torch.randn_like(o), q.detach(), k.detach(), k.detach(), o, total, bias, None, "scale=0.5 wanted=1111")
+    torch.library.opcheck(torch.ops.verdigris.attention.default, (inside, k, k, None, None, None, None, "scale=0.5"))
+    o, total = torch.ops.verdigris.attention(q.detach(), k.detach(), k.detach(), bias, None, None, None, "scale=0.5")
+    given = (torch.randn_like(o), q.detach(), k.detach(), k.detach(), o, total, bias, None, None, None, "scale=0.5 wanted=1111")
     torch.library.opcheck(torch.ops.verdigris.attention_backward.default, given)
+    offsets = torch.tensor([0, 1, 3], dtype=torch.int32).reshape(3, 1, 1, 1)
+    words = "scale=0.5 longest_q=2 longest_kv=2"
+    torch.library.opcheck(torch.ops.verdigris.attention.default, (q, q, q, None, None, offsets, offsets, words))
 
 
 def test_autocast():

@@ -174,6 +174,33 @@ def test_a_training_step_is_captured():
         assert torch.allclose(one.grad, other, atol=1e-6)
 
 
+def test_dropout_drops_what_the_cpu_drops():
+    state = torch.tensor([3, -4, -1, -1], dtype=torch.int32)
+    for shape in [(1,), (1023,), (3, 5, 7, 9), (64, 4096)]:
+        for dtype in DTYPES:
+            x = (torch.rand(shape) + 1).to(dtype)
+            assert torch.equal(vt.dropout(x.cuda(), 0.3, state=state.cuda()).cpu(), vt.dropout(x, 0.3, state=state))
+    x = torch.rand(4, 6, 5, 3) + 1
+    last = x.cuda().to(memory_format=torch.channels_last)
+    assert torch.equal(vt.dropout(last, 0.3, state=state.cuda()).cpu(), vt.dropout(x, 0.3, state=state))
+
+
+def test_dropout_in_a_captured_graph_draws_anew():
+    x = torch.ones(64, 64, device="cuda", requires_grad=True)
+    vt.dropout(x).sum().backward()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = vt.dropout(x)
+        (dx,) = torch.autograd.grad(y.sum(), x)
+    masks = []
+    for _ in range(2):
+        graph.replay()
+        assert torch.equal(y, dx)
+        masks.append(y != 0)
+    assert not torch.equal(*masks)
+
+
 def test_compile():
     model = vt.convert(torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1)))[0].cuda()
     backend = "inductor" if os.environ.get("VERDIGRIS_TEST_INDUCTOR") else "aot_eager"

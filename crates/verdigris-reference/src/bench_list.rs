@@ -9,7 +9,7 @@ use serde::Deserialize;
 use verdigris_graph::{Determinism, GemmProblem, HostScalar, Precision};
 use verdigris_tensor::DType;
 
-use crate::cases::{CaseError, Placement};
+use crate::cases::{CaseError, NoMatrix, Placement};
 
 /// The types of a list's problem.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Deserialize)]
@@ -155,8 +155,15 @@ impl Size {
         let mut matrix = |dtype, letter, rows, columns, name, leading: Option<u64>| {
             let packed = if letter == 'n' { columns } else { rows };
             let pad = leading.unwrap_or(packed).checked_sub(packed);
-            pad.and_then(|pad| place.matrix(dtype, letter, rows, columns, pad, false))
-                .ok_or_else(|| field(name, format!("{leading:?}"), "a leading dimension is at least the packed one"))
+            let pad = pad.ok_or_else(|| field(name, format!("{leading:?}"), "a leading dimension is at least the packed one"))?;
+            place.matrix(dtype, letter, rows, columns, pad, false).map_err(|why| match why {
+                NoMatrix::Letter(letter) => field("layouts", letter.to_string(), "two letters, each n or t"),
+                NoMatrix::TooLarge { rows, columns } => field(
+                    "problems",
+                    format!("{batch} of {rows}x{columns}"),
+                    "all elements, with their leading dimensions, are counted by 64 bits",
+                ),
+            })
         };
         let problem = GemmProblem {
             batch: vec![batch],

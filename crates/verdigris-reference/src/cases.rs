@@ -84,6 +84,10 @@ pub struct Bounds {
     pub instructions: BTreeMap<String, f64>,
 }
 
+/// Cases that one group may stand for.
+pub(crate) const MOST_CASES: usize = 100_000;
+pub(crate) const MOST_CASES_RULE: &str = "a group is of at most 100000 cases";
+
 /// What can be wrong with a case file.
 #[derive(Debug, thiserror::Error)]
 pub enum CaseError {
@@ -291,24 +295,54 @@ impl<'a> Placement<'a> {
         Slot(self.next_slot - 1)
     }
 
-    /// A matrix in a buffer of its own. `None` if `letter` is no layout.
-    pub(crate) fn matrix(&mut self, dtype: DType, letter: char, rows: u64, columns: u64, pad: u64, is_shared: bool) -> Option<Matrix> {
-        let (row_stride, column_stride, span) = match letter {
-            'n' => (columns + pad, 1, rows * (columns + pad)),
-            't' => (1, rows + pad, columns * (rows + pad)),
-            's' => (2 * columns + 1 + pad, 2, rows * (2 * columns + 1 + pad)),
-            _ => return None,
-        };
+    /// A matrix in a buffer of its own.
+    ///
+    /// # Errors
+    /// `letter` is no layout, or the places of the elements are beyond 64 bits.
+    pub(crate) fn matrix(
+        &mut self,
+        dtype: DType,
+        letter: char,
+        rows: u64,
+        columns: u64,
+        pad: u64,
+        is_shared: bool,
+    ) -> Result<Matrix, NoMatrix> {
+        if !['n', 't', 's'].contains(&letter) {
+            return Err(NoMatrix::Letter(letter));
+        }
+        let too_large = || NoMatrix::TooLarge { rows, columns };
+        let (row_stride, column_stride, span) = strides(letter, rows, columns, pad).ok_or_else(too_large)?;
         let mut batch_strides = vec![0; self.batch.len()];
         if !is_shared {
-            let mut stride = span + self.batch_gap;
+            let mut stride = span.checked_add(self.batch_gap).ok_or_else(too_large)?;
             for (entry, extent) in batch_strides.iter_mut().zip(self.batch).rev() {
                 *entry = stride;
-                stride *= extent;
+                stride = stride.checked_mul(*extent).ok_or_else(too_large)?;
             }
         }
-        Some(Matrix { slot: self.slot(), dtype, row_stride, column_stride, batch_strides })
+        Ok(Matrix { slot: self.slot(), dtype, row_stride, column_stride, batch_strides })
     }
+}
+
+/// Why a matrix has no place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum NoMatrix {
+    /// No layout is called that.
+    Letter(char),
+    /// Strides, or the elements of all batches with their gaps, are more than 64 bits count.
+    TooLarge { rows: u64, columns: u64 },
+}
+
+/// Of rows, of columns, and the elements from the first to behind the last; `None` where 64 bits do not hold them.
+fn strides(letter: char, rows: u64, columns: u64, pad: u64) -> Option<(u64, u64, u64)> {
+    let (line, lines, step) = match letter {
+        'n' => (columns.checked_add(pad)?, rows, 1),
+        't' => (rows.checked_add(pad)?, columns, 1),
+        _ => (columns.checked_mul(2)?.checked_add(1)?.checked_add(pad)?, rows, 2),
+    };
+    let span = lines.checked_mul(line)?;
+    Some(if letter == 't' { (1, line, span) } else { (line, step, span) })
 }
 
 impl Group {
@@ -316,7 +350,26 @@ impl Group {
         Err(CaseError::Field { group: self.id.clone(), field, value: value.to_owned(), rule })
     }
 
+    fn no_matrix(&self, why: NoMatrix) -> CaseError {
+        let (field, value, rule) = match why {
+            NoMatrix::Letter(letter) => ("layouts", letter.to_string(), "n is row-major, t column-major, s strided both ways"),
+            NoMatrix::TooLarge { rows, columns } => (
+                "sizes",
+                format!("{rows}x{columns} in batches of {:?}", self.batch),
+                "all elements, with pads and gaps, are counted by 64 bits",
+            ),
+        };
+        CaseError::Field { group: self.id.clone(), field, value, rule }
+    }
+
     fn cases(&self, family: &str) -> Result<Vec<Case>, CaseError> {
+        // Before they are made: three short lists can ask for more cases than memory holds.
+        let counts = [&self.m, &self.n, &self.k].map(|list| spread(list).len());
+        let count = counts.iter().try_fold(self.layouts.len(), |all, count| all.checked_mul(*count));
+        if count.is_none_or(|count| count > MOST_CASES) {
+            let [m, n, k] = counts;
+            return self.field("m, n, k", &format!("{m} x {n} x {k} extents in {} layouts", self.layouts.len()), MOST_CASES_RULE);
+        }
         let mut sizes = self.sizes.clone();
         for m in spread(&self.m) {
             for n in spread(&self.n) {
@@ -349,23 +402,18 @@ impl Group {
         let [a_letter, b_letter] = letters.chars().collect::<Vec<_>>()[..] else {
             return self.field("layouts", letters, "a layout is two letters, of A and of B");
         };
-        let unknown = |letter: char| CaseError::Field {
-            group: self.id.clone(),
-            field: "layouts",
-            value: letter.to_string(),
-            rule: "n is row-major, t column-major, s strided both ways",
-        };
+        let no = |why| self.no_matrix(why);
         let mut place = Placement::new(&self.batch, self.batch_gap);
         let shared = |name: &str| self.broadcast.iter().any(|known| known == name);
         let b_dtype = self.b.unwrap_or(self.a);
         let d_dtype = self.d.unwrap_or(self.a);
         let of_d = self.d_layout;
 
-        let a = place.matrix(self.a, a_letter, m, k, self.pad.a, shared("a")).ok_or_else(|| unknown(a_letter))?;
-        let b = place.matrix(b_dtype, b_letter, k, n, self.pad.b, shared("b")).ok_or_else(|| unknown(b_letter))?;
+        let a = place.matrix(self.a, a_letter, m, k, self.pad.a, shared("a")).map_err(no)?;
+        let b = place.matrix(b_dtype, b_letter, k, n, self.pad.b, shared("b")).map_err(no)?;
         let mut c = match self.c {
             None => None,
-            Some(dtype) => Some(place.matrix(dtype, of_d, m, n, self.pad.c, shared("c")).ok_or_else(|| unknown(of_d))?),
+            Some(dtype) => Some(place.matrix(dtype, of_d, m, n, self.pad.c, shared("c")).map_err(no)?),
         };
         let scale_a = self.scale(&mut place, "scale_a", self.scale_a.as_ref(), m, k)?;
         let scale_b = self.scale(&mut place, "scale_b", self.scale_b.as_ref(), n, k)?;
@@ -379,11 +427,9 @@ impl Group {
                     EpilogueStep::Scale { factor: self.scalar(&mut place, "epilogue scale", Some(factor), HostScalar::ONE)? }
                 }
                 StepText::Round(dtype) => EpilogueStep::Round { dtype: *dtype },
-                StepText::Store(dtype) => {
-                    EpilogueStep::Store { target: place.matrix(*dtype, of_d, m, n, 0, false).ok_or_else(|| unknown(of_d))? }
-                }
+                StepText::Store(dtype) => EpilogueStep::Store { target: place.matrix(*dtype, of_d, m, n, 0, false).map_err(no)? },
                 StepText::Binary { f, dtype, per, v_is_right } => {
-                    let full = place.matrix(*dtype, of_d, m, n, 0, false).ok_or_else(|| unknown(of_d))?;
+                    let full = place.matrix(*dtype, of_d, m, n, 0, false).map_err(no)?;
                     let no_batch = vec![0; self.batch.len()];
                     let operand = match per {
                         Per::Element => full,
@@ -395,7 +441,7 @@ impl Group {
                 }
             });
         }
-        let d = place.matrix(d_dtype, of_d, m, n, self.pad.d, false).ok_or_else(|| unknown(of_d))?;
+        let d = place.matrix(d_dtype, of_d, m, n, self.pad.d, false).map_err(no)?;
         if self.in_place {
             match &mut c {
                 Some(c) => *c = d.clone(),
@@ -461,8 +507,8 @@ impl Group {
                     return self.field(field, "[0, …]", "a block is at least 1 by 1");
                 }
                 let (rows, columns) = (extent.div_ceil(*outer), k.div_ceil(*along_k));
-                let factors = place.matrix(DType::F32, 'n', rows, columns, 0, false);
-                Ok(factors.map(|factors| Scale::Block { outer: *outer, k: *along_k, factors }))
+                let factors = place.matrix(DType::F32, 'n', rows, columns, 0, false).map_err(|why| self.no_matrix(why))?;
+                Ok(Some(Scale::Block { outer: *outer, k: *along_k, factors }))
             }
         }
     }
@@ -472,7 +518,7 @@ fn spread(extents: &[Extent]) -> Vec<u64> {
     (extents.iter())
         .flat_map(|extent| match *extent {
             Extent::One(value) => vec![value],
-            Extent::Around { around } => vec![around.saturating_sub(1), around, around + 1],
+            Extent::Around { around } => vec![around.saturating_sub(1), around, around.saturating_add(1)],
         })
         .collect()
 }
@@ -480,4 +526,36 @@ fn spread(extents: &[Extent]) -> Vec<u64> {
 /// FNV-1a: a fixed seed for each id, whatever stands around it in the file.
 pub(crate) fn seed_of(id: &str) -> u64 {
     id.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOST: u64 = i64::MAX as u64;
+
+    fn group(fields: &str) -> CaseError {
+        load("gemm", &format!("[[group]]\nid = \"x\"\na = \"bf16\"\n{fields}")).expect_err("no such case can be")
+    }
+
+    #[test]
+    fn extents_beyond_64_bits_are_told() {
+        for layouts in ["nn", "tt", "ss"] {
+            for sizes in [[MOST, 2, 4], [MOST, MOST, 1], [4, MOST, MOST], [1 << 32, 1 << 32, 1 << 32]] {
+                let error = group(&format!("layouts = [\"{layouts}\"]\nsizes = [{sizes:?}]\nbatch = [3]"));
+                assert!(matches!(error, CaseError::Field { .. } | CaseError::Problem { .. }), "{layouts} {sizes:?}: {error}");
+            }
+        }
+        let padded = group(&format!("sizes = [[4, 4, 4]]\npad = {{ a = {MOST} }}"));
+        assert!(padded.to_string().contains("64 bits"), "{padded}");
+        let apart = group(&format!("sizes = [[4, 4, 4]]\nbatch = [{MOST}, {MOST}]\nbatch_gap = {MOST}"));
+        assert!(apart.to_string().contains("64 bits"), "{apart}");
+    }
+
+    #[test]
+    fn more_cases_than_a_group_may_have_are_not_begun() {
+        let many: Vec<u64> = (1..100).collect();
+        let error = group(&format!("m = {many:?}\nn = {many:?}\nk = {many:?}"));
+        assert!(error.to_string().contains("99 x 99 x 99") && error.to_string().contains("100000"), "{error}");
+    }
 }

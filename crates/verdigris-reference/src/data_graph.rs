@@ -25,6 +25,8 @@ pub(crate) enum Data<'g> {
     Probabilities(bool),
     /// Class labels below the number, one in five the other number.
     Labels(u64, Option<i64>),
+    /// Where sequences begin that have so many rows together and at most so many each, and the last one ends.
+    Offsets(u64, u64),
     /// Positions that windows hold.
     Positions(&'g verdigris_graph::PoolBackward),
 }
@@ -95,6 +97,25 @@ fn bytes(graph: &Graph, tensor: &TensorDesc, data: Data<'_>, distribution: Distr
             Some(ignored) if random.below(5) == 0 => ignored as f64,
             _ => random.below(classes.max(1)) as f64,
         }),
+        Data::Offsets(rows, longest) => {
+            let mut bytes = vec![0; elements as usize * dtype.bytes()];
+            let count = tensor.layout.elements();
+            let mut begin = 0;
+            for n in 0..count {
+                let offset = tensor.layout.offset_of_position(n).unwrap_or(0) as usize;
+                let _ = num::write_element(dtype, begin as f64, &mut bytes[offset * dtype.bytes()..]);
+                let (left, behind) = (rows - begin, count.saturating_sub(n + 2));
+                // One sequence in four is empty, one as long as may be; what those behind it cannot take is its own in any case.
+                let least = left.saturating_sub(behind.saturating_mul(longest)).min(longest);
+                let drawn = match random.below(4) {
+                    0 => 0,
+                    1 => longest,
+                    _ => random.below(longest + 1),
+                };
+                begin += if behind == 0 { left.min(longest) } else { drawn.clamp(least, left.min(longest).max(least)) };
+            }
+            bytes
+        }
         Data::Positions(pool) => {
             let Some(dx) = graph.tensor(pool.dx) else { return Vec::new() };
             let extents = &dx.layout.dims()[2..];

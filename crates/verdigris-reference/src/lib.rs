@@ -36,6 +36,7 @@ pub mod kinds;
 pub mod networks;
 mod operation;
 pub mod ops;
+mod philox;
 pub mod run;
 mod source;
 pub mod tolerance;

@@ -462,6 +462,23 @@ fn attention() {
                 }
                 Ok((vec![g.attention("attention", attention)?.o], of))
             });
+            // Three sequences behind each other in no more rows than two could have.
+            hold("ragged attention", |g| {
+                let spec = AttentionSpec { longest_q: Some(s_q as u32), longest_kv: Some(s_kv as u32), ..spec };
+                let q = input(g, "q", &[1, h, 2 * s_q, 3]);
+                let (k, v) = (input(g, "k", &[1, h_kv, 2 * s_kv, 3]), input(g, "v", &[1, h_kv, 2 * s_kv, 2]));
+                let mut attention = Attention::new(spec, q, k, v);
+                let mut of = vec![q, k, v];
+                [attention.q_offsets, attention.kv_offsets] =
+                    ["q offsets", "kv offsets"].map(|name| Some(g.tensor(name, DType::I32, rows(&[4, 1, 1, 1]))));
+                if has_options {
+                    let (bias, sinks) = (input(g, "bias", &[h, 1, s_kv]), input(g, "sinks", &[1, h, 1, 1]));
+                    of.extend([bias, sinks]);
+                    (attention.bias, attention.sinks) = (Some(bias), Some(sinks));
+                    attention.kv_lengths = Some(g.tensor("kv lengths", DType::I32, rows(&[3, 1, 1, 1])));
+                }
+                Ok((vec![g.attention("attention", attention)?.o], of))
+            });
         }
     }
     let inputs = |g: &mut GraphBuilder| ["q", "k", "v"].map(|name| input(g, name, &[1, 1, 3, 2]));
@@ -477,6 +494,15 @@ fn attention() {
         Ok((g.attention("attention", Attention::new(plain, q, k, v))?.log_sum_exp, q))
     });
     assert_eq!(op, "attention");
+}
+
+#[test]
+fn dropout() {
+    hold("dropout", |g| {
+        let x = input(g, "x", &[5, 9]);
+        let state = g.tensor("state", verdigris_tensor::DType::I32, rows(&[4]));
+        Ok((vec![g.dropout("dropout", x, state, 0.25)?], vec![x]))
+    });
 }
 
 #[test]
@@ -591,8 +617,12 @@ fn random_graph(seed: u64) -> Option<(Built, Inputs<Uid>)> {
             Op::CrossEntropyBackward(op) => vec![op.labels],
             Op::Pool(op) => op.index.into_iter().collect(),
             Op::PoolBackward(op) => op.index.into_iter().collect(),
-            Op::Attention(op) => [op.mask, op.slopes, op.q_lengths, op.kv_lengths].into_iter().flatten().collect(),
-            Op::AttentionBackward(op) => [op.mask, op.slopes, op.q_lengths, op.kv_lengths].into_iter().flatten().collect(),
+            Op::Attention(op) => {
+                [op.mask, op.slopes, op.q_lengths, op.kv_lengths, op.q_offsets, op.kv_offsets].into_iter().flatten().collect()
+            }
+            Op::AttentionBackward(op) => {
+                [op.mask, op.slopes, op.q_lengths, op.kv_lengths, op.q_offsets, op.kv_offsets].into_iter().flatten().collect()
+            }
             _ => Vec::new(),
         })
         .collect();

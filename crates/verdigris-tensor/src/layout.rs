@@ -103,7 +103,8 @@ impl Layout {
     /// A layout of given dims and strides.
     ///
     /// # Errors
-    /// Too many dims, not one stride a dim, or a span or element count beyond 2^63.
+    /// Too many dims, not one stride a dim, or a span or element count beyond 2^63. Of an empty tensor, the dims that are not 0 have a product
+    /// below 2^64, so that the product of any of its dims can be told.
     pub fn new(dims: &[u64], strides: &[u64]) -> Result<Layout, LayoutError> {
         if dims.len() > MAX_RANK {
             return Err(LayoutError::Rank { rank: dims.len() });
@@ -114,16 +115,16 @@ impl Layout {
         let mut layout = Layout { rank: dims.len() as u8, dims: [0; MAX_RANK], strides: [0; MAX_RANK] };
         layout.dims[..dims.len()].copy_from_slice(dims);
         layout.strides[..dims.len()].copy_from_slice(strides);
-        if dims.contains(&0) {
-            return Ok(layout);
-        }
+        let is_empty = dims.contains(&0);
         let limit = 1u128 << 63;
+        let most_elements = if is_empty { u128::from(u64::MAX) } else { limit };
         let mut last = 0u128;
         let mut elements = 1u128;
         for (&dim, &stride) in dims.iter().zip(strides) {
-            last += u128::from(dim - 1) * u128::from(stride);
-            elements = elements.saturating_mul(u128::from(dim));
-            if last >= limit || elements > limit {
+            // An empty tensor has no last element.
+            last += if is_empty { 0 } else { u128::from(dim - 1) * u128::from(stride) };
+            elements = elements.saturating_mul(u128::from(dim.max(1)));
+            if last >= limit || elements > most_elements {
                 return Err(LayoutError::TooLarge { dims: dims.to_vec(), strides: strides.to_vec() });
             }
         }
@@ -341,6 +342,18 @@ pub fn ranges_overlap(a: (u64, u128), b: (u64, u128)) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_empty_tensor_may_not_have_dims_whose_product_overflows() {
+        // Found by fuzzing: the product of the dims went beyond 64 bits before it came to the 0.
+        for dims in [[u64::MAX, 9, 0], [0, u64::MAX, 9], [1 << 32, 0, 1 << 32]] {
+            assert!(matches!(Layout::new(&dims, &[9, 1, 18]), Err(LayoutError::TooLarge { .. })), "{dims:?}");
+            assert!(matches!(Layout::row_major(&dims), Err(LayoutError::TooLarge { .. })), "{dims:?}");
+        }
+        // Strides of an empty tensor lead nowhere, however long.
+        let empty = Layout::new(&[1 << 31, 1 << 32, 0], &[u64::MAX, 1, u64::MAX]).unwrap();
+        assert_eq!((empty.elements(), empty.span_elements()), (0, 0));
+    }
 
     #[test]
     fn packed_orders() {

@@ -53,6 +53,23 @@
 //! # Ok::<(), verdigris::Error>(())
 //! ```
 //!
+//! Dropout, which with the same seed and offset drops the same elements of the gradient:
+//!
+//! ```
+//! use verdigris::functional as f;
+//! use verdigris::{DType, Device, Tensor};
+//!
+//! let device = Device::cpu();
+//! let x = Tensor::from_values(&device, DType::F32, &[2, 4], &[1.0; 8])?;
+//! // Seed 7 and offset 0, in halves, low ones first.
+//! let state = Tensor::from_values(&device, DType::I32, &[4], &[7.0, 0.0, 0.0, 0.0])?;
+//! let y = f::dropout(&x, &state, 0.5)?.to_values()?;
+//! assert!(y.iter().all(|&y| y == 0.0 || y == 2.0));
+//! assert_eq!(f::dropout(&x, &state, 0.5)?.to_values()?, y);
+//! assert_eq!(f::dropout(&x, &state, 0.0)?.to_values()?, [1.0; 8]);
+//! # Ok::<(), verdigris::Error>(())
+//! ```
+//!
 //! Softmax, and what is lost by a wrong guess:
 //!
 //! ```
@@ -83,7 +100,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
-use verdigris_graph::{BinaryOp, CrossEntropySpec, PoolWindows, Precision, ReductionOp, Uid, UnaryOp};
+use verdigris_graph::{BinaryOp, CrossEntropySpec, PoolWindows, Precision, Real, ReductionOp, Uid, UnaryOp};
 use verdigris_tensor::{DType, Layout};
 
 use crate::device::{Tensor, row_major};
@@ -243,6 +260,16 @@ pub fn binary(f: BinaryOp, x: &Tensor, z: &Tensor) -> Result<Tensor, Error> {
 /// See [`matmul`].
 pub fn select(t: &Tensor, x: &Tensor, z: &Tensor) -> Result<Tensor, Error> {
     one(Call::Select, &[x, z, t], || Function::Select)
+}
+
+/// `x` with each element 0 with probability `p`, and the others divided by `1 − p`. `state` is four i32, seed and offset with their low halves first:
+/// with the same state the same elements are dropped, whatever their type and strides, so that the gradient is this function of dy. An execution uses
+/// one of 2⁶⁴ offsets for each four elements; see [`verdigris_graph::Pointwise::Random`].
+///
+/// # Errors
+/// See [`matmul`]; `p` outside of [0, 1], a state of another type or other dims.
+pub fn dropout(x: &Tensor, state: &Tensor, p: f64) -> Result<Tensor, Error> {
+    one(Call::Dropout(Real(p)), &[x, state], || Function::Dropout(Real(p)))
 }
 
 /// `max(x, 0)`.
@@ -431,6 +458,7 @@ enum Call {
     Unary(UnaryOp),
     Binary(BinaryOp),
     ActivationBackward(UnaryOp),
+    Dropout(Real),
     Select,
     Cast(DType),
     Reduce(ReductionOp, u32),

@@ -118,7 +118,13 @@ impl Handle {
         };
         let plans_trouble = Mutex::new(plans_trouble);
         let clocks = || context.device().clocks();
-        let (arch, kernels, behind) = (arch_of(context.properties(), clocks)?, Mutex::default(), Mutex::default());
+        let (mut arch, kernels, behind) = (arch_of(context.properties(), clocks)?, Mutex::default(), Mutex::default());
+        match context.resident_clusters() {
+            Ok(counted) => arch.resident_clusters = counted,
+            // The counts of a whole chip of this kind have to do.
+            Err(verdigris_cuda::Error::UnsupportedChip { .. } | verdigris_cuda::Error::MissingSymbol { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
         Ok(Handle { arch, stream, loader, nothing, cache_trouble, stale_pack, plans, plans_trouble, kernels, watch, behind })
     }
 

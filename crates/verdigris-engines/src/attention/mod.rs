@@ -7,6 +7,7 @@ mod forward;
 mod half;
 mod mapped;
 mod order;
+mod ragged;
 mod score_mod;
 mod simt;
 mod softmax;

@@ -61,7 +61,8 @@ impl HeadTile {
         });
     }
 
-    /// Where the 16 bytes of chunk `chunk + 2 · pair` of a row stand, of rows that threads fill in themselves; `chunk` is 0 or 1.
+    /// Where the 16 bytes of chunk `chunk + 2 · pair` of a row stand, of rows that threads fill in themselves. All of them are in the panel
+    /// of pair `pair`: `chunk` is below `8 − 2 · (pair mod 4)`.
     #[track_caller]
     pub(super) fn chunk<'k>(&self, slot: Val<'k, u32>, row: Val<'k, u32>, chunk: Val<'k, u32>, pair: u32) -> Val<'k, u32> {
         slot.kernel().scope(Location::caller(), || {
@@ -125,7 +126,7 @@ pub(super) fn head_map(decl: MapDecl, dims: [u64; 4], strides_bytes: [u64; 3]) -
         lower_corner: vec![],
         upper_corner: vec![],
         fill: Default::default(),
-        l2: L2Promotion::B256,
+        l2: L2Promotion::of_lines(&strides_bytes),
     }
 }
 

@@ -1,6 +1,7 @@
 //! What a config asks of a chip, in counts. No time stands here.
 
 use verdigris_graph::{ConvProblem, EpilogueStep, GemmProblem, Matrix, Order};
+use verdigris_kir::program::SECTOR_BYTES;
 
 /// A config's launches.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -110,10 +111,23 @@ pub struct Loop {
     pub promoted: bool,
     /// Operands of the epilogue that have an element for each of the result.
     pub epilogue_operands: f64,
+    /// How many times its bytes a load of A and of B counts: 1, and [`WITHIN_SECTORS`] where lines begin within sectors of L2. The fit does not see
+    /// it but in the loaded bytes.
+    pub load_cost: [f64; 2],
     /// Bytes of the result that one store takes: 16 and more by TMA.
     pub store_bytes: f64,
     /// Of a step: trips to memory that nothing of the same CTA hides.
     pub exposed: f64,
+}
+
+/// What a load of lines that begin within sectors of L2 counts for: see [`SECTOR_BYTES`].
+const WITHIN_SECTORS: f64 = 1.8;
+
+/// [`Loop::load_cost`] of a matrix.
+fn load_cost(matrix: &Matrix) -> f64 {
+    let strides = matrix.leading_dimension().into_iter().chain(matrix.batch_strides.iter().copied());
+    let is_aligned = strides.into_iter().all(|stride| (stride * matrix.dtype.bytes() as u64).is_multiple_of(SECTOR_BYTES));
+    if is_aligned { 1.0 } else { WITHIN_SECTORS }
 }
 
 impl Loop {
@@ -140,6 +154,7 @@ impl Loop {
                 .count() as f64,
             parts: 1.0,
             copy_bytes: 16.0,
+            load_cost: [&gemm.a, &gemm.b].map(load_cost),
             store_bytes: gemm.d.dtype.bytes() as f64,
             ..Loop::default()
         }
@@ -165,6 +180,7 @@ impl Loop {
                 .count() as f64,
             parts: 1.0,
             copy_bytes: 16.0,
+            load_cost: [1.0; 2],
             store_bytes: conv.result().dtype.bytes() as f64,
             ..Loop::default()
         }

@@ -164,7 +164,7 @@ impl ChainSpec {
     }
 
     fn indices(&self) -> Vec<Option<usize>> {
-        self.steps.iter().map(|step| (*step == Step::Index).then_some(self.rank)).collect()
+        self.steps.iter().map(|step| matches!(step, Step::Index | Step::Random(_)).then_some(self.rank)).collect()
     }
 
     /// What a launch gives for the chain over a part of the space.
@@ -172,7 +172,7 @@ impl ChainSpec {
         let steps = Steps::of_chain(chain);
         let strides = paths(&steps).into_iter().zip(self.strides()).map(|((strides, _), given)| strides[..given.len()].to_vec()).collect();
         let index = |step: &ChainStep| {
-            let ChainStep::Index { strides } = step else { return None };
+            let (ChainStep::Index { strides } | ChainStep::Random { strides, .. }) = step else { return None };
             let first = strides.iter().zip(&region.first).map(|(stride, first)| stride * first).sum();
             Some(IndexArgs { first, strides: strides.clone() })
         };

@@ -80,7 +80,7 @@ impl TileGrid {
 
     /// The same where a launch of its own adds the parts up. Nothing where they do not fit into scratch.
     pub(crate) fn reduced(&self, spec: &MainLoopSpec, order: TileOrder, parts: u32, most_waves: u32) -> Option<Layout> {
-        let [down, across] = spec.tile.of_cluster();
+        let [down, across] = spec.tile.cluster;
         let [rows, columns] = self.extents;
         let (tile_rows, tile_columns) = (rows * down, columns * across);
         let grid = PartGrid { tile: spec.tile.parts(), tile_rows, tile_columns, matrices: self.matrices, parts };
@@ -130,7 +130,8 @@ impl Layout {
             (None, false, true) => Join::Fixup,
             (None, false, false) => Join::None,
         };
-        let loaded_bytes = f64::from(tile.loaded(Operand::A) + tile.loaded(Operand::B)) * f64::from(ROW_BYTES);
+        let loaded = [Operand::A, Operand::B].map(|operand| f64::from(tile.loaded(operand) * ROW_BYTES));
+        let loaded_bytes: f64 = loaded.iter().zip(base.load_cost).map(|(bytes, cost)| bytes * cost).sum();
         Loop {
             tile: [rows, columns],
             tiles: f64::from(schedule.tiles * tile.ctas()),
@@ -142,7 +143,7 @@ impl Layout {
             parts: f64::from(if has_parts { schedule.most_parts() } else { 1 }),
             join,
             tensor_cycles: wgmma_cycles(rows, columns),
-            shared_bytes: (rows + columns * rows / 64.0) * f64::from(ROW_BYTES) + loaded_bytes,
+            shared_bytes: (rows + columns * rows / 64.0) * f64::from(ROW_BYTES) + loaded.iter().sum::<f64>(),
             loaded_bytes,
             issued: if spec.promotes() { rows * columns / 32.0 } else { 0.0 },
             threads: f64::from(tile.threads()),

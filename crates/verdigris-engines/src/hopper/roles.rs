@@ -28,7 +28,7 @@ pub(crate) fn load_each<'k>(k: Kernel<'k>, tile: TileShape, schedule: Schedule<'
     k.scope_around(Location::caller(), |caller| {
         k.when(k.elect(), || {
             schedule.for_each(|work| caller.run(|| load(work)));
-            if tile.cluster > 1 {
+            if tile.peers() > 1 {
                 // A peer may still arrive on this CTA's barriers.
                 cursor.drain();
             }

@@ -33,55 +33,70 @@ impl<'k> Consumer<'k> {
 pub(crate) struct Share<'k> {
     kernel: Kernel<'k>,
     shape: TileShape,
-    /// Among the CTAs that take tiles of their own.
+    /// Among the CTAs that take tiles of their own: column by column of tiles.
     peer: Val<'k, u32>,
+    /// The row and the column of tiles among those.
+    place: [Val<'k, u32>; 2],
     /// Among those that take parts of one tile's depth.
     pub(crate) depth_rank: Val<'k, u32>,
-    /// The CTAs that share an operand, as a mask.
-    everyone: Val<'k, u16>,
+    /// The CTAs that share A and those that share B with this one, as masks.
+    shared_with: [Val<'k, u16>; 2],
 }
 
 impl<'k> Share<'k> {
     #[track_caller]
     pub(crate) fn new(k: Kernel<'k>, shape: TileShape) -> Self {
         let rank = if shape.ctas() > 1 { k.cluster_rank() } else { k.constant(0) };
-        let (peer, depth_rank) = match (shape.cluster, shape.cluster_split) {
+        let (peer, depth_rank) = match (shape.peers(), shape.cluster_split) {
             (1, _) => (k.constant(0), rank),
             (_, 1) => (rank, k.constant(0)),
             (peers, _) => (rank & (peers - 1), rank >> peers.ilog2()),
         };
-        let peers = (1u32 << shape.cluster) - 1;
-        let both = shape.cluster > 1 && shape.cluster_split > 1;
-        let everyone = if both { k.constant(peers).shl(rank - peer).low16() } else { k.constant(peers as u16) };
-        Share { kernel: k, shape, peer, depth_rank, everyone }
+        let place = match shape.cluster {
+            [_, 1] => [peer, k.constant(0)],
+            [1, _] => [k.constant(0), peer],
+            [down, _] => [peer & (down - 1), peer >> down.ilog2()],
+        };
+        let first = (shape.peers() > 1 && shape.cluster_split > 1).then(|| rank - peer);
+        let shared_with = [Operand::A, Operand::B].map(|operand| shared_with(k, shape, operand, place, first));
+        Share { kernel: k, shape, peer, place, depth_rank, shared_with }
     }
 
     /// How an operand is loaded: for all CTAs that share it.
     pub(crate) fn options(&self, operand: Operand) -> LoadOptions<'k> {
-        LoadOptions { multicast: (self.shape.cluster > 1 && self.shape.shared == operand).then_some(self.everyone), policy: None }
+        let multicast = (self.shape.sharers_of(operand) > 1).then_some(self.shared_with[operand as usize]);
+        LoadOptions { multicast, policy: None }
     }
 
     /// First row (or column) of a tile that this CTA loads, where each loads `loaded` of those that are shared.
     #[track_caller]
     pub(crate) fn loads_from(&self, operand: Operand, loaded: impl FnOnce() -> Val<'k, u32>) -> Val<'k, u32> {
-        if self.shape.loaded(operand) < self.shape.extent(operand) { self.peer * loaded() } else { self.kernel.constant(0) }
+        let [row, column] = self.place;
+        match operand {
+            _ if self.shape.sharers_of(operand) == 1 => self.kernel.constant(0),
+            Operand::A => column * loaded(),
+            Operand::B => row * loaded(),
+        }
     }
 
-    /// Row of tiles. A cluster takes neighbouring ones, along the side whose operand they do not share.
+    /// Row of tiles. A cluster takes neighbouring ones.
     #[track_caller]
     pub(crate) fn row(&self, work: &Work<'k>) -> Val<'k, u32> {
-        if self.shape.shared == Operand::B { self.beside(work.row) } else { work.row }
+        self.beside(work.row, 0)
     }
 
     /// Column of tiles.
     #[track_caller]
     pub(crate) fn column(&self, work: &Work<'k>) -> Val<'k, u32> {
-        if self.shape.shared == Operand::A { self.beside(work.column) } else { work.column }
+        self.beside(work.column, 1)
     }
 
     #[track_caller]
-    fn beside(&self, index: Val<'k, u32>) -> Val<'k, u32> {
-        index * self.shape.cluster + self.peer
+    fn beside(&self, index: Val<'k, u32>, side: usize) -> Val<'k, u32> {
+        match self.shape.cluster[side] {
+            1 => index,
+            tiles => index * tiles + self.place[side],
+        }
     }
 
     /// The CTA's part of a piece of work. The CTAs that share a tile each take a part of its depth, in the order of their ranks.
@@ -112,7 +127,35 @@ impl<'k> Share<'k> {
     /// The part that `by` has of a tile whose depth is split over the grid.
     #[track_caller]
     pub(crate) fn part(&self, work: &Work<'k>, by: Consumer<'k>) -> Part<'k> {
-        let owner = (work.tile * self.shape.cluster + self.peer) * self.shape.consumers + by.warpgroup;
+        let owner = (work.tile * self.shape.peers() + self.peer) * self.shape.consumers + by.warpgroup;
         Part { owner, part: work.part, parts: work.parts, warpgroup: by.warpgroup, thread: by.thread }
+    }
+}
+
+/// The CTAs that share an operand with the one at a place, as a mask; `first` is the rank of the first of the CTAs that take tiles beside it.
+#[track_caller]
+fn shared_with<'k>(
+    k: Kernel<'k>,
+    shape: TileShape,
+    operand: Operand,
+    place: [Val<'k, u32>; 2],
+    first: Option<Val<'k, u32>>,
+) -> Val<'k, u16> {
+    let [down, across] = shape.cluster;
+    // Of the CTA in the first row and column of tiles.
+    let mask = match operand {
+        Operand::A => (0..across).fold(0, |mask, column| mask | 1 << (column * down)),
+        Operand::B => (1u32 << down) - 1,
+    };
+    let [row, column] = place;
+    let moved = match operand {
+        Operand::A if down > 1 && across > 1 => Some(row),
+        Operand::B if down > 1 && across > 1 => Some(column * down),
+        _ => None,
+    };
+    match (first, moved) {
+        (None, None) => k.constant(mask as u16),
+        (Some(by), None) | (None, Some(by)) => k.constant(mask).shl(by).low16(),
+        (Some(first), Some(moved)) => k.constant(mask).shl(first + moved).low16(),
     }
 }

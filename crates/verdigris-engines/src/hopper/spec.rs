@@ -41,10 +41,8 @@ pub(crate) struct TileShape {
     pub(crate) n: u32,
     /// Warpgroups that multiply; each takes an equal share of the tile's rows, or takes whole tiles under ping-pong.
     pub(crate) consumers: u32,
-    /// CTAs of a cluster that take neighbouring tiles, and the operand that these share: of tiles one below the other B, of tiles side by
-    /// side A.
-    pub(crate) cluster: u32,
-    pub(crate) shared: Operand,
+    /// CTAs of a cluster that take neighbouring tiles: so many one below the other, which share B, and so many side by side, which share A.
+    pub(crate) cluster: [u32; 2],
     /// Cluster split-K: CTAs of a cluster among which the depth of each tile is split, a power of two; 1 for none.
     pub(crate) cluster_split: u32,
     /// Ping-pong: the consumers alternate in whole tiles.
@@ -52,8 +50,18 @@ pub(crate) struct TileShape {
 }
 
 impl TileShape {
+    /// Clusters of `cluster` CTAs that share one operand.
     pub(crate) const fn new(m: u32, n: u32, consumers: u32, cluster: u32, shared: Operand) -> Self {
-        TileShape { m, n, consumers, cluster, shared, cluster_split: 1, ping_pong: false }
+        let cluster = match shared {
+            Operand::A => [1, cluster],
+            Operand::B => [cluster, 1],
+        };
+        TileShape { m, n, consumers, cluster, cluster_split: 1, ping_pong: false }
+    }
+
+    /// Clusters of so many CTAs one below the other, and so many side by side, that share both operands: each loads a part of both.
+    pub(crate) const fn sharing(m: u32, n: u32, consumers: u32, cluster: [u32; 2]) -> Self {
+        TileShape { cluster, ..TileShape::new(m, n, consumers, 1, Operand::B) }
     }
 
     /// Ping-pong of two consumers; CTAs of a cluster share B.
@@ -76,23 +84,32 @@ impl TileShape {
 
     /// Rows of A (columns of B) that one CTA loads of a tile; the rest comes from its peers.
     pub(crate) fn loaded(&self, operand: Operand) -> u32 {
-        if self.shared == operand { self.extent(operand) / self.cluster } else { self.extent(operand) }
+        self.extent(operand) / self.sharers_of(operand)
     }
 
-    /// Tiles of a cluster, below and beside each other.
-    pub(crate) fn of_cluster(&self) -> [u32; 2] {
-        if self.shared == Operand::B { [self.cluster, 1] } else { [1, self.cluster] }
+    /// CTAs of a cluster that an operand's tile is loaded for at once.
+    pub(crate) fn sharers_of(&self, operand: Operand) -> u32 {
+        let [down, across] = self.cluster;
+        match operand {
+            Operand::A => across,
+            Operand::B => down,
+        }
+    }
+
+    /// CTAs of a cluster that take neighbouring tiles.
+    pub(crate) fn peers(&self) -> u32 {
+        self.cluster[0] * self.cluster[1]
     }
 
     /// Rows and columns of clusters' tiles that cover a matrix.
     pub(crate) fn clusters(&self, [rows, columns]: [u32; 2]) -> [u32; 2] {
-        let [down, across] = self.of_cluster();
+        let [down, across] = self.cluster;
         [rows.div_ceil(self.m).div_ceil(down), columns.div_ceil(self.n).div_ceil(across)]
     }
 
     /// CTAs of a cluster.
     pub(crate) fn ctas(&self) -> u32 {
-        self.cluster * self.cluster_split
+        self.peers() * self.cluster_split
     }
 
     pub(crate) fn threads(&self) -> u32 {
@@ -143,9 +160,14 @@ pub(crate) struct MainLoopSpec {
 impl fmt::Display for MainLoopSpec {
     /// `128x256_s4_c2_x2b` and so on: tile, stages, consumers, the tiles of a cluster and what they share.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let TileShape { m, n, consumers, cluster, shared, .. } = self.tile;
+        let TileShape { m, n, consumers, cluster, .. } = self.tile;
         write!(f, "{m}x{n}_s{}_c{consumers}", self.stages)?;
-        if cluster > 1 { write!(f, "_x{cluster}{}", if shared == Operand::B { 'b' } else { 'a' }) } else { Ok(()) }
+        match cluster {
+            [1, 1] => Ok(()),
+            [down, 1] => write!(f, "_x{down}b"),
+            [1, across] => write!(f, "_x{across}a"),
+            [down, across] => write!(f, "_x{down}x{across}"),
+        }
     }
 }
 
@@ -254,8 +276,11 @@ mod tests {
     #[test]
     fn clusters_cover_a_matrix() {
         let below = TileShape::new(128, 256, 2, 2, Operand::B);
-        let beside = TileShape { shared: Operand::A, ..below };
-        assert_eq!([below, beside].map(|tile| tile.clusters([257, 257])), [[2, 2], [3, 1]]);
-        assert_eq!([below, beside].map(|tile| (tile.loaded(Operand::A), tile.loaded(Operand::B))), [(128, 128), (64, 256)]);
+        let beside = TileShape::new(128, 256, 2, 2, Operand::A);
+        let both = TileShape::sharing(128, 96, 2, [4, 2]);
+        assert_eq!([below, beside, both].map(|tile| tile.clusters([257, 257])), [[2, 2], [3, 1], [1, 2]]);
+        let loaded = |tile: TileShape| (tile.loaded(Operand::A), tile.loaded(Operand::B));
+        assert_eq!([below, beside, both].map(loaded), [(128, 128), (64, 256), (64, 24)]);
+        assert_eq!([below, beside, both].map(|tile| tile.ctas()), [2, 2, 8]);
     }
 }

@@ -27,7 +27,7 @@ impl<'k> Stages<'k> {
     pub(crate) fn read_by(k: Kernel<'k>, spec: &MainLoopSpec, readers: u32) -> Self {
         let tiles = [Operand::A, Operand::B].map(|operand| spec.operand(operand));
         let slots = [("a tiles", tiles[0]), ("b tiles", tiles[1])].map(|(name, tile)| k.shared(name, spec.stages * tile.bytes(), 1024));
-        let scope = match (spec.tile.cluster, spec.tile.cluster_split) {
+        let scope = match (spec.tile.peers(), spec.tile.cluster_split) {
             (1, _) => RingScope::Cta,
             (_, 1) => RingScope::Cluster,
             (peers, _) => RingScope::Peers(peers),

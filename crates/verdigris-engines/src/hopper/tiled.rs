@@ -41,7 +41,7 @@ pub(crate) fn matrix_map(decl: MapDecl, dims: [u64; 3], strides_bytes: [u64; 2])
         lower_corner: vec![],
         upper_corner: vec![],
         fill: Default::default(),
-        l2: L2Promotion::B256,
+        l2: L2Promotion::of_lines(&strides_bytes),
     }
 }
 

@@ -22,6 +22,14 @@
 //! any gradient; nor does a query whose `L` is −∞. A length counts as 0 below 0 and as the extent above it. A key that is not attended may be multiplied by 0:
 //! where it, or what is multiplied with it, is NaN or ∞, a result may be NaN.
 //!
+//! With `q_offsets` and `kv_offsets` tensors are *ragged*: `b` sequences of different lengths lie behind each other, with nothing between them. Then `q` is
+//! `[1, h, rows, d]`, `o` `[1, h, rows, d_v]`, `k` `[1, h_kv, rows of keys, d]` and so on, offsets are `[b + 1, 1, 1, 1]`, sequence `n` has the rows from offset
+//! `n` to below offset `n + 1`, and `i` and `j` count from the first of them. `s_q` is `longest_q` and `s_kv` is `longest_kv`: no sequence has more, and what is
+//! given for scores (bias, mask, slopes, lengths) is of `b`, `s_q` and `s_kv`; the extent that a length counts up to is the sequence's own. Offsets come with the
+//! data, and nothing is read or written outside of tensors whatever they are: one counts as 0 below 0 and as the number of rows above that, a sequence whose end
+//! lies in front of its begin is empty, and rows beyond `longest_q` or `longest_kv` of a sequence belong to none. What belongs to no sequence is not written on a
+//! GPU, and 0 (its log-sum-exp −∞) on the CPU; what belongs to two of them has no certain value.
+//!
 //! Data are f16, bf16, f32 or f64; `q`, `k` and `v` are alike. Arithmetic is in f32, in f64 if a tensor that is read is f64, and results are rounded once;
 //! `p` and `dt` may be rounded to the type of `q` before they are multiplied, as tensor cores take them; a `dt` beyond 65504 may then be infinite in f16, as
 //! it is in other libraries, and what it goes into with it (a loss scale that adapts steps over that).
@@ -43,12 +51,16 @@ const ATTRIBUTES: &[AttributeSpec] = &[
     AttributeSpec::new("spec.left", "number or null", "below 2³²", "-1").or("null"),
     AttributeSpec::new("spec.right", "number or null", "below 2³²", "-1").or("null"),
     AttributeSpec::new("spec.soft_cap", "number or null", "finite, above 0", "0.0").or("null"),
+    AttributeSpec::new("spec.longest_q", "number or null", "below 2³², with `q_offsets`; all rows where it is left out", "-1").or("null"),
+    AttributeSpec::new("spec.longest_kv", "number or null", "below 2³², with `kv_offsets`; all rows where it is left out", "-1").or("null"),
 ];
 
 const SCORES: &str = "broadcasts to `[b, h, s_q, s_kv]`";
 const SLOPES: &str = "f32, broadcasts to `[b, h, 1, 1]`";
 const SINKS: &str = "`[1, h, 1, 1]`";
 const LENGTHS: &str = "i32, `[b, 1, 1, 1]`";
+
+const OFFSETS: &str = "i32, `[b + 1, 1, 1, 1]`; both or none. `q` and what is like it is then `[1, h, rows, d]`, `k` and `v` likewise";
 
 const FLOAT: &str = "attention is of f16, bf16, f32 and f64";
 
@@ -94,6 +106,12 @@ pub struct AttentionSpec {
     /// Scores are kept between this and its negative, by a hyperbolic tangent; finite, above 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soft_cap: Option<Real>,
+    /// Queries that the longest sequence of ragged tensors has at most; all rows where it is left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub longest_q: Option<u32>,
+    /// Keys that the longest sequence of ragged tensors has at most; all rows where it is left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub longest_kv: Option<u32>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's skip_serializing_if passes a reference")]
@@ -104,7 +122,24 @@ fn is_none(causal: &Causal) -> bool {
 impl AttentionSpec {
     /// Every key attended, no cap.
     pub fn new(scale: f64) -> AttentionSpec {
-        AttentionSpec { scale: HostScalar::Fixed(Real(scale)), causal: Causal::None, left: None, right: None, soft_cap: None }
+        AttentionSpec {
+            scale: HostScalar::Fixed(Real(scale)),
+            causal: Causal::None,
+            left: None,
+            right: None,
+            soft_cap: None,
+            longest_q: None,
+            longest_kv: None,
+        }
+    }
+
+    /// Batch, queries and keys of the scores, from the dims of `q` and `k` and, where they are ragged, the number of offsets.
+    pub fn extents(&self, queries: &[u64; 4], keys: &[u64; 4], offsets: Option<u64>) -> [u64; 3] {
+        let longest = |longest: Option<u32>, rows: u64| longest.map_or(rows, |longest| u64::from(longest).min(rows));
+        match offsets {
+            None => [queries[0], queries[2], keys[2]],
+            Some(offsets) => [offsets.saturating_sub(1), longest(self.longest_q, queries[2]), longest(self.longest_kv, keys[2])],
+        }
     }
 }
 
@@ -138,6 +173,12 @@ pub struct Attention {
     /// Read; i32, `[b, 1, 1, 1]`: keys of each batch that count, the first ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_lengths: Option<Uid>,
+    /// Read; i32, `[b + 1, 1, 1, 1]`: where the queries of each sequence begin, and the last ones end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub q_offsets: Option<Uid>,
+    /// Read; i32, `[b + 1, 1, 1, 1]`: where the keys of each sequence begin, and the last ones end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_offsets: Option<Uid>,
     /// `[b, h, s_q, d_v]`, written.
     pub o: Uid,
     /// Written where asked for; `[b, h, s_q, 1]`: `L` of each query, in natural units.
@@ -159,14 +200,16 @@ impl Attention {
             sinks: None,
             q_lengths: None,
             kv_lengths: None,
+            q_offsets: None,
+            kv_offsets: None,
             o: Uid(0),
             log_sum_exp: None,
         }
     }
 
     fn read(&self) -> Read {
-        let &Attention { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, .. } = self;
-        Read { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths }
+        let &Attention { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, .. } = self;
+        Read { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets }
     }
 }
 
@@ -182,6 +225,8 @@ struct Read {
     sinks: Option<Uid>,
     q_lengths: Option<Uid>,
     kv_lengths: Option<Uid>,
+    q_offsets: Option<Uid>,
+    kv_offsets: Option<Uid>,
 }
 
 impl Read {
@@ -199,11 +244,23 @@ impl Read {
             return attribute(op, "soft_cap", cap.0, "a soft cap is finite and above 0");
         }
         let (q, k, v) = (float(op, graph, self.q)?, float(op, graph, self.k)?, float(op, graph, self.v)?);
-        let [b, h, s_q, d] = four(op, &q)?;
-        let [_, h_kv, s_kv, _] = four(op, &k)?;
+        let [own_b, h, rows, d] = four(op, &q)?;
+        let [_, h_kv, key_rows, _] = four(op, &k)?;
         let [.., d_v] = four(op, &v)?;
-        same_dims(op, &k, &[b, h_kv, s_kv, d], "keys have the batch of the queries and as many elements each: `[b, h_kv, s_kv, d]`")?;
-        same_dims(op, &v, &[b, h_kv, s_kv, d_v], "values have the batch, the heads and the positions of the keys: `[b, h_kv, s_kv, d_v]`")?;
+        let offsets = self.offsets(op, graph, &q)?;
+        let [b, s_q, s_kv] = self.spec.extents(&[own_b, h, rows, d], &[own_b, h_kv, key_rows, d], offsets);
+        same_dims(
+            op,
+            &k,
+            &[own_b, h_kv, key_rows, d],
+            "keys have the batch of the queries and as many elements each: `[b, h_kv, s_kv, d]`",
+        )?;
+        same_dims(
+            op,
+            &v,
+            &[own_b, h_kv, key_rows, d_v],
+            "values have the batch, the heads and the positions of the keys: `[b, h_kv, s_kv, d_v]`",
+        )?;
         for tensor in [&k, &v] {
             of_type(op, tensor, |dtype| dtype == q.dtype, "queries, keys and values are of one type")?;
         }
@@ -240,7 +297,38 @@ impl Read {
             of_type(op, lengths, |dtype| dtype == DType::I32, "lengths are i32")?;
             same_dims(op, lengths, &[b, 1, 1, 1], "there is a length for each batch, `[b, 1, 1, 1]`")?;
         }
-        Ok([b, h, s_q, d_v])
+        Ok([own_b, h, rows, d_v])
+    }
+
+    /// The number of offsets, where tensors are ragged.
+    fn offsets(&self, op: &str, graph: &Graph, q: &TensorDesc) -> Result<Option<u64>, Error> {
+        let (Some(of_q), Some(of_kv)) = (self.q_offsets, self.kv_offsets) else {
+            if let Some(uid) = self.q_offsets.or(self.kv_offsets) {
+                let tensor = data(graph, op, uid)?.name.clone();
+                let rule = "offsets of queries and of keys come together";
+                return Err(Error::Structure { op: op.to_owned(), tensor, rule });
+            }
+            for (name, longest) in [("longest_q", self.spec.longest_q), ("longest_kv", self.spec.longest_kv)] {
+                if let Some(longest) = longest {
+                    return attribute(op, name, longest, "the longest sequence is told of ragged tensors, which come with offsets");
+                }
+            }
+            return Ok(None);
+        };
+        let (of_q, of_kv) = (data(graph, op, of_q)?, data(graph, op, of_kv)?);
+        let [count, ..] = four(op, of_q)?;
+        for tensor in [of_q, of_kv] {
+            of_type(op, tensor, |dtype| dtype == DType::I32, "offsets are i32")?;
+            same_dims(
+                op,
+                tensor,
+                &[count.max(1), 1, 1, 1],
+                "there is one offset more than sequences, of queries and of keys, `[b + 1, 1, 1, 1]`",
+            )?;
+        }
+        let [_, h, rows, d] = four(op, q)?;
+        same_dims(op, q, &[1, h, rows, d], "queries of ragged tensors are `[1, h, rows, d]`")?;
+        Ok(Some(count))
     }
 }
 
@@ -285,6 +373,8 @@ impl Operation for Attention {
                 OperandSpec::read("sinks", SINKS).optional(),
                 OperandSpec::read("q_lengths", LENGTHS).optional(),
                 OperandSpec::read("kv_lengths", LENGTHS).optional(),
+                OperandSpec::read("q_offsets", OFFSETS).optional(),
+                OperandSpec::read("kv_offsets", OFFSETS).optional(),
                 OperandSpec::written("o", "`[b, h, s_q, d_v]`"),
                 OperandSpec::written("log_sum_exp", "f32 or f64, `[b, h, s_q, 1]`").optional(),
             ],
@@ -296,7 +386,9 @@ impl Operation for Attention {
                 "q: Uid, k: Uid, v: Uid, *, scale: float | Uid | None = None, \
                  causal: Literal[\"none\", \"top_left\", \"bottom_right\"] = \"none\", left: int | None = None, right: int | None = None, \
                  soft_cap: float | None = None, bias: Uid | None = None, mask: Uid | None = None, slopes: Uid | None = None, \
-                 sinks: Uid | None = None, q_lengths: Uid | None = None, kv_lengths: Uid | None = None, name: str = \"attention\"",
+                 sinks: Uid | None = None, q_lengths: Uid | None = None, kv_lengths: Uid | None = None, \
+                 q_offsets: Uid | None = None, kv_offsets: Uid | None = None, longest_q: int | None = None, \
+                 longest_kv: int | None = None, name: str = \"attention\"",
             )
             .two()],
         }],
@@ -306,9 +398,17 @@ impl Operation for Attention {
         for input in [&mut self.q, &mut self.k, &mut self.v] {
             visit(Role::Input, input);
         }
-        let options =
-            [&mut self.bias, &mut self.mask, &mut self.slopes, &mut self.sinks, &mut self.q_lengths, &mut self.kv_lengths].into_iter();
-        for input in options.flatten() {
+        let options = [
+            &mut self.bias,
+            &mut self.mask,
+            &mut self.slopes,
+            &mut self.sinks,
+            &mut self.q_lengths,
+            &mut self.kv_lengths,
+            &mut self.q_offsets,
+            &mut self.kv_offsets,
+        ];
+        for input in options.into_iter().flatten() {
             visit(Role::Input, input);
         }
         if let HostScalar::Bound(uid) = &mut self.spec.scale {
@@ -347,7 +447,7 @@ impl Operation for Attention {
         // The gradient is an operand of products beside the values.
         let dtype = at.tensor(self.v)?.dtype;
         let d_o = at.round(d_o, dtype)?;
-        let Read { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths } = read;
+        let Read { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets } = read;
         let back = AttentionBackward {
             bias,
             mask,
@@ -355,6 +455,8 @@ impl Operation for Attention {
             sinks,
             q_lengths,
             kv_lengths,
+            q_offsets,
+            kv_offsets,
             ..AttentionBackward::new(spec, [q, k, v], o, log_sum_exp, d_o)
         };
         let is_wanted = |uid: Option<Uid>, at: &Backward<'_>| uid.is_some_and(|uid| at.wants(uid));
@@ -400,6 +502,12 @@ pub struct AttentionBackward {
     /// Read where the forward op reads them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_lengths: Option<Uid>,
+    /// Read where the forward op reads them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub q_offsets: Option<Uid>,
+    /// Read where the forward op reads them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_offsets: Option<Uid>,
     /// The forward result, read.
     pub o: Uid,
     /// The forward log-sum-exp, read.
@@ -437,6 +545,8 @@ impl AttentionBackward {
             sinks: None,
             q_lengths: None,
             kv_lengths: None,
+            q_offsets: None,
+            kv_offsets: None,
             o,
             log_sum_exp,
             d_o,
@@ -449,8 +559,8 @@ impl AttentionBackward {
     }
 
     fn read(&self) -> Read {
-        let &AttentionBackward { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, .. } = self;
-        Read { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths }
+        let &AttentionBackward { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, .. } = self;
+        Read { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets }
     }
 
     fn floats(&self) -> impl Iterator<Item = Uid> {
@@ -477,6 +587,8 @@ impl Operation for AttentionBackward {
                 OperandSpec::read("sinks", SINKS).optional(),
                 OperandSpec::read("q_lengths", LENGTHS).optional(),
                 OperandSpec::read("kv_lengths", LENGTHS).optional(),
+                OperandSpec::read("q_offsets", OFFSETS).optional(),
+                OperandSpec::read("kv_offsets", OFFSETS).optional(),
                 OperandSpec::read("o", "the forward result, `[b, h, s_q, d_v]`"),
                 OperandSpec::read("log_sum_exp", "that of the forward op, f32 or f64, `[b, h, s_q, 1]`"),
                 OperandSpec::read("d_o", "the dims of `o`"),
@@ -495,7 +607,8 @@ impl Operation for AttentionBackward {
                  causal: Literal[\"none\", \"top_left\", \"bottom_right\"] = \"none\", left: int | None = None, right: int | None = None, \
                  soft_cap: float | None = None, bias: Uid | None = None, mask: Uid | None = None, slopes: Uid | None = None, \
                  sinks: Uid | None = None, q_lengths: Uid | None = None, kv_lengths: Uid | None = None, \
-                 name: str = \"attention_backward\"",
+                 q_offsets: Uid | None = None, kv_offsets: Uid | None = None, longest_q: int | None = None, \
+                 longest_kv: int | None = None, name: str = \"attention_backward\"",
             )
             .giving("tuple[Uid, Uid, Uid, Uid | None, Uid | None]")],
         }],
@@ -505,9 +618,17 @@ impl Operation for AttentionBackward {
         for input in [&mut self.q, &mut self.k, &mut self.v] {
             visit(Role::Input, input);
         }
-        let options =
-            [&mut self.bias, &mut self.mask, &mut self.slopes, &mut self.sinks, &mut self.q_lengths, &mut self.kv_lengths].into_iter();
-        for input in options.flatten() {
+        let options = [
+            &mut self.bias,
+            &mut self.mask,
+            &mut self.slopes,
+            &mut self.sinks,
+            &mut self.q_lengths,
+            &mut self.kv_lengths,
+            &mut self.q_offsets,
+            &mut self.kv_offsets,
+        ];
+        for input in options.into_iter().flatten() {
             visit(Role::Input, input);
         }
         if let HostScalar::Bound(uid) = &mut self.spec.scale {

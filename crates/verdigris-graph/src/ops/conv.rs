@@ -150,11 +150,11 @@ impl Conv {
     }
 
     /// The size of `y` along spatial dim `i` for an input of `extent` and a filter of `filter` taps; `None` where the dilated filter does
-    /// not fit into the padded input or a number leaves 64 bits.
+    /// not fit into the padded input, the stride is 0 or a number leaves 64 bits.
     pub fn out_extent(&self, i: usize, extent: u64, filter: u64) -> Option<u64> {
         let padded = extent.checked_add(self.pads_before[i])?.checked_add(self.pads_after[i])?;
         let reach = filter.checked_sub(1)?.checked_mul(self.dilations[i])?.checked_add(1)?;
-        Some(padded.checked_sub(reach)? / self.strides[i] + 1)
+        padded.checked_sub(reach)?.checked_div(self.strides[i])?.checked_add(1)
     }
 
     /// The least size of `x` along spatial dim `i` that gives `out` outputs: `(out − 1) · s + d · (filter − 1) + 1 − p − q`. Every size

@@ -15,6 +15,7 @@
 //! side that the forward formula takes there: ReLU has `f′(0) = 0`, a clamp has 0 at and beyond both bounds.
 
 mod gradient;
+mod random;
 
 use serde::{Deserialize, Serialize};
 use verdigris_tensor::DType;
@@ -433,6 +434,14 @@ pub enum Pointwise {
         /// Written.
         y: Uid,
     },
+    /// Uniform random numbers in [0, 1) by Philox4x32-10. The value at an index depends on the state and on the index alone; the head of
+    /// `ops/pointwise/random.rs` has the counter scheme.
+    Random {
+        /// Read: seed and offset as four i32, low halves first; bound by whoever executes.
+        state: Uid,
+        /// Written.
+        y: Uid,
+    },
     /// `y = factor · x`.
     Scale {
         /// Read.
@@ -445,13 +454,13 @@ pub enum Pointwise {
 }
 
 impl Pointwise {
-    /// The tensors read by pointer: the inputs but for a host scalar.
+    /// The tensors read element by element: the inputs but for a host scalar and a random state.
     pub fn operands(&self) -> Vec<Uid> {
         match *self {
             Pointwise::Unary { x, .. } | Pointwise::Scale { x, .. } => vec![x],
             Pointwise::Binary { x, z, .. } => vec![x, z],
             Pointwise::Ternary { x, z, t, .. } => vec![x, z, t],
-            Pointwise::GenIndex { .. } => Vec::new(),
+            Pointwise::GenIndex { .. } | Pointwise::Random { .. } => Vec::new(),
         }
     }
 
@@ -462,6 +471,7 @@ impl Pointwise {
             | Pointwise::Binary { y, .. }
             | Pointwise::Ternary { y, .. }
             | Pointwise::GenIndex { y, .. }
+            | Pointwise::Random { y, .. }
             | Pointwise::Scale { y, .. } => y,
         }
     }
@@ -548,6 +558,22 @@ impl Operation for Pointwise {
                 methods: &[Method::new("gen_index", r#"dims: Sequence[int], axis: int, *, name: str = "index""#)],
             },
             Form {
+                name: "random",
+                formula: "y[i] = ⌊w / 2⁸⌋ / 2²⁴, with w the word `n mod 4` of Philox4x32-10 at counter `offset + n / 4` under key `seed`, n the row-major number of i",
+                operands: &[
+                    OperandSpec::read("state", "i32, four: seed low, seed high, offset low, offset high; written by no op"),
+                    OperandSpec::written("y", "any stored type"),
+                ],
+                attributes: &[],
+                shape: "those of `y`, which the caller gives",
+                gradient: "none: it reads no numbers",
+                methods: &[
+                    Method::new("random_uniform", r#"dims: Sequence[int], state: Uid, *, name: str = "random""#),
+                    Method::new("bernoulli", r#"dims: Sequence[int], state: Uid, p: float, *, name: str = "bernoulli""#),
+                    Method::new("dropout", r#"x: Uid, state: Uid, p: float, *, name: str = "dropout""#),
+                ],
+            },
+            Form {
                 name: "scale",
                 formula: "y = factor · x",
                 operands: &[OperandSpec::read("x", "any stored type"), OperandSpec::written("y", "any stored type")],
@@ -570,6 +596,7 @@ impl Operation for Pointwise {
             Pointwise::Binary { x, z, y, .. } => (vec![x, z], y),
             Pointwise::Ternary { x, z, t, y, .. } => (vec![x, z, t], y),
             Pointwise::GenIndex { y, .. } => (vec![], y),
+            Pointwise::Random { state, y } => (vec![state], y),
             Pointwise::Scale { x, factor: HostScalar::Bound(uid), y } => (vec![x, uid], y),
         };
         inputs.into_iter().for_each(|uid| visit(Role::Input, uid));
@@ -588,6 +615,7 @@ impl Operation for Pointwise {
             Pointwise::Ternary { .. } => {}
             Pointwise::Scale { factor: value, .. } => factor(graph, op, "factor", value)?,
             Pointwise::GenIndex { axis: which, .. } => return axis(op, y, which).map(drop),
+            Pointwise::Random { state, .. } => return random::check(op, graph, state),
         }
         let operands = self.operands().into_iter().map(|uid| data(graph, op, uid)).collect::<Result<Vec<_>, Error>>()?;
         let dims = Pointwise::infer(op, &operands)?;

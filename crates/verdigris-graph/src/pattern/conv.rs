@@ -47,7 +47,7 @@ impl Cut<'_> {
                 }
                 None
             }
-            Pointwise::Ternary { .. } | Pointwise::GenIndex { .. } => None,
+            Pointwise::Ternary { .. } | Pointwise::GenIndex { .. } | Pointwise::Random { .. } => None,
         })
     }
 

@@ -2,12 +2,14 @@
 
 use std::collections::HashMap;
 
+use verdigris_tensor::DType;
+
 use crate::error::Error;
 use crate::op::{HostScalar, Op, Real};
 use crate::ops::movement::Movement;
 use crate::ops::pointwise::{BinaryOp, Pointwise, UnaryOp};
 use crate::ops::reduction::Reduction;
-use crate::problem::{Chain, ChainStep, MapProblem, Problem, ReduceProblem, Window};
+use crate::problem::{Chain, ChainStep, MapProblem, Problem, ReduceProblem, View, Window};
 use crate::tensor::{TensorDesc, Uid};
 
 use super::Subgraph;
@@ -121,7 +123,7 @@ impl Builder {
 
     /// Rounds a value to a tensor's type and stores it where it must lie in memory. `computed`: the type in which it was computed, `None`
     /// for what was only moved.
-    fn finish(&mut self, cut: &Cut<'_>, y: &TensorDesc, value: u32, computed: Option<verdigris_tensor::DType>) {
+    fn finish(&mut self, cut: &Cut<'_>, y: &TensorDesc, value: u32, computed: Option<DType>) {
         let rounds = computed.is_some_and(|computed| computed != y.dtype);
         let value = if rounds { self.chain.push(ChainStep::Round { dtype: y.dtype, x: value }) } else { value };
         if cut.in_memory(y.uid) {
@@ -152,13 +154,14 @@ impl Builder {
                 ChainStep::Ternary { f, x: self.value(cut, x)?, z: self.value(cut, z)?, t: self.value(cut, t)? }
             }
             Pointwise::GenIndex { axis, .. } => {
-                computed = verdigris_tensor::DType::I64;
+                computed = DType::I64;
                 let mut strides = vec![0; self.dims.len()];
                 if let Some(stride) = strides.get_mut(axis as usize) {
                     *stride = 1;
                 }
                 ChainStep::Index { strides }
             }
+            Pointwise::Random { state, .. } => self.random(cut, state)?,
             Pointwise::Scale { x, factor, .. } => {
                 let x = self.value(cut, x)?;
                 match factor {
@@ -175,6 +178,22 @@ impl Builder {
         let value = self.chain.push(step);
         self.finish(cut, y, value, Some(computed));
         Ok(())
+    }
+
+    /// A step of random numbers: the four words of the state, each the same at all points, and the row-major number of the point.
+    fn random(&mut self, cut: &Cut<'_>, state: Uid) -> Result<ChainStep, Error> {
+        let seen = cut.see(state)?;
+        let slot = self.slots.slot(seen.uid);
+        let stride = seen.strides.first().copied().unwrap_or(0);
+        let state = [0, 1, 2, 3].map(|word| {
+            let from = View { slot, dtype: DType::I32, offset: seen.offset + word * stride, strides: vec![0; self.dims.len()] };
+            self.chain.push(ChainStep::Load { from, window: None })
+        });
+        let mut strides = vec![1; self.dims.len()];
+        for dim in (1..self.dims.len()).rev() {
+            strides[dim - 1] = strides[dim] * self.dims[dim].max(1);
+        }
+        Ok(ChainStep::Random { state, strides })
     }
 
     /// The value of a movement's result.

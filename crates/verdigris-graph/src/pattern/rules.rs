@@ -180,7 +180,7 @@ const IN_EPILOGUE: Condition = Condition {
             Pointwise::Unary { f, .. } => f.in_epilogue(),
             Pointwise::Binary { f, .. } => f.in_epilogue(),
             Pointwise::Scale { .. } => true,
-            Pointwise::Ternary { .. } | Pointwise::GenIndex { .. } => false,
+            Pointwise::Ternary { .. } | Pointwise::GenIndex { .. } | Pointwise::Random { .. } => false,
         };
         let types = operands(cut, site).map(|tensor| cut.web.tensor(tensor).dtype);
         Ok(has_it && (computed == DType::F64 || Pointwise::compute_dtype(types) == computed))

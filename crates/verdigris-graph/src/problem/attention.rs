@@ -2,7 +2,7 @@
 //!
 //! The formulas are those of [`crate::ops::attention`]. Every operand lies over four dims: batch, head, position of the query (of queries, scores and results)
 //! or of the key (of keys and values), and element (of scores: position of the key). A dim that an operand does not have, or in which it is repeated, has
-//! stride 0. Slots are numbered in the order of the fields.
+//! stride 0. With offsets queries, keys, values and what lies as they do are ragged: of batch 1 and as many positions as they have rows. Slots are numbered in the order of the fields.
 
 use serde::{Deserialize, Serialize};
 use verdigris_tensor::{DType, Layout};
@@ -66,10 +66,14 @@ pub struct AttentionProblem {
     pub h: u64,
     /// Heads of keys and values; divides `h`.
     pub h_kv: u64,
-    /// Queries.
+    /// Queries; of the longest sequence at most, where tensors are ragged.
     pub s_q: u64,
-    /// Keys.
+    /// Keys; of the longest sequence at most, where tensors are ragged.
     pub s_kv: u64,
+    /// Rows of queries of ragged tensors. Canonical: `s_q` where they are not.
+    pub q_rows: u64,
+    /// Rows of keys of ragged tensors. Canonical: `s_kv` where they are not.
+    pub kv_rows: u64,
     /// Elements of a query and of a key.
     pub d: u64,
     /// Elements of a value.
@@ -104,6 +108,10 @@ pub struct AttentionProblem {
     pub q_lengths: Option<View>,
     /// Read; i32, one a batch.
     pub kv_lengths: Option<View>,
+    /// Read; i32, one more than batches. With it, and with `kv_offsets`, tensors are ragged.
+    pub q_offsets: Option<View>,
+    /// Read; i32, one more than batches.
+    pub kv_offsets: Option<View>,
     /// Factor of the products.
     pub scale: HostScalar<Slot>,
     /// What is computed.
@@ -114,6 +122,18 @@ impl AttentionProblem {
     /// Heads of queries that read one head of keys.
     pub fn group(&self) -> u64 {
         self.h / self.h_kv
+    }
+
+    /// Whether sequences lie behind each other, told by offsets.
+    pub fn is_ragged(&self) -> bool {
+        self.q_offsets.is_some()
+    }
+
+    /// A problem of about as much work whose tensors are not ragged: each sequence has the mean length, of all rows. For estimates: nothing lies where it says.
+    pub fn of_mean_length(&self) -> AttentionProblem {
+        let mean = |longest: u64, rows: u64| longest.min(rows.div_ceil(self.b.max(1)));
+        let (s_q, s_kv) = (mean(self.s_q, self.q_rows), mean(self.s_kv, self.kv_rows));
+        AttentionProblem { s_q, s_kv, q_rows: s_q, kv_rows: s_kv, q_offsets: None, kv_offsets: None, ..self.clone() }
     }
 
     /// Whether this is the gradient.
@@ -131,6 +151,8 @@ impl AttentionProblem {
             ("sinks", self.sinks.as_ref(), false),
             ("q_lengths", self.q_lengths.as_ref(), false),
             ("kv_lengths", self.kv_lengths.as_ref(), false),
+            ("q_offsets", self.q_offsets.as_ref(), false),
+            ("kv_offsets", self.kv_offsets.as_ref(), false),
         ]);
         match &self.pass {
             AttentionPass::Forward { o, log_sum_exp } => {
@@ -156,8 +178,8 @@ impl AttentionProblem {
     }
 
     fn views_mut(&mut self) -> Vec<&mut View> {
-        let AttentionProblem { q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, pass, .. } = self;
-        let options = [bias, mask, slopes, sinks, q_lengths, kv_lengths].into_iter().flatten();
+        let AttentionProblem { q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, pass, .. } = self;
+        let options = [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets].into_iter().flatten();
         let read = [q, k, v].into_iter().chain(options);
         match pass {
             AttentionPass::Forward { o, log_sum_exp } => read.chain([o]).chain(log_sum_exp).collect(),
@@ -170,12 +192,14 @@ impl AttentionProblem {
     /// The dims that an operand of this name lies over; those of `dbias` have 1 where `view` repeats it.
     pub fn dims(&self, name: &str, view: &View) -> [u64; 4] {
         let &AttentionProblem { b, h, h_kv, s_q, s_kv, d, d_v, .. } = self;
+        let [own_b, q_rows, kv_rows] = if self.is_ragged() { [1, self.q_rows, self.kv_rows] } else { [b, s_q, s_kv] };
         match name {
-            "q" | "dq" => [b, h, s_q, d],
-            "k" | "dk" => [b, h_kv, s_kv, d],
-            "v" | "dv" => [b, h_kv, s_kv, d_v],
-            "o" | "d_o" => [b, h, s_q, d_v],
-            "log_sum_exp" => [b, h, s_q, 1],
+            "q" | "dq" => [own_b, h, q_rows, d],
+            "k" | "dk" => [own_b, h_kv, kv_rows, d],
+            "v" | "dv" => [own_b, h_kv, kv_rows, d_v],
+            "o" | "d_o" => [own_b, h, q_rows, d_v],
+            "log_sum_exp" => [own_b, h, q_rows, 1],
+            "q_offsets" | "kv_offsets" => [b.saturating_add(1), 1, 1, 1],
             "slopes" => [b, h, 1, 1],
             "sinks" | "dsinks" => [1, h, 1, 1],
             "q_lengths" | "kv_lengths" => [b, 1, 1, 1],
@@ -193,8 +217,12 @@ impl AttentionProblem {
         self.operands().into_iter().all(|(name, view, written)| !written || self.dims(name, view).contains(&0))
     }
 
-    /// Pairs of a query and a key that the window lets through in one batch and head, lengths and mask aside.
+    /// Pairs of a query and a key that the window lets through in one batch and head, lengths and mask aside; of ragged tensors, in a sequence of the mean
+    /// length.
     pub fn pairs(&self) -> f64 {
+        if self.is_ragged() {
+            return self.of_mean_length().pairs();
+        }
         let (s_q, s_kv) = (self.s_q as f64, self.s_kv as f64);
         let corner = if self.corner == Corner::BottomRight { s_kv - s_q } else { 0.0 };
         // Σ over the queries i of i + from, kept from 0 to s_kv: a difference of sums over all numbers below.
@@ -221,7 +249,8 @@ impl AttentionProblem {
 
     fn visit_slots(&mut self, visit: &mut dyn FnMut(&mut Slot)) {
         // The scale stands between what both passes read and the operands of the pass.
-        let options = [&self.bias, &self.mask, &self.slopes, &self.sinks, &self.q_lengths, &self.kv_lengths];
+        let options =
+            [&self.bias, &self.mask, &self.slopes, &self.sinks, &self.q_lengths, &self.kv_lengths, &self.q_offsets, &self.kv_offsets];
         let read = 3 + options.into_iter().flatten().count();
         let mut scale = self.scale;
         for (place, view) in self.views_mut().into_iter().enumerate() {
@@ -266,6 +295,14 @@ impl AttentionProblem {
         let &AttentionProblem { b, h, h_kv, s_q, s_kv, d, d_v, .. } = self;
         super::check_extents("attention", &[b, h, s_q.max(1), s_kv.max(1)])?;
         super::check_extents("attention", &[b, h, s_q.max(s_kv), d.max(d_v)])?;
+        super::check_extents("attention", &[h, self.q_rows.max(self.kv_rows), d.max(d_v)])?;
+        if self.q_offsets.is_some() != self.kv_offsets.is_some() {
+            return structure("q_offsets", "offsets of queries and of keys come together");
+        }
+        let is_within = !self.is_ragged() || (s_q <= self.q_rows && s_kv <= self.kv_rows);
+        if !is_within {
+            return structure("q_offsets", "a sequence has at most the rows that there are");
+        }
         if d == 0 || d_v == 0 {
             return structure(if d == 0 { "q" } else { "v" }, "a head has at least one element");
         }
@@ -318,6 +355,7 @@ impl AttentionProblem {
                 "mask" => (view.dtype == DType::U8, "a mask is of truth values, which are stored in u8"),
                 "slopes" => (view.dtype == DType::F32, "slopes are f32"),
                 "q_lengths" | "kv_lengths" => (view.dtype == DType::I32, "lengths are i32"),
+                "q_offsets" | "kv_offsets" => (view.dtype == DType::I32, "offsets are i32"),
                 "log_sum_exp" => (matches!(view.dtype, DType::F32 | DType::F64), "a log-sum-exp is f32 or f64"),
                 _ => (is_taken(view.dtype), "attention is of f16, bf16, f32 and f64"),
             };
@@ -349,7 +387,10 @@ impl AttentionProblem {
         for bound in [&mut self.left, &mut self.right] {
             *bound = bound.filter(|&bound| u64::from(bound) < all);
         }
-        let is_one_corner = self.s_q == self.s_kv && self.q_lengths.is_none() && self.kv_lengths.is_none();
+        let is_one_corner = self.s_q == self.s_kv && self.q_lengths.is_none() && self.kv_lengths.is_none() && !self.is_ragged();
+        if !self.is_ragged() {
+            (self.q_rows, self.kv_rows) = (self.s_q, self.s_kv);
+        }
         if is_one_corner || (self.left.is_none() && self.right.is_none()) {
             self.corner = Corner::TopLeft;
         }

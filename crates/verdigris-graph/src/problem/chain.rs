@@ -63,6 +63,13 @@ pub enum ChainStep {
         /// One for each dim.
         strides: Vec<u64>,
     },
+    /// A random number in [0, 1), exact in f32: what [`Pointwise::Random`] has at element number `Σ index[d] · strides[d]`.
+    Random {
+        /// The words of seed and offset, low halves first: loads of i32.
+        state: [u32; 4],
+        /// One for each dim.
+        strides: Vec<u64>,
+    },
     /// `f(x)`.
     Unary {
         /// The function.
@@ -113,6 +120,7 @@ impl ChainStep {
             ChainStep::Load { ref window, .. } => window.as_ref().and_then(|window| window.over).into_iter().collect(),
             ChainStep::Given | ChainStep::Scalar(_) | ChainStep::Index { .. } => Vec::new(),
             ChainStep::Unary { x, .. } | ChainStep::Round { x, .. } | ChainStep::Store { x, .. } => vec![x],
+            ChainStep::Random { state, .. } => state.to_vec(),
             ChainStep::Binary { x, z, .. } => vec![x, z],
             ChainStep::Ternary { x, z, t, .. } => vec![x, z, t],
         }
@@ -123,6 +131,7 @@ impl ChainStep {
             ChainStep::Load { window, .. } => window.as_mut().and_then(|window| window.over.as_mut()).into_iter().collect(),
             ChainStep::Given | ChainStep::Scalar(_) | ChainStep::Index { .. } => Vec::new(),
             ChainStep::Unary { x, .. } | ChainStep::Round { x, .. } | ChainStep::Store { x, .. } => vec![x],
+            ChainStep::Random { state, .. } => state.iter_mut().collect(),
             ChainStep::Binary { x, z, .. } => vec![x, z],
             ChainStep::Ternary { x, z, t, .. } => vec![x, z, t],
         }
@@ -138,7 +147,7 @@ impl ChainStep {
 
     fn strides(&self) -> Option<&Vec<u64>> {
         match self {
-            ChainStep::Index { strides } => Some(strides),
+            ChainStep::Index { strides } | ChainStep::Random { strides, .. } => Some(strides),
             step => step.view().map(|view| &view.strides),
         }
     }
@@ -147,7 +156,8 @@ impl ChainStep {
         match self {
             ChainStep::Load { from: View { strides, .. }, .. }
             | ChainStep::Store { to: View { strides, .. }, .. }
-            | ChainStep::Index { strides } => Some(strides),
+            | ChainStep::Index { strides }
+            | ChainStep::Random { strides, .. } => Some(strides),
             _ => None,
         }
     }
@@ -183,6 +193,7 @@ impl Chain {
                 ChainStep::Given => given,
                 ChainStep::Scalar(_) => DType::F32,
                 ChainStep::Index { .. } => DType::I64,
+                ChainStep::Random { .. } => DType::F32,
                 ChainStep::Round { dtype, .. } => dtype,
                 ChainStep::Store { x, .. } => of(x),
                 ChainStep::Unary { .. } | ChainStep::Binary { .. } | ChainStep::Ternary { .. } => {
@@ -195,7 +206,9 @@ impl Chain {
 
     /// Steps that compute.
     pub fn functions(&self) -> usize {
-        let computes = |step: &&ChainStep| matches!(step, ChainStep::Unary { .. } | ChainStep::Binary { .. } | ChainStep::Ternary { .. });
+        let computes = |step: &&ChainStep| {
+            matches!(step, ChainStep::Unary { .. } | ChainStep::Binary { .. } | ChainStep::Ternary { .. } | ChainStep::Random { .. })
+        };
         self.steps.iter().filter(computes).count()
     }
 
@@ -255,6 +268,15 @@ impl Chain {
             match step {
                 ChainStep::Given if !has_given => return structure("only what stands behind a reduction is given a value"),
                 ChainStep::Scalar(factor) => finite(op, "factor", factor)?,
+                ChainStep::Random { state, .. } => {
+                    let is_word = |&x: &u32| {
+                        let step = self.steps.get(x as usize);
+                        matches!(step, Some(ChainStep::Load { from, window: None }) if from.dtype == DType::I32)
+                    };
+                    if !state.iter().all(is_word) {
+                        return structure("the words of a random state are loads of i32");
+                    }
+                }
                 ChainStep::Unary { f, .. } => f.check(op)?,
                 ChainStep::Binary { f, .. } => f.check(op)?,
                 ChainStep::Round { dtype, .. } if !dtype.is_storage() || *dtype == DType::Bool => {

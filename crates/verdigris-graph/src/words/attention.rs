@@ -18,6 +18,8 @@ pub(super) fn blank() -> AttentionProblem {
         h_kv: 0,
         s_q: 0,
         s_kv: 0,
+        q_rows: 0,
+        kv_rows: 0,
         d: 0,
         d_v: 0,
         compute: DType::F32,
@@ -35,6 +37,8 @@ pub(super) fn blank() -> AttentionProblem {
         sinks: None,
         q_lengths: None,
         kv_lengths: None,
+        q_offsets: None,
+        kv_offsets: None,
         scale: HostScalar::ONE,
         pass: blank_forward(),
     }
@@ -85,6 +89,11 @@ pub(super) fn describe(text: &mut Text<'_>, problem: &mut AttentionProblem) -> R
     text.field("h_kv", &mut problem.h_kv, Some(problem.h))?;
     text.field("s_q", &mut problem.s_q, None)?;
     text.field("s_kv", &mut problem.s_kv, Some(problem.s_q))?;
+    // Told of ragged tensors alone, whose operands lie over rows and not over a batch.
+    text.field("q_rows", &mut problem.q_rows, Some(problem.s_q))?;
+    text.field("kv_rows", &mut problem.kv_rows, Some(problem.s_kv))?;
+    let mut is_ragged = problem.is_ragged();
+    text.flag("ragged", &mut is_ragged);
     text.field("d", &mut problem.d, None)?;
     text.field("d_v", &mut problem.d_v, Some(problem.d))?;
     text.choice("compute", &mut problem.compute, Some(DType::F32))?;
@@ -94,8 +103,9 @@ pub(super) fn describe(text: &mut Text<'_>, problem: &mut AttentionProblem) -> R
     bound(text, "right", &mut problem.right)?;
     soft_cap(text, &mut problem.soft_cap)?;
     let &mut AttentionProblem { b, h, h_kv, s_q, s_kv, d, d_v, .. } = problem;
-    let (queries, keys, values, results) =
-        (elements([b, h, s_q, d]), elements([b, h_kv, s_kv, d]), elements([b, h_kv, s_kv, d_v]), elements([b, h, s_q, d_v]));
+    let [own_b, q_rows, kv_rows] = if is_ragged { [1, problem.q_rows, problem.kv_rows] } else { [b, s_q, s_kv] };
+    let (queries, results) = (elements([own_b, h, q_rows, d]), elements([own_b, h, q_rows, d_v]));
+    let (keys, values) = (elements([own_b, h_kv, kv_rows, d]), elements([own_b, h_kv, kv_rows, d_v]));
     let scores: Layouts = vec![
         of("scores", [b, h, s_q, s_kv]),
         of("head", [1, h, s_q, s_kv]),
@@ -105,7 +115,8 @@ pub(super) fn describe(text: &mut Text<'_>, problem: &mut AttentionProblem) -> R
     ];
     let heads: Layouts = vec![of("head", [1, h, 1, 1]), of("both", [b, h, 1, 1])];
     let batches: Layouts = vec![of("batch", [b, 1, 1, 1])];
-    let rows: Layouts = vec![of("bhs", [b, h, s_q, 1])];
+    let offsets: Layouts = vec![of("batch", [b.saturating_add(1), 1, 1, 1])];
+    let rows: Layouts = vec![of("bhs", [own_b, h, q_rows, 1])];
     text.operand("q", &mut problem.q, &queries)?;
     text.operand("k", &mut problem.k, &keys)?;
     text.operand("v", &mut problem.v, &values)?;
@@ -115,6 +126,8 @@ pub(super) fn describe(text: &mut Text<'_>, problem: &mut AttentionProblem) -> R
     text.optional("sinks", &mut problem.sinks, &heads)?;
     text.optional("q_lengths", &mut problem.q_lengths, &batches)?;
     text.optional("kv_lengths", &mut problem.kv_lengths, &batches)?;
+    text.optional("q_offsets", &mut problem.q_offsets, &offsets)?;
+    text.optional("kv_offsets", &mut problem.kv_offsets, &offsets)?;
     text.factor("scale", &mut problem.scale, HostScalar::ONE)?;
     match &mut problem.pass {
         AttentionPass::Forward { o, log_sum_exp } => {

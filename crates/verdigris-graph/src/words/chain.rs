@@ -83,6 +83,7 @@ fn print(text: &mut Text<'_>, step: &ChainStep, layouts: &Layouts) -> String {
         ChainStep::Given => "given".to_owned(),
         ChainStep::Scalar(factor) => format!("scalar({})", text.print_factor(*factor)),
         ChainStep::Index { strides } => format!("index({})", list(strides)),
+        ChainStep::Random { state: [a, b, c, d], strides } => format!("random({a},{b},{c},{d},{})", list(strides)),
         ChainStep::Unary { f, x } => format!("{}({x})", Named(*f).print()),
         ChainStep::Binary { f, x, z } => format!("{}({x},{z})", Named(*f).print()),
         ChainStep::Ternary { f, x, z, t } => format!("{}({x},{z},{t})", Named(*f).print()),
@@ -92,7 +93,8 @@ fn print(text: &mut Text<'_>, step: &ChainStep, layouts: &Layouts) -> String {
 }
 
 fn parse(text: &mut Text<'_>, word: &str, layouts: &Layouts) -> Result<ChainStep, Error> {
-    let wrong = || error("a step of a chain: `load`, `given`, `scalar`, `index`, `cast`, `store` or a function of earlier steps", word);
+    let wrong =
+        || error("a step of a chain: `load`, `given`, `scalar`, `index`, `random`, `cast`, `store` or a function of earlier steps", word);
     let position = |text: &str| text.parse::<u32>().map_err(|_| wrong());
     Ok(match call(word)? {
         ("given", None) => ChainStep::Given,
@@ -103,6 +105,10 @@ fn parse(text: &mut Text<'_>, word: &str, layouts: &Layouts) -> Result<ChainStep
             }
             ("scalar", [factor]) => ChainStep::Scalar(text.parse_factor(factor)?),
             ("index", [strides]) => ChainStep::Index { strides: list_of(strides).ok_or_else(wrong)? },
+            ("random", [a, b, c, d, strides]) => ChainStep::Random {
+                state: [position(a)?, position(b)?, position(c)?, position(d)?],
+                strides: list_of(strides).ok_or_else(wrong)?,
+            },
             ("cast", [x, dtype]) => ChainStep::Round { x: position(x)?, dtype: dtype.parse().map_err(|_| wrong())? },
             ("store", [x, place]) => ChainStep::Store { x: position(x)?, to: text.parse_place(place, layouts)? },
             (name, [x]) => ChainStep::Unary { f: function(name).ok_or_else(wrong)?, x: position(x)? },

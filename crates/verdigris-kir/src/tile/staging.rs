@@ -56,7 +56,7 @@ impl<'k> Staging<'k> {
     }
 
     /// The address of 16-byte chunk `chunk` of row `row`, both as the swizzle has them.
-    fn place(&self, stage: Val<'k, u32>, row: Val<'k, u32>, chunk: Val<'k, u32>) -> Val<'k, u32> {
+    pub fn place(&self, stage: Val<'k, u32>, row: Val<'k, u32>, chunk: Val<'k, u32>) -> Val<'k, u32> {
         let pattern = if self.row_bytes == 64 { (row >> 1) & 3 } else { row & 7 };
         stage + row * self.row_bytes + ((chunk ^ pattern) << 4)
     }

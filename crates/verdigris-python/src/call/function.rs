@@ -5,8 +5,8 @@
 
 use pyo3::PyResult;
 use verdigris::recipe::{
-    self, AttentionGradient, BatchNormGradient, BatchNormSpec, ConvBatchNormGradient, Convolution, Divisor, Extents, Gradient, Input,
-    LossForm, MAX_INPUTS, Saved, Targets,
+    self, AttentionGradient, BatchNormGradient, BatchNormSpec, ConvBatchNormGradient, Convolution, Divisor, ElementLoss, Extents, Gradient,
+    Input, LossForm, MAX_INPUTS, Saved, Targets,
 };
 use verdigris_graph::{AttentionSpec, Causal, CrossEntropySpec, LossReduction, NormKind, NormSpec, PoolWindows, Precision, Real, UnaryOp};
 use verdigris_tensor::DType;
@@ -41,7 +41,7 @@ pub(crate) enum Function {
     Norm,
     /// `logits, labels` → loss, and each row's log-sum-exp in f32 or f64. `axis= smoothing= ignore= reduction=`.
     CrossEntropy,
-    /// `logits, targets, weights?` → loss. As `CrossEntropy`, and `targets=labels|probabilities`.
+    /// `logits, targets, weights?` → loss. As `CrossEntropy`, and `targets=labels|log_labels|probabilities`.
     ClassLoss,
     /// `dy, …` → the gradient of a function with respect to one of its tensors, from what [`Function::saves`] says; extra: the dims of that
     /// tensor where it is not saved. `of= wrt=`, then `|` and the attributes of the function. With several places behind `wrt=` as many gradients,
@@ -62,15 +62,20 @@ pub(crate) enum Function {
     /// a 1 in `wanted=11110`. As `ConvBatchNorm`, `result=1` where the last tensor is y, and `filter=` with the element type of the filter's gradient where it is
     /// not the filter's.
     ConvBatchNormBackward,
-    /// `q [b, h, s_q, d], k [b, h_kv, s_kv, d], v [b, h_kv, s_kv, d_v], bias or mask?, slopes?` → o, and each query's log-sum-exp. `scale=`,
-    /// `causal=none|top_left|bottom_right left= right= cap=`, each left out where there is none.
+    /// `q [b, h, s_q, d], k [b, h_kv, s_kv, d], v [b, h_kv, s_kv, d_v], bias or mask?, slopes?, q_offsets?, kv_offsets?` → o, and each query's log-sum-exp.
+    /// `scale=`, `causal=none|top_left|bottom_right left= right= cap= longest_q= longest_kv=`, each left out where there is none.
     Attention,
-    /// `d_o, q, k, v, o, log_sum_exp, bias or mask?, slopes?` → the gradients of `q`, `k`, `v` and the bias, each with a 1 in `wanted=1110`. As `Attention`.
+    /// `d_o, q, k, v, o, log_sum_exp, bias or mask?, slopes?, q_offsets?, kv_offsets?` → the gradients of `q`, `k`, `v` and the bias, each with a 1 in `wanted=1110`. As `Attention`.
     AttentionBackward,
+    /// `x, state` → x with elements dropped. `p=`. Its gradient is the same call with dy in the place of x.
+    Dropout,
+    /// `x, target, weight?, positive weight?` → loss. `loss=squared|absolute|huber|smooth_l1|binary_cross_entropy|soft_margin|divergence`, `bend=` of the two that have one,
+    /// `log=1` for targets of a divergence that are logarithms; `reduction=`.
+    ElementLoss,
 }
 
 impl Function {
-    pub(crate) const ALL: [Function; 19] = [
+    pub(crate) const ALL: [Function; 21] = [
         Function::ConvFprop,
         Function::ConvNorm,
         Function::ConvDgrad,
@@ -90,6 +95,8 @@ impl Function {
         Function::ConvBatchNormBackward,
         Function::Attention,
         Function::AttentionBackward,
+        Function::Dropout,
+        Function::ElementLoss,
     ];
 
     pub(crate) fn numbered(number: u8) -> Option<Function> {
@@ -100,11 +107,12 @@ impl Function {
     pub(crate) const fn signature(self) -> (usize, bool) {
         match self {
             Function::MaxPool | Function::AveragePool | Function::Activation | Function::Softmax => (1, false),
-            Function::CrossEntropy => (2, false),
+            Function::CrossEntropy | Function::Dropout => (2, false),
             Function::ConvFprop | Function::Linear | Function::ClassLoss | Function::Norm => (3, false),
-            Function::ConvNorm | Function::ConvBatchNormBackward | Function::AttentionBackward => (8, false),
-            Function::ConvBatchNorm => (7, false),
-            Function::Attention => (5, false),
+            Function::ConvNorm | Function::ConvBatchNormBackward => (8, false),
+            Function::ConvBatchNorm | Function::Attention => (7, false),
+            Function::AttentionBackward => (10, false),
+            Function::ElementLoss => (4, false),
             Function::ConvDgrad => (3, true),
             Function::BatchNorm | Function::BatchNormBackward | Function::BatchNormInference => (6, false),
             // What comes in, and five tensors that were saved.
@@ -118,8 +126,10 @@ impl Function {
             Function::ConvFprop | Function::ConvDgrad | Function::Linear => Some(Autocast::Lower),
             Function::ConvNorm | Function::ConvBatchNorm => Some(Autocast::LowerOperands),
             Function::Attention => Some(Autocast::LowerAttended),
-            Function::Softmax | Function::Norm | Function::CrossEntropy | Function::ClassLoss => Some(Autocast::F32),
-            Function::MaxPool | Function::AveragePool | Function::Activation | Function::Gradient => None,
+            Function::Softmax | Function::Norm | Function::CrossEntropy | Function::ClassLoss | Function::ElementLoss => {
+                Some(Autocast::F32)
+            }
+            Function::MaxPool | Function::AveragePool | Function::Activation | Function::Dropout | Function::Gradient => None,
             // Statistics are f32 whatever the input is.
             Function::BatchNorm | Function::BatchNormBackward | Function::BatchNormInference => None,
             // Its tensors are what the forward call kept, cast already.
@@ -143,8 +153,9 @@ impl Function {
             Function::AveragePool | Function::ConvNorm => &[],
             // Their gradients are functions of their own, or none.
             Function::BatchNorm | Function::BatchNormBackward | Function::ConvBatchNorm | Function::ConvBatchNormBackward => &[],
-            Function::Attention | Function::AttentionBackward => &[],
+            Function::Attention | Function::AttentionBackward | Function::Dropout => &[],
             Function::BatchNormInference => &[Tensor(0), Tensor(1), Tensor(2), Tensor(3), Tensor(4)],
+            Function::ElementLoss => &[Tensor(0), Tensor(1), Tensor(2), Tensor(3)],
             Function::Activation => &[Tensor(0)],
             Function::Softmax => &[Result(0)],
             Function::CrossEntropy => &[Tensor(0), Tensor(1), Result(1)],
@@ -175,6 +186,8 @@ impl Function {
             Function::ConvBatchNormBackward => "conv_batch_norm_backward",
             Function::Attention => "attention",
             Function::AttentionBackward => "attention_backward",
+            Function::Dropout => "dropout",
+            Function::ElementLoss => "element_loss",
         }
     }
 }
@@ -274,13 +287,31 @@ fn windows(attributes: &Attributes<'_>) -> PyResult<PoolWindows> {
     })
 }
 
+fn reduction(attributes: &Attributes<'_>) -> PyResult<LossReduction> {
+    match attributes.get("reduction") {
+        Some("none") => Ok(LossReduction::None),
+        Some("sum") => Ok(LossReduction::Sum),
+        None | Some("mean") => Ok(LossReduction::Mean),
+        Some(other) => Err(raise(Kind::Graph, format!("the reduction is `{other}`; it is `none`, `sum` or `mean`"))),
+    }
+}
+
+fn element_loss(attributes: &Attributes<'_>) -> PyResult<ElementLoss> {
+    let bend = Real(attributes.one("bend", 1.0)?);
+    match attributes.get("loss") {
+        Some("squared") => Ok(ElementLoss::Squared),
+        Some("absolute") => Ok(ElementLoss::Absolute),
+        Some("huber") => Ok(ElementLoss::Huber { delta: bend }),
+        Some("smooth_l1") => Ok(ElementLoss::SmoothL1 { beta: bend }),
+        Some("binary_cross_entropy") => Ok(ElementLoss::BinaryCrossEntropy),
+        Some("soft_margin") => Ok(ElementLoss::SoftMargin),
+        Some("divergence") => Ok(ElementLoss::Divergence { log_target: attributes.one("log", 0_u8)? != 0 }),
+        other => Err(raise(Kind::Graph, format!("the loss is `{}`; it names a loss of elements", other.unwrap_or_default()))),
+    }
+}
+
 fn loss(attributes: &Attributes<'_>) -> PyResult<CrossEntropySpec> {
-    let reduction = match attributes.get("reduction") {
-        Some("none") => LossReduction::None,
-        Some("sum") => LossReduction::Sum,
-        None | Some("mean") => LossReduction::Mean,
-        Some(other) => return Err(raise(Kind::Graph, format!("the reduction is `{other}`; it is `none`, `sum` or `mean`"))),
-    };
+    let reduction = reduction(attributes)?;
     let ignore_index = attributes.get("ignore").map(|text| attributes.parse("ignore", text)).transpose()?;
     Ok(CrossEntropySpec {
         axis: attributes.one("axis", 1)?,
@@ -319,7 +350,8 @@ fn attention(attributes: &Attributes<'_>) -> PyResult<AttentionSpec> {
     let bound = |name| attributes.get(name).map(|text| attributes.parse::<u32>(name, text)).transpose();
     let soft_cap = attributes.get("cap").map(|text| attributes.parse("cap", text).map(Real)).transpose()?;
     let plain = AttentionSpec::new(attributes.one("scale", 1.0)?);
-    Ok(AttentionSpec { causal, left: bound("left")?, right: bound("right")?, soft_cap, ..plain })
+    let (longest_q, longest_kv) = (bound("longest_q")?, bound("longest_kv")?);
+    Ok(AttentionSpec { causal, left: bound("left")?, right: bound("right")?, soft_cap, longest_q, longest_kv, ..plain })
 }
 
 /// Dims behind the attributes.
@@ -392,8 +424,12 @@ impl Function {
             Function::Norm => F::Norm { spec: norm(attributes)?, per_channel: attributes.one("channel", 0_u8)? != 0 },
             Function::CrossEntropy => F::CrossEntropy(loss(attributes)?, LossForm::WithLse),
             Function::ClassLoss => {
-                let probable = attributes.get("targets") == Some("probabilities");
-                F::ClassLoss(loss(attributes)?, if probable { Targets::Probabilities } else { Targets::Labels })
+                let targets = match attributes.get("targets") {
+                    Some("probabilities") => Targets::Probabilities,
+                    Some("log_labels") => Targets::LabelsOfLogarithms,
+                    _ => Targets::Labels,
+                };
+                F::ClassLoss(loss(attributes)?, targets)
             }
             Function::BatchNorm => F::BatchNorm(batch_norm(attributes)?),
             Function::BatchNormBackward => F::BatchNormBackward(BatchNormGradient {
@@ -417,6 +453,8 @@ impl Function {
             Function::AttentionBackward => {
                 F::AttentionBackward(AttentionGradient { spec: attention(attributes)?, wanted: attributes.flags("wanted") })
             }
+            Function::Dropout => F::Dropout(Real(attributes.one("p", 0.5)?)),
+            Function::ElementLoss => F::ElementLoss(element_loss(attributes)?, reduction(attributes)?),
             Function::Gradient => return Err(raise(Kind::Graph, "a gradient has its function's attributes behind its own")),
         })
     }
@@ -443,6 +481,16 @@ impl Function {
                     return Err(unfit(what, "a bias has one dim, with an element for each channel"));
                 }
                 Ok(())
+            }
+            (Function::ElementLoss, Some(x), ..) => {
+                let other = given.iter().flatten().find(|tensor| tensor.dtype != x.dtype || !x.dtype.is_float());
+                other.map_or(Ok(()), |other| {
+                    let what = format!("a loss of {} and {}", x.dtype, other.dtype);
+                    Err(unfit(what, "input, target and weights are of one floating-point type"))
+                })
+            }
+            (Function::Dropout, Some(x), ..) if !x.dtype.is_float() => {
+                Err(unfit(format_args!("dropout of elements of {}", x.dtype), "they are floating-point"))
             }
             (Function::Activation, Some(x), ..) if !x.dtype.is_float() => match unary(attributes)? {
                 UnaryOp::Relu => Ok(()),

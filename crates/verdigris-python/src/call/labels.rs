@@ -21,7 +21,9 @@ pub(super) struct Labels {
 impl Labels {
     /// What the labels of a function may be, if it reads labels.
     pub(super) fn of(function: &Function, given: &[Option<Input>]) -> Option<Labels> {
-        let (Function::CrossEntropy(spec, _) | Function::ClassLoss(spec, Targets::Labels)) = function else { return None };
+        let (Function::CrossEntropy(spec, _) | Function::ClassLoss(spec, Targets::Labels | Targets::LabelsOfLogarithms)) = function else {
+            return None;
+        };
         let (logits, labels) = (given.first().copied().flatten()?, given.get(PLACE).copied().flatten()?);
         let classes = *logits.layout.dims().get(spec.axis as usize)?;
         Some(Labels { layout: labels.layout, dtype: labels.dtype, classes, ignored: spec.ignore_index })

@@ -84,25 +84,64 @@ struct Extents {
     s_kv: u64,
     d: u64,
     d_v: u64,
+    /// Batch, rows of queries and rows of keys of the tensors.
+    rows: [u64; 3],
 }
 
 impl Extents {
     fn of(shape: &Shape) -> Extents {
         let (h, s_q, d) = (shape.one('h', 1), shape.one('q', 1), shape.one('d', 64));
         let h_kv = h / shape.one('g', 1).max(1);
-        Extents { b: shape.one('b', 1), h, h_kv, s_q, s_kv: shape.one('k', s_q), d, d_v: shape.one('v', d) }
+        let (b, s_kv) = (shape.one('b', 1), shape.one('k', s_q));
+        Extents { b, h, h_kv, s_q, s_kv, d, d_v: shape.one('v', d), rows: [b, s_q, s_kv] }
+    }
+
+    /// As options ask: where they say `ragged`, `b` sequences in so many percent of the rows that they could have.
+    fn under(self, options: &str) -> Extents {
+        let percent = options.split_whitespace().find_map(|option| match option.split_once('=').unwrap_or((option, "")) {
+            ("ragged", "") => Some(60),
+            ("ragged", percent) => percent.parse().ok(),
+            _ => None,
+        });
+        let rows = |longest: u64, percent: u64| (self.b * longest * percent).div_ceil(100);
+        percent.map_or(self, |percent| Extents { rows: [1, rows(self.s_q, percent), rows(self.s_kv, percent)], ..self })
+    }
+
+    fn queries(&self) -> [u64; 4] {
+        [self.rows[0], self.h, self.rows[1], self.d]
+    }
+
+    fn keys(&self) -> [u64; 4] {
+        [self.rows[0], self.h_kv, self.rows[2], self.d]
+    }
+
+    fn values(&self) -> [u64; 4] {
+        [self.rows[0], self.h_kv, self.rows[2], self.d_v]
+    }
+
+    fn results(&self) -> [u64; 4] {
+        [self.rows[0], self.h, self.rows[1], self.d_v]
+    }
+
+    /// One a query.
+    fn totals(&self) -> [u64; 4] {
+        [self.rows[0], self.h, self.rows[1], 1]
     }
 }
 
 /// The layout that a word names for `[b, h, s, d]`; `packed` is a part of a buffer that holds three such tensors, positions outside of heads.
 fn layout(group: &str, word: &str, dims: &[u64]) -> Result<Layout, CaseError> {
     let [b, h, s, d] = [dims[0], dims[1], dims[2], dims[3]].map(|dim| dim.max(1));
+    // What 64 bits do not hold stays so large that `Layout::new` refuses it.
+    let times = |factors: &[u64]| factors.iter().fold(1u64, |all, &factor| all.saturating_mul(factor));
+    let element_and_gap = times(&[2, d]).saturating_add(2);
+    let position_and_gap = times(&[h, element_and_gap]).saturating_add(4);
     let strides = match word {
-        "bhsd" => [h * s * d, s * d, d, 1],
-        "bshd" => [s * h * d, d, h * d, 1],
-        "packed" => [3 * s * h * d, d, 3 * h * d, 1],
-        "strided" => [s * (h * (2 * d + 2) + 4) + 6, 2 * d + 2, h * (2 * d + 2) + 4, 2],
-        "reversed" => [1, b, b * h, b * h * s],
+        "bhsd" => [times(&[h, s, d]), times(&[s, d]), d, 1],
+        "bshd" => [times(&[s, h, d]), d, times(&[h, d]), 1],
+        "packed" => [times(&[3, s, h, d]), d, times(&[3, h, d]), 1],
+        "strided" => [times(&[s, position_and_gap]).saturating_add(6), element_and_gap, position_and_gap, 2],
+        "reversed" => [1, b, times(&[b, h]), times(&[b, h, s])],
         _ => return field(group, "layouts", word, "a layout of attention is bhsd, bshd, packed, strided or reversed"),
     };
     Layout::new(dims, &strides).map_err(|source| fault(group, verdigris_graph::Error::Layout { tensor: word.to_owned(), source }))
@@ -121,10 +160,10 @@ impl Group {
 
     /// The op that options ask for, with its inputs.
     fn attention(&self, draft: &mut Draft<'_>, dtype: DType, word: &str, of: Extents, options: &str) -> Result<Attention, CaseError> {
-        let Extents { b, h, h_kv, s_q, s_kv, d, d_v } = of;
-        let q = self.tensor(draft, "q", dtype, word, [b, h, s_q, d])?;
-        let k = self.tensor(draft, "k", dtype, word, [b, h_kv, s_kv, d])?;
-        let v = self.tensor(draft, "v", dtype, word, [b, h_kv, s_kv, d_v])?;
+        let Extents { b, h, s_q, s_kv, d, .. } = of;
+        let q = self.tensor(draft, "q", dtype, word, of.queries())?;
+        let k = self.tensor(draft, "k", dtype, word, of.keys())?;
+        let v = self.tensor(draft, "v", dtype, word, of.values())?;
         let mut op = Attention::new(AttentionSpec::new(1.0 / (d as f64).sqrt()), q, k, v);
         let of_options = self.of_options.unwrap_or(self.of_rows);
         for option in options.split_whitespace() {
@@ -161,6 +200,12 @@ impl Group {
                 ("sinks", _) => op.sinks = Some(self.tensor(draft, "sinks", of_options, "bhsd", [1, h, 1, 1])?),
                 ("q_lengths", _) => op.q_lengths = Some(self.tensor(draft, "q lengths", DType::I32, "bhsd", [b, 1, 1, 1])?),
                 ("kv_lengths", _) => op.kv_lengths = Some(self.tensor(draft, "kv lengths", DType::I32, "bhsd", [b, 1, 1, 1])?),
+                ("ragged", percent) if value.is_empty() || percent.is_ok() => {
+                    let offsets = ["q offsets", "kv offsets"].map(|name| self.tensor(draft, name, DType::I32, "bhsd", [b + 1, 1, 1, 1]));
+                    let [q_offsets, kv_offsets] = offsets;
+                    (op.q_offsets, op.kv_offsets) = (Some(q_offsets?), Some(kv_offsets?));
+                    (op.spec.longest_q, op.spec.longest_kv) = (Some(s_q as u32), Some(s_kv as u32));
+                }
                 _ => return wrong(),
             }
         }
@@ -173,8 +218,8 @@ impl Group {
             draft.builder.deterministic();
         }
         let (out, of_rows) = (self.out.unwrap_or(dtype), self.of_rows);
-        let Extents { b, h, h_kv, s_q, s_kv, d, d_v } = of;
-        let results = [b, h, s_q, d_v];
+        let of = of.under(options);
+        let (h, results) = (of.h, of.results());
         let op = self.attention(&mut draft, dtype, word, of, options)?;
         let (spec, read) = (op.spec, [op.q, op.k, op.v]);
         let with = op.clone();
@@ -184,7 +229,7 @@ impl Group {
                 let made = draft.ok(made)?;
                 self.store(&mut draft, made.o, "o", out, word, results)?;
                 if kind != Kind::Forward {
-                    self.store(&mut draft, made.log_sum_exp, "log sum exp", of_rows, "bhsd", [b, h, s_q, 1])?;
+                    self.store(&mut draft, made.log_sum_exp, "log sum exp", of_rows, "bhsd", of.totals())?;
                 }
                 if kind != Kind::Both {
                     return draft.finish();
@@ -193,22 +238,22 @@ impl Group {
             }
             Kind::Backward | Kind::BackwardQueries | Kind::BackwardKeys => {
                 let o = self.tensor(&mut draft, "o", dtype, word, results)?;
-                (o, self.tensor(&mut draft, "log sum exp", of_rows, "bhsd", [b, h, s_q, 1])?)
+                (o, self.tensor(&mut draft, "log sum exp", of_rows, "bhsd", of.totals())?)
             }
         };
         let d_o = self.tensor(&mut draft, "d o", dtype, word, results)?;
-        let Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, .. } = with;
+        let Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, .. } = with;
         let bias_dims = bias.and_then(|bias| draft.builder.dims(bias));
-        let back =
-            AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, ..AttentionBackward::new(spec, read, o, total, d_o) };
+        let plain = AttentionBackward::new(spec, read, o, total, d_o);
+        let back = AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };
         let made = draft.builder.attention_backward("backward", back);
         let made = draft.ok(made)?;
         if kind != Kind::BackwardKeys {
-            self.store(&mut draft, made.dq, "dq", out, word, [b, h, s_q, d])?;
+            self.store(&mut draft, made.dq, "dq", out, word, of.queries())?;
         }
         if kind != Kind::BackwardQueries {
-            self.store(&mut draft, made.dk, "dk", out, word, [b, h_kv, s_kv, d])?;
-            self.store(&mut draft, made.dv, "dv", out, word, [b, h_kv, s_kv, d_v])?;
+            self.store(&mut draft, made.dk, "dk", out, word, of.keys())?;
+            self.store(&mut draft, made.dv, "dv", out, word, of.values())?;
         }
         if matches!(kind, Kind::Backward | Kind::Both) {
             if let (Some(dbias), Some(dims)) = (made.dbias, bias_dims) {

@@ -50,7 +50,8 @@
 //! **`attention.toml`**: `ops` (`forward`, `forward_rows` with the log-sum-exp, `backward`, `backward_queries`, `backward_keys`, `both`),
 //! `shapes = ["b2 h4 g2 q64 k129 d64 v64"]`: batch, heads of queries, how many of them share one of keys, queries, keys, elements, elements of a value;
 //! `options`, each a list of words in one string: `top_left`, `bottom_right`, `left=3`, `right=0`, `cap=30`, `scale=0.5` or `bound`, `bias` and `mask` (by
-//! themselves or `=head`, `batch`, `pair`, `key`, `query`, `one`), `slopes` (`=batch`), `sinks`, `q_lengths`, `kv_lengths`; `of_rows` (the type of the
+//! themselves or `=head`, `batch`, `pair`, `key`, `query`, `one`), `slopes` (`=batch`), `sinks`, `q_lengths`, `kv_lengths`,
+//! `ragged` (`=60`: batches are sequences behind each other, of at most so many queries and keys, in 60 % of the rows that they could have); `of_rows` (the type of the
 //! log-sum-exp and of the gradients of bias and sinks), `of_options` (of bias and sinks). Layouts are `bhsd`, `bshd`, `packed`, `strided` and `reversed`.
 
 mod attention;
@@ -72,7 +73,7 @@ use serde::de::DeserializeOwned;
 use verdigris_graph::{BinaryOp, Determinism, Error, Graph, GraphBuilder, HostScalar, Real, ReductionOp, Uid, UnaryOp};
 use verdigris_tensor::{DType, Layout};
 
-use crate::cases::{CaseError, ScalarText, seed_of};
+use crate::cases::{CaseError, MOST_CASES, MOST_CASES_RULE, ScalarText, seed_of};
 use crate::data::Distribution;
 
 /// One test graph.
@@ -198,7 +199,8 @@ fn layout(group: &str, word: &str, dims: &[u64]) -> Result<Layout, CaseError> {
         let mut stride = inner;
         for &dim in order.iter().rev() {
             strides[dim] = stride;
-            stride = stride * dims[dim] + gap;
+            // What 64 bits do not hold stays so large that `Layout::new` refuses it.
+            stride = stride.saturating_mul(dims[dim]).saturating_add(gap);
         }
         Layout::new(dims, &strides)
     };
@@ -214,7 +216,7 @@ fn layout(group: &str, word: &str, dims: &[u64]) -> Result<Layout, CaseError> {
             let channels = dims.get(1).copied().unwrap_or(1);
             for (dim, stride) in strides.iter_mut().enumerate() {
                 if dim != 1 && channels > 0 {
-                    *stride = *stride / channels * (channels + 8);
+                    *stride = (*stride / channels).saturating_mul(channels.saturating_add(8));
                 }
             }
             Layout::new(dims, &strides)
@@ -409,11 +411,14 @@ impl Shape {
             let numbers = letters.as_str();
             let choices: Vec<String> = match numbers.strip_prefix('~') {
                 Some(middle) => match middle.parse::<u64>() {
-                    Ok(middle) if middle > 0 => [middle - 1, middle, middle + 1].map(|number| number.to_string()).to_vec(),
+                    Ok(middle) if middle > 0 => [middle - 1, middle, middle.saturating_add(1)].map(|number| number.to_string()).to_vec(),
                     _ => return field(group, "shapes", word, rule),
                 },
                 None => vec![numbers.to_owned()],
             };
+            if shapes.len() * choices.len() > MOST_CASES {
+                return field(group, "shapes", text, MOST_CASES_RULE);
+            }
             let mut next = Vec::new();
             for shape in &shapes {
                 for choice in &choices {

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use verdigris_graph::Graph;
 use verdigris_tensor::DType;
 
-use super::{Cases, Common, Draft, joined, normal, row};
+use super::{Cases, Common, Draft, field, joined, normal, row};
 use crate::cases::CaseError;
 use crate::data::Distribution;
 
@@ -51,6 +51,9 @@ impl Move {
     }
 }
 
+/// Tensors that one case joins.
+const MOST_PARTS: u64 = 1024;
+
 impl Group {
     fn graph(&self, what: &Move, dtype: DType, word: &str, dims: &[u64]) -> Result<Graph, CaseError> {
         let mut draft = Draft::new(&self.id);
@@ -62,12 +65,15 @@ impl Group {
             Move::Slice { starts, stops, steps } => draft.builder.slice("move", x, starts, stops, steps),
             Move::Pad { before, after, value } => draft.builder.pad("move", x, before, after, *value),
             Move::Concat { axis, count } => {
+                if *count > MOST_PARTS {
+                    return field(&self.id, "moves", what.name(), "at most 1024 tensors are joined");
+                }
                 let mut parts = vec![x];
                 for extra in 1..*count {
                     // Each part is of its own size.
                     let mut dims = dims.to_vec();
                     if let Some(extent) = dims.get_mut(*axis as usize) {
-                        *extent += extra;
+                        *extent = extent.saturating_add(extra);
                     }
                     parts.push(draft.tensor("x", dtype, word, &dims)?);
                 }

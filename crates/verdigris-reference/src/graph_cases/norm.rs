@@ -4,7 +4,7 @@ use serde::Deserialize;
 use verdigris_graph::{Graph, NormGradients, NormKind, NormSpec, Normalize, NormalizeBackward};
 use verdigris_tensor::DType;
 
-use super::{Cases, Common, Draft, joined, normal, row};
+use super::{Cases, Common, Draft, field, joined, normal, row};
 use crate::cases::CaseError;
 use crate::data::Distribution;
 
@@ -145,6 +145,9 @@ impl Group {
         let mut draft = Draft::new(&self.id);
         let (out, of_vector) = (self.out.unwrap_or(dtype), self.vector.unwrap_or(dtype));
         let spec = NormSpec { groups: self.groups, zero_centred: self.zero_centred, ..NormSpec::new(kind, axes, self.eps) };
+        if let Some(axis) = axes.iter().find(|&&axis| axis as usize >= dims.len()) {
+            return field(&self.id, "axes", format!("{axis} of {}", joined(dims)), "an axis is one of the dims, counted from 0");
+        }
         let mut narrow = dims.to_vec();
         axes.iter().for_each(|&axis| narrow[axis as usize] = 1);
         if let Some(&first) = axes.first() {

@@ -13,6 +13,8 @@
 //!
 //! What is rounded to the type of `q` before a product: `p` and `dt`, half a unit in the last place; of a `dt` beyond that type's range nothing is said. A key that is not attended counts as multiplied by 0
 //! or not at all: where what it would multiply is not finite, nothing is said.
+//!
+//! Ragged tensors are read as if each sequence stood by itself: a row has a place in one sequence at most, and of one that has none nothing is said.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -51,6 +53,26 @@ struct Row {
     sum: f64,
 }
 
+/// Rows of one sequence, from `begin` on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Sequence {
+    begin: u64,
+    count: u64,
+}
+
+/// The sequences that these offsets tell of `rows` rows, of which none has more than `longest`.
+fn sequences(offsets: &Source<'_>, rows: u64, longest: u64) -> Option<Vec<Sequence>> {
+    let known = |n: u64| {
+        let offset = offsets.at(&[n, 0, 0, 0]);
+        (offset.error == 0.0).then(|| offset.value.clamp(0.0, rows as f64) as u64)
+    };
+    let of = |n: u64| {
+        let (begin, end) = (known(n)?, known(n + 1)?);
+        Some(Sequence { begin, count: end.saturating_sub(begin).min(longest) })
+    };
+    (0..offsets.dims()[0].saturating_sub(1)).map(of).collect()
+}
+
 /// What both ops read.
 struct Scores<'a> {
     spec: AttentionSpec,
@@ -64,6 +86,10 @@ struct Scores<'a> {
     sinks: Option<Source<'a>>,
     q_lengths: Option<Source<'a>>,
     kv_lengths: Option<Source<'a>>,
+    /// Where tensors are ragged, the rows of queries and of keys of each sequence; `None` if they are not known.
+    ragged: Option<Option<Vec<[Sequence; 2]>>>,
+    /// Batch, queries and keys of scores.
+    extents: [u64; 3],
     compute: DType,
     known: RefCell<HashMap<[u64; 3], Rc<Row>>>,
 }
@@ -76,7 +102,16 @@ impl<'a> Scores<'a> {
         };
         let (q, k, v) = (at.source(op.q)?, at.source(op.k)?, at.source(op.v)?);
         let (queries, keys) = (q.dims().to_vec(), k.dims().to_vec());
-        let scores = [queries[0], queries[1], queries[2], keys[2]];
+        let four = |dims: &[u64]| -> [u64; 4] { std::array::from_fn(|i| dims[i]) };
+        let of_q = op.q_offsets.map(|uid| at.source(uid)).transpose()?;
+        let of_kv = op.kv_offsets.map(|uid| at.source(uid)).transpose()?;
+        let extents = op.spec.extents(&four(&queries), &four(&keys), of_q.as_ref().map(|offsets| offsets.dims()[0]));
+        let ragged = of_q.zip(of_kv).map(|(of_q, of_kv)| {
+            let of_q = sequences(&of_q, queries[2], extents[1])?;
+            let of_kv = sequences(&of_kv, keys[2], extents[2])?;
+            Some(of_q.into_iter().zip(of_kv).map(|(q, kv)| [q, kv]).collect())
+        });
+        let scores = [extents[0], queries[1], extents[1], extents[2]];
         let mut over = |uid: Option<Uid>, dims: [u64; 4]| uid.map(|uid| Ok::<_, GraphError>(at.source(uid)?.broadcast(&dims))).transpose();
         let [b, h, ..] = scores;
         Ok(Scores {
@@ -88,6 +123,8 @@ impl<'a> Scores<'a> {
             sinks: over(op.sinks, [1, h, 1, 1])?,
             q_lengths: over(op.q_lengths, [b, 1, 1, 1])?,
             kv_lengths: over(op.kv_lengths, [b, 1, 1, 1])?,
+            ragged,
+            extents,
             q,
             k,
             v,
@@ -114,7 +151,58 @@ impl<'a> Scores<'a> {
                 (length.error == 0.0).then(|| length.value.clamp(0.0, extent as f64) as u64)
             }
         };
-        Some([length(&self.q_lengths, self.q.dims()[2])?, length(&self.kv_lengths, self.k.dims()[2])?])
+        let [of_q, of_kv] = self.own(b)?;
+        Some([length(&self.q_lengths, of_q.count)?, length(&self.kv_lengths, of_kv.count)?])
+    }
+
+    /// The queries and the keys of a batch; `None` if they are not known.
+    fn own(&self, b: u64) -> Option<[Sequence; 2]> {
+        match &self.ragged {
+            None => Some([self.extents[1], self.extents[2]].map(|count| Sequence { begin: 0, count })),
+            Some(sequences) => sequences.as_ref()?.get(b as usize).copied(),
+        }
+    }
+
+    /// Where query or key (`which` 0 or 1) `i` of a batch stands: batch and row of the tensors.
+    fn place(&self, which: usize, b: u64, i: u64) -> [u64; 2] {
+        match &self.ragged {
+            None => [b, i],
+            // Of sequences that are not known nothing is read.
+            Some(_) => [0, self.own(b).map_or(0, |own| own[which].begin) + i],
+        }
+    }
+
+    /// The sequence and the place in it of row `row` of a tensor's batch `b`; `None` where it lies in none, in several, or where nobody knows.
+    fn within(&self, which: usize, b: u64, row: u64) -> Option<[u64; 2]> {
+        let Some(sequences) = &self.ragged else { return Some([b, row]) };
+        let holds = |own: &[Sequence; 2]| (own[which].begin..own[which].begin + own[which].count).contains(&row);
+        let sequences = sequences.as_ref()?;
+        let found = sequences.iter().position(holds)?;
+        let is_alone = !sequences[found + 1..].iter().any(holds);
+        is_alone.then(|| [found as u64, row - sequences[found][which].begin])
+    }
+
+    /// An element of a query.
+    fn query(&self, [b, h, i]: [u64; 3], e: u64) -> Bounded {
+        let [b, row] = self.place(0, b, i);
+        self.q.at(&[b, h, row, e])
+    }
+
+    /// An element of a key.
+    fn key(&self, [b, kv_head, j]: [u64; 3], e: u64) -> Bounded {
+        let [b, row] = self.place(1, b, j);
+        self.k.at(&[b, kv_head, row, e])
+    }
+
+    /// An element of a value.
+    fn value(&self, [b, kv_head, j]: [u64; 3], e: u64) -> Bounded {
+        let [b, row] = self.place(1, b, j);
+        self.v.at(&[b, kv_head, row, e])
+    }
+
+    /// Queries and keys of a batch, those beyond a length included.
+    fn counts(&self, b: u64) -> [u64; 2] {
+        self.own(b).map_or([0; 2], |own| own.map(|sequence| sequence.count))
     }
 
     /// Whether the window around the diagonal has key `j` for query `i`.
@@ -131,7 +219,8 @@ impl<'a> Scores<'a> {
         let compute = self.compute;
         let unit = roundoff(compute);
         let mut product = SumOfBounded::default();
-        let (q, k) = (self.q.offset(&[b, h, i, 0]), self.k.offset(&[b, self.kv_head(h), j, 0]));
+        let ([q_b, q_row], [k_b, k_row]) = (self.place(0, b, i), self.place(1, b, j));
+        let (q, k) = (self.q.offset(&[q_b, h, q_row, 0]), self.k.offset(&[k_b, self.kv_head(h), k_row, 0]));
         let (q_step, k_step) = (self.q.strides()[3], self.k.strides()[3]);
         let elements = self.q.dims()[3];
         for e in 0..elements {
@@ -198,7 +287,7 @@ impl<'a> Scores<'a> {
     fn relative(&self, s: Bounded, from: f64) -> f64 {
         let unit = roundoff(self.compute);
         let of_function = if self.compute == DType::F64 { power_of_two(-46) } else { power_of_two(-20) };
-        let keys = self.k.dims()[2] as f64;
+        let keys = self.extents[2] as f64;
         (s.error + 8.0 * unit * (s.value.abs() + from.abs() + 1.0) + of_function + keys * unit).exp_m1()
     }
 
@@ -255,6 +344,7 @@ impl Formula for Attended<'_> {
     fn at(&self, index: &[u64]) -> Bounded {
         let of = &self.of;
         let &[b, h, i, e] = index else { return UNKNOWN };
+        let Some([b, i]) = of.within(0, b, i) else { return UNKNOWN };
         let Some(row) = of.row([b, h, i]) else { return UNKNOWN };
         let sink = of.sink(h).filter(|_| of.lengths(b).is_some_and(|[s_q, _]| i < s_q));
         if is_unknown(row.scores.iter().map(|score| score.s).chain(sink)) {
@@ -277,9 +367,9 @@ impl Formula for Attended<'_> {
         if self.wants_log_sum_exp {
             return self.log_sum_exp(&row, weight);
         }
-        let values = |j: u64| of.v.at(&[b, of.kv_head(h), j, e]);
+        let values = |j: u64| of.value([b, of.kv_head(h), j], e);
         let is_nan = row.scores.iter().any(|score| part(score.s) > power_of_two(-60) && values(score.key).value.is_nan());
-        let all = || (0..of.k.dims()[2]).map(values);
+        let all = || (0..of.counts(b)[1]).map(values);
         if all().any(|v| !v.value.is_finite()) {
             // NaN in a key that counts is the result; ∞ and what counts for nothing may make it one.
             return if is_nan { Bounded::exact(f64::NAN) } else { UNKNOWN };
@@ -336,8 +426,21 @@ impl Gradients<'_> {
     fn row_sum(&self, [b, h, i]: [u64; 3]) -> Bounded {
         let mut sum = SumOfBounded::default();
         let elements = self.o.dims()[3];
-        (0..elements).for_each(|e| sum.add(self.d_o.at(&[b, h, i, e]), self.o.at(&[b, h, i, e])));
+        let [b, row] = self.of.place(0, b, i);
+        (0..elements).for_each(|e| sum.add(self.d_o.at(&[b, h, row, e]), self.o.at(&[b, h, row, e])));
         sum.finish(self.of.precision(), DType::F32, elements, false)
+    }
+
+    /// The log-sum-exp of a query.
+    fn total(&self, [b, h, i]: [u64; 3]) -> Bounded {
+        let [b, row] = self.of.place(0, b, i);
+        self.log_sum_exp.at(&[b, h, row, 0])
+    }
+
+    /// An element of the gradient of a result.
+    fn d_o(&self, [b, h, i]: [u64; 3], e: u64) -> Bounded {
+        let [b, row] = self.of.place(0, b, i);
+        self.d_o.at(&[b, h, row, e])
     }
 
     /// The pairs of a query; `None` where nothing is said of them.
@@ -345,10 +448,9 @@ impl Gradients<'_> {
         if let Some(pairs) = self.known.borrow().get(&at) {
             return Some(Rc::clone(pairs));
         }
-        let [b, h, i] = at;
         let of = &self.of;
         let row = of.row(at)?;
-        let total = self.log_sum_exp.at(&[b, h, i, 0]);
+        let total = self.total(at);
         if is_unknown([total]) {
             return None;
         }
@@ -380,7 +482,7 @@ impl Gradients<'_> {
         let p = Bounded::new(value, if value == 0.0 { of.vanishing() } else { value * relative + of.vanishing() }, compute);
         let mut product = SumOfBounded::default();
         let elements = of.v.dims()[3];
-        (0..elements).for_each(|e| product.add(self.d_o.at(&[b, h, i, e]), of.v.at(&[b, of.kv_head(h), score.key, e])));
+        (0..elements).for_each(|e| product.add(self.d_o([b, h, i], e), of.value([b, of.kv_head(h), score.key], e)));
         let product = product.finish(of.precision(), of.q.dtype(), elements, false);
         let minus = product.value - rest.value;
         let minus = Bounded::new(minus, product.error + rest.error + 2.0 * unit * (product.value.abs() + rest.value.abs()), compute);
@@ -404,9 +506,10 @@ impl Gradients<'_> {
 
     fn dq(&self, [b, h, i, e]: [u64; 4]) -> Option<Bounded> {
         let of = &self.of;
+        let [b, i] = of.within(0, b, i)?;
         let pairs = self.pairs([b, h, i])?;
-        let key = |j: u64| of.k.at(&[b, of.kv_head(h), j, e]);
-        let keys = of.k.dims()[2];
+        let key = |j: u64| of.key([b, of.kv_head(h), j], e);
+        let [_, keys] = of.counts(b);
         let met = (0..keys).filter(|_| (pairs.len() as u64) < keys).map(key);
         Some(of.products(pairs.iter().map(|pair| (pair.dt, key(pair.key))), met).scaled(of.scale, of.compute))
     }
@@ -416,16 +519,17 @@ impl Gradients<'_> {
         &self,
         [b, kv_head, j]: [u64; 3],
         weight: impl Fn(&Pair) -> Bounded,
-        other: impl Fn(u64, u64) -> Bounded,
+        other: impl Fn([u64; 3]) -> Bounded,
     ) -> Option<Bounded> {
         let of = &self.of;
+        let [b, j] = of.within(1, b, j)?;
         let (mut terms, mut met) = (Vec::new(), Vec::new());
         for h in (0..of.q.dims()[1]).filter(|&h| of.kv_head(h) == kv_head) {
-            for i in 0..of.q.dims()[2] {
+            for i in 0..of.counts(b)[0] {
                 let pairs = self.pairs([b, h, i])?;
                 match pairs.iter().find(|pair| pair.key == j) {
-                    Some(pair) => terms.push((weight(pair), other(h, i))),
-                    None => met.push(other(h, i)),
+                    Some(pair) => terms.push((weight(pair), other([b, h, i]))),
+                    None => met.push(other([b, h, i])),
                 }
             }
         }
@@ -435,7 +539,8 @@ impl Gradients<'_> {
     /// The sum of `ds` over what the bias was repeated over.
     fn dbias(&self, dims: &[u64], index: &[u64]) -> Option<Bounded> {
         let of = &self.of;
-        let scores = [of.q.dims()[0], of.q.dims()[1], of.q.dims()[2], of.k.dims()[2]];
+        let [all_b, s_q, s_kv] = of.extents;
+        let scores = [all_b, of.q.dims()[1], s_q, s_kv];
         let lead = 4 - dims.len();
         let range = |axis: usize| match axis.checked_sub(lead) {
             Some(own) if dims[own] == scores[axis] => index[own]..index[own] + 1,
@@ -444,7 +549,8 @@ impl Gradients<'_> {
         let mut sum = SumInAnyOrder::default();
         for b in range(0) {
             for h in range(1) {
-                for i in range(2) {
+                let [count, _] = of.counts(b);
+                for i in range(2).filter(|&i| i < count) {
                     for pair in self.pairs([b, h, i])?.iter().filter(|pair| range(3).contains(&pair.key)) {
                         sum.add(pair.ds);
                     }
@@ -458,10 +564,10 @@ impl Gradients<'_> {
         let of = &self.of;
         let sink = of.sink(h)?;
         let mut sum = SumInAnyOrder::default();
-        for b in 0..of.q.dims()[0] {
+        for b in 0..of.extents[0] {
             let [s_q, _] = of.lengths(b)?;
             for i in 0..s_q {
-                let total = self.log_sum_exp.at(&[b, h, i, 0]);
+                let total = self.total([b, h, i]);
                 if is_unknown([total, sink]) {
                     return None;
                 }
@@ -505,10 +611,10 @@ impl Formula for Backed<'_> {
         let of = &self.of;
         let found = match (&self.part, index) {
             (Part::Queries, &[b, h, i, e]) => of.dq([b, h, i, e]),
-            (Part::Keys, &[b, h, j, e]) => of
-                .over_queries([b, h, j], |pair| pair.dt, |head, i| of.of.q.at(&[b, head, i, e]))
-                .map(|sum| sum.scaled(of.of.scale, of.of.compute)),
-            (Part::Values, &[b, h, j, e]) => of.over_queries([b, h, j], |pair| pair.p, |head, i| of.d_o.at(&[b, head, i, e])),
+            (Part::Keys, &[b, h, j, e]) => {
+                of.over_queries([b, h, j], |pair| pair.dt, |at| of.of.query(at, e)).map(|sum| sum.scaled(of.of.scale, of.of.compute))
+            }
+            (Part::Values, &[b, h, j, e]) => of.over_queries([b, h, j], |pair| pair.p, |at| of.d_o(at, e)),
             (Part::Bias(dims), index) => of.dbias(dims, index),
             (Part::Sinks, &[_, h, ..]) => of.dsinks(h),
             _ => None,
@@ -532,12 +638,18 @@ fn floats(op: &Attention) -> impl Iterator<Item = Uid> + use<> {
 
 /// What a tensor of options holds.
 fn data_of<'g>(op: &Attention, graph: &Graph, uid: Uid) -> Data<'g> {
-    let extent = |uid: Uid| graph.tensor(uid).map_or(0, |tensor| tensor.layout.dims()[2]);
+    let rows = |uid: Uid| graph.tensor(uid).map_or(0, |tensor| tensor.layout.dims()[2]);
+    let longest = |longest: Option<u32>, uid: Uid| longest.map_or(rows(uid), |longest| rows(uid).min(u64::from(longest)));
+    let extent = |uid: Uid| longest(if uid == op.q { op.spec.longest_q } else { op.spec.longest_kv }, uid);
     // One length in five is none: beyond the extent, or below 0.
     if op.q_lengths == Some(uid) {
         Data::Labels(extent(op.q) + 1, Some(extent(op.q) as i64 + 3))
     } else if op.kv_lengths == Some(uid) {
         Data::Labels(extent(op.k) + 1, Some(-2))
+    } else if op.q_offsets == Some(uid) {
+        Data::Offsets(rows(op.q), extent(op.q))
+    } else if op.kv_offsets == Some(uid) {
+        Data::Offsets(rows(op.k), extent(op.k))
     } else if op.mask == Some(uid) {
         Data::Truth
     } else {
@@ -547,8 +659,8 @@ fn data_of<'g>(op: &Attention, graph: &Graph, uid: Uid) -> Data<'g> {
 
 /// The forward op of a backward one.
 fn forward_of(op: &AttentionBackward) -> Attention {
-    let &AttentionBackward { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, .. } = op;
-    Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, ..Attention::new(spec, q, k, v) }
+    let &AttentionBackward { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, .. } = op;
+    Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..Attention::new(spec, q, k, v) }
 }
 
 impl Operation for Attention {
@@ -616,7 +728,12 @@ impl Draft {
         let d_v = if self.one_in(2) { d } else { 1 + self.below(9) };
         let h = h_kv * group;
         let fits = |dims: [u64; 4]| move |value: &Value| value.dims == dims && value.dtype == dtype;
-        let (queries, keys, values) = ([b, h, s_q, d], [b, h_kv, s_kv, d], [b, h_kv, s_kv, d_v]);
+        let ragged = self.one_in(4);
+        let rows = |draft: &mut Draft, longest: u64| if ragged { draft.below(b * longest + 1) } else { longest };
+        let (own_b, q_rows, kv_rows) = (if ragged { 1 } else { b }, rows(self, s_q), rows(self, s_kv));
+        let (s_q, s_kv) = (s_q.min(q_rows), s_kv.min(kv_rows));
+        let (queries, keys, values) = ([own_b, h, q_rows, d], [own_b, h_kv, kv_rows, d], [own_b, h_kv, kv_rows, d_v]);
+        let results = [own_b, h, q_rows, d_v];
         let (q, k, v) =
             (self.value(fits(queries), dtype, &queries)?, self.value(fits(keys), dtype, &keys)?, self.value(fits(values), dtype, &values)?);
         let mut read = vec![q.clone(), k.clone(), v.clone()];
@@ -626,6 +743,8 @@ impl Draft {
             left: bound(self),
             right: bound(self),
             soft_cap: self.one_in(4).then_some(Real(2.0)),
+            longest_q: ragged.then_some(s_q as u32),
+            longest_kv: ragged.then_some(s_kv as u32),
             ..AttentionSpec::new([0.5, 0.25, 1.0][self.below(3) as usize])
         };
         let scores = self.narrower(&[b, h, s_q, s_kv]);
@@ -648,19 +767,23 @@ impl Draft {
         };
         let mask = whole(self, DType::U8, &mask_dims)?;
         let (q_lengths, kv_lengths) = (whole(self, DType::I32, &[b, 1, 1, 1])?, whole(self, DType::I32, &[b, 1, 1, 1])?);
+        let mut offsets =
+            || -> Result<Option<Uid>, Error> { if ragged { Ok(Some(self.input(DType::I32, &[b + 1, 1, 1, 1])?.uid)) } else { Ok(None) } };
+        let (q_offsets, kv_offsets) = (offsets()?, offsets()?);
         let name = self.name("attention");
-        let attention = Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, ..Attention::new(spec, q.uid, k.uid, v.uid) };
+        let plain = Attention::new(spec, q.uid, k.uid, v.uid);
+        let attention = Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };
         let made = self.builder.attention(&name, attention)?;
         let uids: Vec<Uid> = read.iter().map(|value| value.uid).collect();
         self.note_read(&uids);
-        let o = self.result(made.o, &[b, h, s_q, d_v], compute, &TYPES[..8])?;
-        let total = self.result(made.log_sum_exp, &[b, h, s_q, 1], compute, &[DType::F32, DType::F64])?;
+        let o = self.result(made.o, &results, compute, &TYPES[..8])?;
+        let total = self.result(made.log_sum_exp, &[own_b, h, q_rows, 1], compute, &[DType::F32, DType::F64])?;
         if !with_backward {
             return Ok(());
         }
-        let d_o = self.value(fits([b, h, s_q, d_v]), dtype, &[b, h, s_q, d_v])?;
+        let d_o = self.value(fits(results), dtype, &results)?;
         let plain = AttentionBackward::new(spec, [q.uid, k.uid, v.uid], o.uid, total.uid, d_o.uid);
-        let back = AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, ..plain };
+        let back = AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };
         let name = self.name("attention_backward");
         let made = self.builder.attention_backward(&name, back)?;
         self.note_read(&[o.uid, total.uid, d_o.uid]);

@@ -1,10 +1,11 @@
 //! Pointwise functions in `f64`: values, derivatives, and where they turn or jump.
 
 use verdigris_graph::{BinaryOp, Error, Graph, HostScalar, Pointwise, Real, TernaryOp, Uid, UnaryOp};
-use verdigris_tensor::DType;
+use verdigris_tensor::{DType, Layout};
 
 use crate::fuzz::{Draft, TYPES};
 use crate::operation::{Data, Evaluation, GraphError, Operation};
+use crate::philox::Uniform;
 use crate::source::{Formula, Source};
 use crate::tolerance::Bounded;
 
@@ -377,6 +378,8 @@ impl Formula for Mapped<'_> {
             Pointwise::Binary { f, .. } => read(0).binary(f, read(1), false, bits, compute),
             Pointwise::Ternary { f, .. } => read(0).ternary(f, read(1), read(2), compute),
             Pointwise::GenIndex { axis, .. } => Bounded::exact(index[axis as usize] as f64),
+            // Evaluated as `Uniform`, which has the state.
+            Pointwise::Random { .. } => Bounded::exact(f64::NAN),
             Pointwise::Scale { .. } => read(0).scaled(self.factor, compute),
         }
     }
@@ -390,6 +393,10 @@ impl Operation for Pointwise {
     const DRAWS: u64 = 10;
 
     fn evaluate<'a>(&'a self, at: &mut Evaluation<'a>) -> Result<(), GraphError> {
+        if let Pointwise::Random { state, y } = *self {
+            let uniform = Uniform::new(&at.source(state)?, at.dims(y)?);
+            return at.put(y, uniform);
+        }
         let inputs = self.operands().into_iter().map(|uid| at.source(uid)).collect::<Result<_, _>>()?;
         let factor = match self {
             Pointwise::Scale { factor: HostScalar::Fixed(real), .. } => real.0,
@@ -506,7 +513,32 @@ impl Draft {
         self.pointwise_result(y, &x.dims, &[x.dtype, z.dtype, t.dtype])
     }
 
+    fn random(&mut self) -> Result<(), Error> {
+        let state = self.state()?;
+        if self.one_in(3) {
+            let dims = self.dims();
+            let name = self.name("random");
+            let y = self.builder.random_uniform(&name, &dims, state)?;
+            return self.result(y, &dims, DType::F32, &TYPES).map(drop);
+        }
+        let x = self.with_axis(true)?;
+        let (p, name) = (0.125 * self.below(9) as f64, self.name("dropout"));
+        let y = self.builder.dropout(&name, x.uid, state, p)?;
+        self.note_read(&[x.uid]);
+        self.pointwise_result(y, &x.dims, &[x.dtype, DType::F32])
+    }
+
+    /// A random state, which no op writes.
+    fn state(&mut self) -> Result<Uid, Error> {
+        let layout = Layout::row_major(&[4]).map_err(|source| Error::Layout { tensor: "state".to_owned(), source })?;
+        let name = self.name("state");
+        Ok(self.builder.tensor(&name, DType::I32, layout))
+    }
+
     fn scale_or_index(&mut self) -> Result<(), Error> {
+        if self.one_in(3) {
+            return self.random();
+        }
         if self.one_in(3) {
             let dims = self.dims();
             let axis = self.below(dims.len() as u64) as u32;

@@ -8,7 +8,7 @@ use verdigris::plan_cache::PlanCache;
 use verdigris_cuda::{CacheKey, Code, CompileOptions, Entry, KernelFacts, Pack, PackHead};
 use verdigris_graph::{Graph, GraphBuilder, Precision, Problem, json, pattern};
 use verdigris_kir::ptx::Isa;
-use verdigris_reference::fuzz;
+use verdigris_reference::{bench_list, cases, conv_list, fuzz, graph_cases};
 use verdigris_serve::{Model, Port, Signature, Spec, Weight, protocol, weights};
 use verdigris_tensor::{DType, Layout};
 
@@ -17,8 +17,10 @@ pub(super) struct Format {
     pub(super) name: &'static str,
     /// Who brings such bytes.
     pub(super) what: &'static str,
-    /// Files in git: inputs to begin with, and those that once found something.
+    /// Files in git: inputs to begin with, and those that once found something and are read since.
     pub(super) corpus: &'static [&'static [u8]],
+    /// Files in git that once found something and are refused since, by an error.
+    pub(super) refused: &'static [&'static [u8]],
     /// Further inputs to begin with, made by the program's own writers.
     pub(super) more: fn() -> Vec<Vec<u8>>,
     /// Puts hashes right, so that what lies behind them is read.
@@ -45,6 +47,7 @@ pub(super) const FORMATS: &[Format] = &[
         name: "graph",
         what: "graphs as JSON",
         corpus: corpus!["graph/conv_bias_relu.json"],
+        refused: corpus!["graph/refused-empty.json"],
         more: || graphs().iter().map(|graph| json::graph_to_json(graph).into_bytes()).collect(),
         mend: as_it_is,
         read: read_graph,
@@ -53,6 +56,7 @@ pub(super) const FORMATS: &[Format] = &[
         name: "problem",
         what: "problems in words, and as JSON",
         corpus: corpus!["problem/0.txt", "problem/1.txt", "problem/2.txt", "problem/3.txt"],
+        refused: &[],
         more: || {
             let both = |problem: Problem| [problem.to_string(), json::problem_to_json(&problem)].map(String::into_bytes);
             problems().into_iter().flat_map(both).collect()
@@ -64,15 +68,17 @@ pub(super) const FORMATS: &[Format] = &[
         name: "plans",
         what: "plan caches and tuned sets",
         corpus: corpus!["plans/choices.txt"],
+        refused: &[],
         more: none,
         mend: mend_plans,
         read: read_plans,
     },
-    Format { name: "pack", what: "packs of kernels", corpus: &[], more: packs, mend: mend_pack, read: read_pack },
+    Format { name: "pack", what: "packs of kernels", corpus: &[], refused: &[], more: packs, mend: mend_pack, read: read_pack },
     Format {
         name: "workload",
         what: "recorded workloads",
         corpus: corpus!["workload/counts.txt"],
+        refused: &[],
         more: none,
         mend: as_it_is,
         read: |folder, bytes| verdigris::observe::read_workload(&file(folder, "workload.txt", bytes)).is_ok(),
@@ -81,6 +87,7 @@ pub(super) const FORMATS: &[Format] = &[
         name: "npy",
         what: "NumPy's files",
         corpus: corpus!["npy/rows.npy", "npy/columns.npy", "npy/scalar.npy"],
+        refused: &[],
         more: none,
         mend: as_it_is,
         read: |folder, bytes| verdigris_cli::tensor_files::read(&file(folder, "x.npy", bytes).display().to_string()).is_ok(),
@@ -89,6 +96,7 @@ pub(super) const FORMATS: &[Format] = &[
         name: "safetensors",
         what: "tensors of the command line and weights of models",
         corpus: corpus!["safetensors/two.safetensors", "safetensors/empty.safetensors"],
+        refused: &[],
         more: none,
         mend: as_it_is,
         read: |folder, bytes| {
@@ -101,6 +109,7 @@ pub(super) const FORMATS: &[Format] = &[
         name: "model",
         what: "manifests of served models",
         corpus: corpus!["model/layer.toml"],
+        refused: &[],
         more: none,
         mend: as_it_is,
         read: read_model,
@@ -109,9 +118,43 @@ pub(super) const FORMATS: &[Format] = &[
         name: "request",
         what: "requests of the inference protocol",
         corpus: corpus!["request/data.json", "request/binary.json"],
+        refused: &[],
         more: none,
         mend: as_it_is,
         read: read_request,
+    },
+    Format {
+        name: "cases",
+        what: "files of test cases, of all families",
+        corpus: corpus![
+            "cases/gemm.toml",
+            "cases/conv.toml",
+            "cases/pool.toml",
+            "cases/movement.toml",
+            "cases/softmax.toml",
+            "cases/norm.toml",
+            "cases/attention.toml",
+        ],
+        refused: corpus![
+            "cases/refused-matrix.toml",
+            "cases/refused-gap.toml",
+            "cases/refused-concat.toml",
+            "cases/refused-axis.toml",
+            "cases/refused-attention.toml",
+            "cases/refused-stride.toml",
+        ],
+        more: none,
+        mend: as_it_is,
+        read: |_, bytes| with_text(bytes, read_cases),
+    },
+    Format {
+        name: "lists",
+        what: "lists of bench problems",
+        corpus: corpus!["lists/gemm.toml", "lists/conv.toml"],
+        refused: corpus!["lists/refused-extents.toml", "lists/refused-leading.toml"],
+        more: none,
+        mend: as_it_is,
+        read: |_, bytes| with_text(bytes, |text| bench_list::load(text).is_ok() | conv_list::load(text).is_ok()),
     },
 ];
 
@@ -255,6 +298,12 @@ fn linear(batch: u64) -> Option<Graph> {
     let y = g.matmul("product", x, w, Precision::Fp32).ok()?;
     g.store(y, "y", DType::F32).ok()?;
     g.finish().ok()
+}
+
+/// As the family that the text is of, which its fields tell; of most texts all families but one say no at the first field.
+fn read_cases(text: &str) -> bool {
+    let of_graphs = graph_cases::FAMILIES.iter().filter(|family| graph_cases::load(family, text).is_ok()).count();
+    cases::load("gemm", text).is_ok() || of_graphs > 0
 }
 
 fn read_request(_: &Path, bytes: &[u8]) -> bool {

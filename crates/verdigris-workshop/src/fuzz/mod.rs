@@ -127,7 +127,7 @@ fn print(outcomes: &[(&Format, Outcome)]) {
 fn fuzz(format: &Format, seed: u64, time: Duration) -> Result<Outcome> {
     let folder = tempfile::tempdir().context("a folder for the files that are read")?;
     let mut random = Random::new(seed);
-    let mut inputs: Vec<Vec<u8>> = format.corpus.iter().map(|bytes| bytes.to_vec()).chain((format.more)()).collect();
+    let mut inputs: Vec<Vec<u8>> = format.corpus.iter().chain(format.refused).map(|bytes| bytes.to_vec()).chain((format.more)()).collect();
     let first = inputs.len();
     let mut outcome = Outcome { format: format.name, seed, ..Outcome::default() };
     let begun = Instant::now();
@@ -207,6 +207,9 @@ mod tests {
                 (format.mend)(&mut mended);
                 assert!((format.read)(folder.path(), &mended), "{}: hashes are put right as they were", format.name);
             }
+            for input in format.refused {
+                assert!(!(format.read)(folder.path(), input), "{}: {}", format.name, String::from_utf8_lossy(input));
+            }
         }
     }
 
@@ -217,6 +220,7 @@ mod tests {
             name: "planted",
             what: "a reader that cannot stand a NUL",
             corpus: &[b"{\"a\": 1}"],
+            refused: &[],
             more: Vec::new,
             mend: |_| {},
             read: |_, bytes| {

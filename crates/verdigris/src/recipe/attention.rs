@@ -55,12 +55,20 @@ impl Drawing {
         if self.given[place].is_some() { self.input(place, "slopes").map(Some) } else { Ok(None) }
     }
 
+    /// Where sequences of ragged tensors begin: those of queries at `place`, those of keys behind it.
+    fn offsets(&mut self, place: usize) -> Result<[Option<Uid>; 2], Error> {
+        let mut one = |place: usize, name: &str| if self.given[place].is_some() { self.input(place, name).map(Some) } else { Ok(None) };
+        Ok([one(place, "q_offsets")?, one(place + 1, "kv_offsets")?])
+    }
+
     fn attention(&mut self, spec: AttentionSpec) -> Result<(), Error> {
         let given = self.given(0)?;
         let (q, k, v) = (self.input(0, "q")?, self.input(1, "k")?, self.input(2, "v")?);
         let [bias, mask] = self.beside_scores(3)?;
         let slopes = self.slopes(4)?;
-        let made = self.g.attention("attention", Attention { bias, mask, slopes, ..Attention::new(spec, q, k, v) })?;
+        let [q_offsets, kv_offsets] = self.offsets(5)?;
+        let plain = Attention::new(spec, q, k, v);
+        let made = self.g.attention("attention", Attention { bias, mask, slopes, q_offsets, kv_offsets, ..plain })?;
         let wide = self.g.described(made.log_sum_exp).map_or(DType::F32, |tensor| tensor.dtype);
         self.store_like(made.o, "o", given.dtype, &given.layout)?;
         self.store_in(made.log_sum_exp, "log_sum_exp", wide, false)
@@ -75,7 +83,9 @@ impl Drawing {
         if wanted[3] && bias.is_none() {
             return Err(unfit("the gradient of a bias that is not given", "a bias is the seventh tensor"));
         }
-        let back = AttentionBackward { bias, mask, slopes, ..AttentionBackward::new(spec, read, o, total, d_o) };
+        let [q_offsets, kv_offsets] = self.offsets(8)?;
+        let plain = AttentionBackward::new(spec, read, o, total, d_o);
+        let back = AttentionBackward { bias, mask, slopes, q_offsets, kv_offsets, ..plain };
         let made = self.g.attention_backward("attention_backward", back)?;
         let gradients = [Some(made.dq), Some(made.dk), Some(made.dv), made.dbias];
         for ((gradient, place), (wanted, name)) in
@@ -109,6 +119,25 @@ mod tests {
         let recipe = draw(&Function::Attention(AttentionSpec::new(0.5)), &given).unwrap();
         assert_eq!(recipe.results[0].layout, inside(5, 16));
         assert_eq!((recipe.results[1].dtype, recipe.results[1].layout.dims()), (DType::F32, &[2, 4, 5, 1][..]));
+    }
+
+    #[test]
+    fn sequences_behind_each_other_have_offsets_in_the_last_places() {
+        // Rows outside of heads, of three sequences.
+        let ragged = |rows, h, d| input(DType::Bf16, Layout::new(&[1, h, rows, d], &[rows * h * d, d, h * d, 1]).unwrap());
+        let (q, k, v) = (ragged(20, 4, 8), ragged(30, 2, 8), ragged(30, 2, 16));
+        let offsets = input(DType::I32, Layout::row_major(&[4, 1, 1, 1]).unwrap());
+        let spec = AttentionSpec { longest_q: Some(9), longest_kv: Some(12), ..AttentionSpec::new(0.5) };
+        let recipe = draw(&Function::Attention(spec), &[q, k, v, None, None, offsets, offsets]).unwrap();
+        assert_eq!(recipe.results[0].layout.dims(), [1, 4, 20, 16]);
+        assert_eq!(recipe.results[1].layout.dims(), [1, 4, 20, 1]);
+        let total = input(DType::F32, Layout::row_major(&[1, 4, 20, 1]).unwrap());
+        let o = ragged(20, 4, 16);
+        let gradient = AttentionGradient { spec, wanted: [true, true, true, false] };
+        let recipe = draw(&Function::AttentionBackward(gradient), &[o, q, k, v, o, total, None, None, offsets, offsets]).unwrap();
+        assert_eq!(recipe.results.iter().map(|result| result.layout.dims()[2]).collect::<Vec<_>>(), [20, 30, 30]);
+        let lone = draw(&Function::Attention(spec), &[q, k, v, None, None, offsets]).unwrap_err().to_string();
+        assert!(lone.contains("offsets of queries and of keys come together"), "{lone}");
     }
 
     #[test]

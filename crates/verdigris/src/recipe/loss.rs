@@ -50,7 +50,7 @@ impl Drawing {
         self.store_as(loss, "loss", logits.dtype, in_format(&dims, false)?, view)
     }
 
-    /// With `l = log-softmax x` and the classes' weights `w`:
+    /// With `l = log-softmax x`, or x where that is a logarithm already, and the classes' weights `w`:
     ///
     /// ```text
     /// probabilities   −Σ w · ((1 − ε) · t + ε / C) · l            mean: Σ / rows
@@ -66,7 +66,10 @@ impl Drawing {
             return Err(unfit(format_args!("label smoothing {}", spec.label_smoothing), "label smoothing is from 0 to 1"));
         }
         let logits = self.input(0, "logits")?;
-        let mut log = self.g.softmax("log softmax", logits, spec.axis, true)?;
+        let mut log = match targets {
+            Targets::LabelsOfLogarithms => logits,
+            Targets::Labels | Targets::Probabilities => self.g.softmax("log softmax", logits, spec.axis, true)?,
+        };
         let weights = match self.given[2] {
             Some(given) if given.layout.dims() != [classes] => {
                 let what = format!("weights of dims {:?} for {classes} classes", given.layout.dims());
@@ -94,7 +97,7 @@ impl Drawing {
                 let product = self.g.binary("loss", BinaryOp::Mul, log, targets)?;
                 (self.class_sum(product, spec.axis)?, None, View::Across { axis })
             }
-            Targets::Labels => {
+            Targets::Labels | Targets::LabelsOfLogarithms => {
                 let rows = self.row_view(1, spec.axis)?;
                 let labels = self.input_as(1, "labels", rows)?;
                 let (row, share) = self.labeled(spec, labels, log, weights, classes, spread)?;
@@ -186,7 +189,7 @@ impl Drawing {
         Ok(self.g.binary("mean", BinaryOp::Add, mean, nothing)?)
     }
 
-    fn affine(&mut self, x: Uid, scale: f64, shift: f64) -> Result<Uid, Error> {
+    pub(super) fn affine(&mut self, x: Uid, scale: f64, shift: f64) -> Result<Uid, Error> {
         Ok(self.g.unary("affine", UnaryOp::Affine { scale: Real(scale), shift: Real(shift) }, x)?)
     }
 
@@ -207,7 +210,7 @@ mod tests {
     use verdigris_graph::PoolWindows;
     use verdigris_tensor::Layout;
 
-    use super::super::{Convolution, Divisor, Extents, Function, Gradient, Input, Saved, draw};
+    use super::super::{Convolution, Divisor, ElementLoss, Extents, Function, Gradient, Input, Saved, draw};
     use super::*;
 
     fn input(dtype: DType, dims: &[u64]) -> Option<Input> {
@@ -231,7 +234,11 @@ mod tests {
                 let spec = CrossEntropySpec { label_smoothing: Real(0.1), ignore_index: Some(-100), ..CrossEntropySpec::new(1, reduction) };
                 let (logits, weights) = (input(dtype, &[4, 6, 3]), input(dtype, &[6]));
                 let dy = if reduction == LossReduction::None { input(dtype, &[4, 3]) } else { input(dtype, &[]) };
-                for (targets, given) in [(Targets::Labels, input(DType::I64, &[4, 3])), (Targets::Probabilities, logits)] {
+                for (targets, given) in [
+                    (Targets::Labels, input(DType::I64, &[4, 3])),
+                    (Targets::LabelsOfLogarithms, input(DType::I64, &[4, 3])),
+                    (Targets::Probabilities, logits),
+                ] {
                     let of = Function::ClassLoss(spec, targets);
                     is_taken(&of, &[logits, given, weights]);
                     let saved = vec![Saved::Tensor(0), Saved::Tensor(1), Saved::Tensor(2)];
@@ -253,6 +260,7 @@ mod tests {
                 let gradient = Gradient { of, with_respect_to: 0, saved: Vec::new(), dims: Some(vec![2, 3, 7, 6]), dtype: None };
                 is_taken(&Function::Gradient(Box::new(gradient)), &[input(dtype, &[2, 3, 3, 2])]);
             }
+            is_taken(&Function::Dropout(Real(0.25)), &[x, input(DType::I32, &[4])]);
             let of = Function::Softplus { beta: Real(-1.5), threshold: Real(2.0) };
             is_taken(&of, &[x]);
             let gradient = Gradient { of, with_respect_to: 0, saved: vec![Saved::Tensor(0)], dims: None, dtype: None };
@@ -269,6 +277,53 @@ mod tests {
             let gradient = Gradient { of: of.clone(), with_respect_to, saved, dims: None, dtype: None };
             is_taken(&Function::Gradient(Box::new(gradient)), &[input(DType::F16, &[2, 3, 13]), y, w, bias]);
         }
+    }
+
+    #[test]
+    fn losses_of_elements_and_their_gradients_run_on_a_gpu() {
+        let bend = Real(0.5);
+        let losses = [
+            ElementLoss::Squared,
+            ElementLoss::Absolute,
+            ElementLoss::Huber { delta: bend },
+            ElementLoss::SmoothL1 { beta: bend },
+            ElementLoss::BinaryCrossEntropy,
+            ElementLoss::SoftMargin,
+            ElementLoss::Divergence { log_target: true },
+            ElementLoss::Divergence { log_target: false },
+        ];
+        for dtype in [DType::Bf16, DType::F64] {
+            let (x, scalar) = (input(dtype, &[4, 6, 3]), input(dtype, &[]));
+            for loss in losses {
+                for reduction in [LossReduction::None, LossReduction::Sum, LossReduction::Mean] {
+                    let positive = (loss == ElementLoss::BinaryCrossEntropy).then(|| input(dtype, &[1, 1, 3])).flatten();
+                    let tensors = [x, x, input(dtype, &[1, 6, 1]), positive];
+                    let of = Function::ElementLoss(loss, reduction);
+                    is_taken(&of, &tensors);
+                    let dy = if reduction == LossReduction::None { x } else { scalar };
+                    for with_respect_to in [0, 1] {
+                        let saved = (0..4).map(Saved::Tensor).collect();
+                        let gradient = Gradient { of: of.clone(), with_respect_to, saved, dims: None, dtype: None };
+                        is_taken(&Function::Gradient(Box::new(gradient)), &[dy, x, x, tensors[2], positive]);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn losses_of_elements_that_do_not_fit_are_refused() {
+        let refused = |loss, given: &[Option<Input>], text: &str| {
+            let error = draw(&Function::ElementLoss(loss, LossReduction::Mean), given).unwrap_err().to_string();
+            assert!(error.contains(text), "{error}");
+        };
+        let x = input(DType::F32, &[4, 6]);
+        refused(ElementLoss::Squared, &[x, input(DType::F32, &[4, 1])], "[4, 1] for an input of dims [4, 6]");
+        for delta in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            refused(ElementLoss::Huber { delta: Real(delta) }, &[x, x], "delta is finite and above 0");
+        }
+        refused(ElementLoss::SmoothL1 { beta: Real(-1.0) }, &[x, x], "beta is finite and at least 0");
+        refused(ElementLoss::Absolute, &[x, x, None, x], "binary cross-entropy alone has it");
     }
 
     #[test]

@@ -59,6 +59,7 @@
 mod attention;
 mod batch_norm;
 mod conv_batch_norm;
+mod element_loss;
 mod gradient;
 mod loss;
 mod pool;
@@ -68,8 +69,8 @@ mod view;
 use std::collections::HashMap;
 
 use verdigris_graph::{
-    AttentionSpec, BinaryOp, CrossEntropySpec, Graph, GraphBuilder, NormSpec, Normalize, PoolWindows, Precision, Real, ReductionOp,
-    TernaryOp, Uid, UnaryOp,
+    AttentionSpec, BinaryOp, CrossEntropySpec, Graph, GraphBuilder, LossReduction, NormSpec, Normalize, PoolWindows, Precision, Real,
+    ReductionOp, TernaryOp, Uid, UnaryOp,
 };
 use verdigris_tensor::{DType, Layout};
 
@@ -77,11 +78,12 @@ use crate::error::Error;
 pub use attention::AttentionGradient;
 pub use batch_norm::{BatchNormGradient, BatchNormSpec};
 pub use conv_batch_norm::ConvBatchNormGradient;
+pub use element_loss::ElementLoss;
 pub(crate) use view::layout_error;
 use view::{View, in_format, in_order_of, like};
 
 /// Most tensors that a function reads.
-pub const MAX_INPUTS: usize = 8;
+pub const MAX_INPUTS: usize = 10;
 
 /// A function of tensors, with its attributes.
 #[derive(Clone, PartialEq, Debug)]
@@ -118,6 +120,9 @@ pub enum Function {
         /// From where on the result is x.
         threshold: Real,
     },
+    /// `x, state` → x with each element 0 with this probability, and the others over `1 − p`. The state is four i32, seed and offset with their low halves
+    /// first ([`verdigris_graph::Pointwise::Random`]). Which elements are dropped depends on state and index alone: the gradient is the same function of dy.
+    Dropout(Real),
     /// `x, z` → `f(x, z)`, broadcast.
     Binary(BinaryOp),
     /// `x, z, t` → x where t is not 0, else z; broadcast.
@@ -141,6 +146,9 @@ pub enum Function {
     /// `logits, targets, weights?` → the loss in the type of the logits, without the class axis; a mean or sum without dims. Weights are one a
     /// class. Composed of other ops.
     ClassLoss(CrossEntropySpec, Targets),
+    /// `x, target, weight?, positive weight?` → the loss of each element, or their sum or mean without dims, in the type of x. A target has the dims of
+    /// x; a weight broadcasts to them and multiplies the loss; the weight of positives is of binary cross-entropy alone. Composed of other ops.
+    ElementLoss(ElementLoss, LossReduction),
     /// `x [n, c, …], scale?, bias?, add?, running_mean?, running_var?` → y, and of each channel its mean and `1 / √(variance + eps)` in f32 or f64. The
     /// running statistics are replaced where they lie ([`Outcome::in_place_of`]). What belongs to channels has the dims `[c]`.
     BatchNorm(BatchNormSpec),
@@ -163,9 +171,9 @@ pub enum Function {
     },
     /// `dy, x, w, the convolution's result, scale?, mean, inv, y or bias` → the gradients that are wanted.
     ConvBatchNormBackward(ConvBatchNormGradient),
-    /// `q, k, v, bias or mask?, slopes?` → o, laid out as q, and the log-sum-exp of each query in f32 or f64. A mask is of u8; dims are those of the op.
+    /// `q, k, v, bias or mask?, slopes?, q_offsets?, kv_offsets?` → o, laid out as q, and the log-sum-exp of each query in f32 or f64. A mask is of u8; dims are those of the op.
     Attention(AttentionSpec),
-    /// `d_o, q, k, v, o, log_sum_exp, bias or mask?, slopes?` → the gradients that are wanted.
+    /// `d_o, q, k, v, o, log_sum_exp, bias or mask?, slopes?, q_offsets?, kv_offsets?` → the gradients that are wanted.
     AttentionBackward(AttentionGradient),
     /// `x` → its elements in row-major order under other dims.
     Reshape(Vec<u64>),
@@ -221,6 +229,8 @@ pub enum Divisor {
 pub enum Targets {
     /// An integer for each row; dims as of [`Function::CrossEntropy`].
     Labels,
+    /// The same, where the logits are logarithms of probabilities already: negative log-likelihood.
+    LabelsOfLogarithms,
     /// A probability for each class; the dims of the logits.
     Probabilities,
 }
@@ -282,6 +292,7 @@ impl Function {
             Function::AveragePool(..) => "avg_pool",
             Function::Activation(_) => "activation",
             Function::Softplus { .. } => "softplus",
+            Function::Dropout(_) => "dropout",
             Function::Binary(_) => "binary",
             Function::Select => "select",
             Function::Cast(_) => "cast",
@@ -290,6 +301,7 @@ impl Function {
             Function::Norm { .. } => "norm",
             Function::CrossEntropy(..) => "cross_entropy",
             Function::ClassLoss(..) => "class_loss",
+            Function::ElementLoss(..) => "element_loss",
             Function::BatchNorm(_) => "batch_norm",
             Function::BatchNormBackward(_) => "batch_norm_backward",
             Function::BatchNormInference { .. } => "batch_norm_inference",
@@ -451,6 +463,7 @@ impl Drawing {
             Function::MaxPool(..) | Function::AveragePool(..) => d.pools(function)?,
             Function::CrossEntropy(spec, form) => d.loss(*spec, *form)?,
             Function::ClassLoss(spec, targets) => d.class_loss(*spec, *targets)?,
+            Function::ElementLoss(loss, reduction) => d.element_loss(*loss, *reduction)?,
             Function::BatchNorm(_) | Function::BatchNormBackward(_) | Function::BatchNormInference { .. } => d.batch_norms(function)?,
             Function::ConvBatchNorm { .. } | Function::ConvBatchNormBackward(_) => d.conv_batch_norms(function)?,
             Function::Attention(_) | Function::AttentionBackward(_) => d.attentions(function)?,
@@ -569,6 +582,11 @@ impl Drawing {
             Function::Softplus { beta, threshold } => {
                 let x = self.input(0, "x")?;
                 let y = self.softplus(x, given.dtype, beta.0, threshold.0)?;
+                self.store(y, "y", given.dtype, like(&given.layout)?)
+            }
+            Function::Dropout(p) => {
+                let (x, state) = (self.input(0, "x")?, self.input(1, "state")?);
+                let y = self.g.dropout("dropout", x, state, p.0)?;
                 self.store(y, "y", given.dtype, like(&given.layout)?)
             }
             Function::Binary(f) => {

@@ -8,17 +8,19 @@ use verdigris_kir::params::{AtExecution, Divide, Read, Write};
 use verdigris_kir::tile::fragment::Fragment;
 
 use super::super::half::Half;
-use super::spec::{QUERIES, own_elements, piece_bytes};
+use super::spec::{QUERIES, parts, piece_bytes};
 use crate::hopper::WARPGROUP;
 
 /// Threads of a CTA in front.
 pub(super) const THREADS: u32 = 256;
-/// Lanes of a row; each takes 8 elements.
+/// Lanes of a row; each takes 8 elements at a time.
 const TEAM: u32 = 16;
+/// Times.
+const PASSES: u32 = 2;
 /// Rows of a CTA.
 pub(super) const ROWS: u32 = THREADS / TEAM;
 /// The most elements of a row.
-pub(super) const MOST_ELEMENTS: u32 = 8 * TEAM;
+pub(super) const MOST_ELEMENTS: u32 = 8 * TEAM * PASSES;
 
 verdigris_kir::parameters! {
     /// Bytes from one batch, head and position to the next.
@@ -62,16 +64,18 @@ pub(super) fn before(k: Kernel<'_>, ty: Half) {
     let row = cta * ROWS + (k.thread() >> 4);
     let lane = k.thread() & (TEAM - 1);
     let sum = k.var(0.0f32);
-    k.when(row.lt(queries) & lane.lt(vectors), || {
-        let at = [batch, head, row];
-        let [o, d_o] = [o.row(at), d_o.row(at)].map(|row| k.ld_global_vector::<u32>(row + (lane << 4).widen(), 0, 4, Cache::Default));
-        for (o, d_o) in o.into_iter().zip(d_o) {
-            let ((o_low, o_high), (d_low, d_high)) = (k.split16(o), k.split16(d_o));
-            for (o, d_o) in [(o_low, d_low), (o_high, d_high)] {
-                sum.set(k.fma(ty.widen(k, o), ty.widen(k, d_o), sum));
+    for vector in (0..PASSES).map(|pass| lane + pass * TEAM) {
+        k.when(row.lt(queries) & vector.lt(vectors), || {
+            let at = [batch, head, row];
+            let [o, d_o] = [o.row(at), d_o.row(at)].map(|row| k.ld_global_vector::<u32>(row + (vector << 4).widen(), 0, 4, Cache::Default));
+            for (o, d_o) in o.into_iter().zip(d_o) {
+                let ((o_low, o_high), (d_low, d_high)) = (k.split16(o), k.split16(d_o));
+                for (o, d_o) in [(o_low, d_low), (o_high, d_high)] {
+                    sum.set(k.fma(ty.widen(k, o), ty.widen(k, d_o), sum));
+                }
             }
-        }
-    });
+        });
+    }
     for distance in [8, 4, 2, 1] {
         sum.set(sum + k.shfl_bfly::<f32>(sum, distance));
     }
@@ -120,9 +124,17 @@ pub(super) fn behind(k: Kernel<'_>, ty: Half, head: u32) {
     k.griddep_launch();
     let (outer, piece) = pieces_of_head.split(k.cta());
     let (batch, query_head) = heads.split(outer);
-    let (row, column) = ((piece >> 1) * QUERIES, (piece & 1) * own_elements(head));
+    let row = (piece >> 1) * QUERIES;
     let thread = k.thread();
-    let (row, column) = (row + Fragment::<f32>::row(thread), column + Fragment::<f32>::column(thread));
+    let row = row + Fragment::<f32>::row(thread);
+    // Where the piece's parts of 8 columns stand, of a few parts together.
+    let columns: Vec<Val<'_, u32>> = parts(head)
+        .iter()
+        .flat_map(|part| {
+            let first = (piece & 1) * part.of_consumer + part.first + Fragment::<f32>::column(thread);
+            (0..part.columns / 8).map(move |eight| first + 8 * eight)
+        })
+        .collect();
     let [of_batch, of_head, of_query] = strides_bytes;
     // Queries without a key have no gradient, whatever the products gave. Pieces of a head are two for each block of queries.
     let numbers = lse_log2.at(outer * (pieces_of_head.value() >> 1) * QUERIES + row, 4);
@@ -133,9 +145,8 @@ pub(super) fn behind(k: Kernel<'_>, ty: Half, head: u32) {
     });
     let from = pieces.at(k.cta(), piece_bytes(head)) + (thread << 4).widen();
     let to = dq.moved(batch.widen() * of_batch + query_head.widen() * of_head);
-    for part in 0..own_elements(head) / 8 {
+    for (part, column) in (0..).zip(columns) {
         let values = k.ld_global_vector::<f32>(from, i64::from(part * WARPGROUP * 16), 4, Cache::Default);
-        let column = column + 8 * part;
         for ((pair, below), attends) in values.chunks(2).zip([0, 8]).zip(attends) {
             let row = row + below;
             let packed = k.select(attends, k.pack::<u32>(ty.packed(), pair[0] * scale, pair[1] * scale), 0u32);

@@ -7,7 +7,7 @@
 
 use std::f32::consts::LOG2_E;
 
-use verdigris_kir::face::{Kernel, LoadOptions, Role, Val, Var, WgmmaA};
+use verdigris_kir::face::{Kernel, LoadOptions, MbarrierArray, Role, SharedPiece, Val, Var, WgmmaA};
 use verdigris_kir::inst::{Atomic, BulkReduce, Cache, Fence, Order as MemoryOrder, Scope};
 use verdigris_kir::ir::{Access, Ty};
 use verdigris_kir::params::{AtExecution, Map, Read, ReadWrite};
@@ -18,21 +18,21 @@ use verdigris_kir::tile::staging::{STAGE_BYTES, Staging};
 use super::super::order::{OrderArgs, Place};
 use super::super::score_mod::{KeyRows, ScoreModArgs, elements};
 use super::super::tile::{HeadTile, PANEL, descriptor};
-use super::spec::{BOTH, CONSUMERS, KEYS, Mask, NUMBERS_BYTES, OWN_KEYS, QUERIES, ROOM, STAGING, Spec, WRITTEN, own_elements, piece_bytes};
+use super::spec::{BOTH, CONSUMERS, Mask, NUMBERS_BYTES, OWN_KEYS, QUERIES, ROOM, STAGING, Spec, WRITTEN, own_elements, piece_bytes};
 use crate::hopper::{WARPGROUP, roles};
 
 /// A consumer and the warp that sends its piece.
 const SENDER_AND_CONSUMER: u32 = WARPGROUP + 32;
 /// A number of a query from which no key is attended.
-const NEVER: i32 = 1 << 30;
+pub(super) const NEVER: i32 = 1 << 30;
 
 verdigris_kir::parameters! {
     /// Maps are `{elements, rows, heads, batch}`.
     pub(super) struct Params / ParamsArgs of Spec as spec {
         pub(super) q: Map = spec.query_tile().map(Access::Read),
         pub(super) k: Map = spec.key_tile().map(Access::Read),
-        pub(super) v: Map = spec.key_tile().map(Access::Read),
-        pub(super) d_o: Map = spec.query_tile().map(Access::Read),
+        pub(super) v: Map = spec.value_tile().map(Access::Read),
+        pub(super) d_o: Map = spec.result_tile().map(Access::Read),
         pub(super) dk: Map = spec.gradient_map(),
         pub(super) dv: Map = spec.gradient_map(),
         /// Whether the two are written.
@@ -93,16 +93,202 @@ verdigris_kir::parameters! {
 }
 
 /// The part of the work that all roles know.
-struct Tile<'k> {
-    first_key: Val<'k, u32>,
+pub(super) struct Tile<'k> {
+    pub(super) place: Place<'k>,
+    /// Heads of queries of the batches in front, and the first of those that share the keys.
+    batch_heads: Val<'k, u32>,
+    pub(super) first_head: Val<'k, u32>,
+    query_blocks: Val<'k, u32>,
+    pub(super) first_key: Val<'k, u32>,
     /// Blocks of queries, from `first` on and below `end`, at least one; between `first_whole` and `end_whole`, nothing is masked.
-    first: Val<'k, u32>,
-    end: Val<'k, u32>,
-    first_whole: Val<'k, u32>,
-    end_whole: Val<'k, u32>,
+    pub(super) first: Val<'k, u32>,
+    pub(super) end: Val<'k, u32>,
+    pub(super) first_whole: Val<'k, u32>,
+    pub(super) end_whole: Val<'k, u32>,
     /// Blocks below this one attend to none of the keys.
-    first_attending: Val<'k, u32>,
-    end_attending: Val<'k, u32>,
+    pub(super) first_attending: Val<'k, u32>,
+    pub(super) end_attending: Val<'k, u32>,
+}
+
+/// Where the loads go.
+pub(super) struct Slots<'k> {
+    pub(super) keys: SharedPiece<'k>,
+    pub(super) values: SharedPiece<'k>,
+    pub(super) queries: SharedPiece<'k>,
+    pub(super) d_o: SharedPiece<'k>,
+    pub(super) lse: SharedPiece<'k>,
+    pub(super) delta: SharedPiece<'k>,
+    tile: SharedPiece<'k>,
+    pub(super) keys_full: MbarrierArray<'k>,
+    pub(super) q_ring: Ring<'k>,
+    pub(super) d_o_ring: Ring<'k>,
+}
+
+impl<'k> Slots<'k> {
+    pub(super) fn new(k: Kernel<'k>, spec: &Spec) -> Self {
+        let keys_full = k.mbarrier_array("keys full", 1);
+        keys_full.arrivals().set(1);
+        Slots {
+            keys: k.shared("keys", spec.key_tile().bytes(), 1024),
+            values: k.shared("values", spec.value_tile().bytes(), 1024),
+            queries: k.shared("queries", spec.stages * spec.query_tile().bytes(), 1024),
+            d_o: k.shared("gradients of results", spec.stages * spec.result_tile().bytes(), 1024),
+            lse: k.shared("log-sum-exp", spec.stages * NUMBERS_BYTES, 128),
+            delta: k.shared("delta", spec.stages * NUMBERS_BYTES, 128),
+            tile: k.shared("tile", 4, 4),
+            keys_full,
+            q_ring: Ring::new(k, spec.stages, CONSUMERS, RingScope::Cta),
+            d_o_ring: Ring::new(k, spec.stages, CONSUMERS, RingScope::Cta),
+        }
+    }
+
+    /// The start of all threads.
+    pub(super) fn start(&self, k: Kernel<'k>, params: &Params<'k>) {
+        let init = || {
+            self.keys_full.init();
+            [self.q_ring, self.d_o_ring].iter().for_each(|ring| ring.init());
+            [&params.q, &params.k, &params.v, &params.d_o].into_iter().for_each(|map| k.prefetch_tensormap(map));
+        };
+        roles::start(k, init, || {});
+    }
+
+    /// The warp that loads: keys and values once, then queries, gradients and their numbers, a block of a head after the other.
+    pub(super) fn load(&self, k: Kernel<'k>, spec: &Spec, params: &Params<'k>, tile: &Tile<'k>) {
+        let (key_tile, value_tile, query_tile, result_tile) = (spec.key_tile(), spec.value_tile(), spec.query_tile(), spec.result_tile());
+        let (q_cursor, d_o_cursor) = (self.q_ring.cursor(), self.d_o_ring.cursor());
+        let options = LoadOptions::default();
+        k.when(k.elect(), || {
+            let full = self.keys_full.at(0u32);
+            full.arrive_expect_tx(key_tile.bytes() + value_tile.bytes());
+            let at = [tile.first_key, tile.place.head, tile.place.batch];
+            key_tile.load(self.keys.address(), &params.k, at, full, options);
+            value_tile.load(self.values.address(), &params.v, at, full, options);
+            k.range(params.group, |member| {
+                let head = tile.first_head + member;
+                k.range_step(tile.first, tile.end, 1, |block| {
+                    let numbers = tile.block_number(head, block);
+                    let at = [block * QUERIES, head, tile.place.batch];
+                    let full = q_cursor.acquire(query_tile.bytes() + NUMBERS_BYTES);
+                    let stage = q_cursor.stage();
+                    query_tile.load(self.queries.address() + stage * query_tile.bytes(), &params.q, at, full, options);
+                    let to = self.lse.address() + stage * NUMBERS_BYTES;
+                    k.bulk_load(to, params.lse_log2.at(numbers, NUMBERS_BYTES), NUMBERS_BYTES, full);
+                    q_cursor.advance();
+                    let full = d_o_cursor.acquire(result_tile.bytes() + NUMBERS_BYTES);
+                    let stage = d_o_cursor.stage();
+                    result_tile.load(self.d_o.address() + stage * result_tile.bytes(), &params.d_o, at, full, options);
+                    let to = self.delta.address() + stage * NUMBERS_BYTES;
+                    k.bulk_load(to, params.delta.at(numbers, NUMBERS_BYTES), NUMBERS_BYTES, full);
+                    d_o_cursor.advance();
+                });
+            });
+        });
+    }
+}
+
+impl<'k> Tile<'k> {
+    /// This CTA's: all threads call it.
+    pub(super) fn of_cta(k: Kernel<'k>, spec: &Spec, params: &Params<'k>, slots: &Slots<'k>) -> Self {
+        let (keys, query_blocks) = (spec.keys(), params.query_blocks);
+        let block_log2 = QUERIES.trailing_zeros();
+        let number = match &params.turns {
+            None => k.cta(),
+            Some(turns) => {
+                k.when(k.thread().eq(0), || {
+                    let number = k.atom_global(Atomic::Add, turns.next.address(), 0, 1u32, MemoryOrder::Relaxed(Scope::Gpu));
+                    k.st_shared(slots.tile.address(), 0, number);
+                });
+                k.bar_sync();
+                k.uniform(k.ld_shared::<u32>(slots.tile.address(), 0))
+            }
+        };
+        let place = params.order.place(k, number);
+        // The first keys have the most queries where there is a diagonal, and are first; but in order, whoever is first has nobody to wait for.
+        let place = if spec.in_order { place } else { Place { row: params.order.rows - 1 - place.row, ..place } };
+        let first_key = place.row * keys;
+        // Blocks of queries by the first and the last key of this block.
+        let batch_heads = place.batch * params.heads;
+        let first_head = place.head * params.group;
+        {
+            let zero = k.constant(0u32);
+            // Rows of keys beyond the last are masked in each block.
+            let is_ragged = (first_key + keys).gt(params.keys);
+            match &params.band {
+                None => {
+                    let first_whole = k.select(is_ragged, query_blocks, 0u32);
+                    let end = query_blocks;
+                    Tile {
+                        place,
+                        batch_heads,
+                        first_head,
+                        query_blocks,
+                        first_key,
+                        first: zero,
+                        end,
+                        first_whole,
+                        end_whole: end,
+                        first_attending: zero,
+                        end_attending: end,
+                    }
+                }
+                Some(band) => {
+                    // The first query that attends to a key, and the one behind the last.
+                    let from = |key: Val<'k, u32>| (key.signed() - band.behind + 1).max(0).unsigned();
+                    let until = |key: Val<'k, u32>| (key.signed() - band.before + 1).max(0).unsigned();
+                    let (first, last) = (first_key, first_key + (keys - 1));
+                    let up = |query: Val<'k, u32>| (query + (QUERIES - 1)) >> block_log2;
+                    let first_attending = from(first) >> block_log2;
+                    let end_attending = up(until(last)).min(query_blocks);
+                    let first_turn = first_attending.min(query_blocks - 1);
+                    let end = end_attending.max(first_turn + 1);
+                    let first_whole = k.select(is_ragged, end, up(from(last)).max(first_turn).min(end));
+                    let end_whole = (until(first) >> block_log2).min(end);
+                    Tile {
+                        place,
+                        batch_heads,
+                        first_head,
+                        query_blocks,
+                        first_key,
+                        first: first_turn,
+                        end,
+                        first_whole,
+                        end_whole,
+                        first_attending,
+                        end_attending,
+                    }
+                }
+            }
+        }
+    }
+
+    /// Of all blocks of queries of all heads.
+    pub(super) fn block_number(&self, head: Val<'k, u32>, block: Val<'k, u32>) -> Val<'k, u32> {
+        (self.batch_heads + head) * self.query_blocks + block
+    }
+
+    /// Whether the keys have a share in the gradient of a block of queries.
+    pub(super) fn adds(&self, block: Val<'k, u32>) -> Val<'k, bool> {
+        block.ge(self.first_attending) & block.lt(self.end_attending)
+    }
+}
+
+impl<'k> Turns<'k> {
+    /// Waits, by one thread, until those with later keys have added to a block of queries, of which so many have counted at `at`.
+    pub(super) fn wait(&self, k: Kernel<'k>, spec: &Spec, params: &Params<'k>, tile: &Tile<'k>, block: Val<'k, u32>, at: Val<'k, u64>) {
+        let last = match &params.band {
+            None => self.key_blocks - 1,
+            Some(band) => {
+                let last_query = (block * QUERIES + (QUERIES - 1)).signed();
+                let until = (last_query + band.behind).max(1).min(params.keys.signed());
+                ((until - 1).unsigned() >> spec.keys().trailing_zeros()).min(self.key_blocks - 1)
+            }
+        };
+        let before = last - tile.place.row;
+        k.repeat_until(|| {
+            let added = k.ld_global_with::<u32>(at, 0, MemoryOrder::Acquire(Scope::Gpu), Cache::Default);
+            added.ge(before)
+        });
+    }
 }
 
 pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
@@ -111,108 +297,22 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
         k.allow_spills(64);
     }
     let params = Params::declare(k, spec);
-    let (scale, scale_log2, query_blocks) = (params.scale, params.scale_log2, params.query_blocks);
+    let (scale, scale_log2) = (params.scale, params.scale_log2);
     let (key_tile, query_tile) = (spec.key_tile(), spec.query_tile());
     let block_log2 = QUERIES.trailing_zeros();
     let piece_bytes = piece_bytes(spec.head);
 
-    let k_slot = k.shared("keys", key_tile.bytes(), 1024);
-    let v_slot = k.shared("values", key_tile.bytes(), 1024);
-    let q_slots = k.shared("queries", spec.stages * query_tile.bytes(), 1024);
-    let d_o_slots = k.shared("gradients of results", spec.stages * query_tile.bytes(), 1024);
+    let slots = Slots::new(k, spec);
     // dS, two turns deep; at the end the same stages carry dK and dV out.
     let ds = Staging::new(k, CONSUMERS, 2, STAGING);
     let dq_slots = k.shared("gradients of queries", CONSUMERS * piece_bytes, 128);
-    let lse_slots = k.shared("log-sum-exp", spec.stages * NUMBERS_BYTES, 128);
-    let delta_slots = k.shared("delta", spec.stages * NUMBERS_BYTES, 128);
-    let tile_slot = k.shared("tile", 4, 4);
-    let keys_full = k.mbarrier_array("keys full", 1);
-    keys_full.arrivals().set(1);
-    let q_ring = Ring::new(k, spec.stages, CONSUMERS, RingScope::Cta);
-    let d_o_ring = Ring::new(k, spec.stages, CONSUMERS, RingScope::Cta);
-    let init = || {
-        keys_full.init();
-        [q_ring, d_o_ring].iter().for_each(|ring| ring.init());
-        [&params.q, &params.k, &params.v, &params.d_o].into_iter().for_each(|map| k.prefetch_tensormap(map));
-    };
-    roles::start(k, init, || {});
+    slots.start(k, &params);
+    let tile = Tile::of_cta(k, spec, &params, &slots);
+    let Slots { keys: k_slot, values: v_slot, queries: q_slots, d_o: d_o_slots, lse: lse_slots, delta: delta_slots, .. } = slots;
+    let (keys_full, q_ring, d_o_ring) = (slots.keys_full, slots.q_ring, slots.d_o_ring);
+    let (place, first_head) = (tile.place, tile.first_head);
 
-    let number = match &params.turns {
-        None => k.cta(),
-        Some(turns) => {
-            k.when(k.thread().eq(0), || {
-                let number = k.atom_global(Atomic::Add, turns.next.address(), 0, 1u32, MemoryOrder::Relaxed(Scope::Gpu));
-                k.st_shared(tile_slot.address(), 0, number);
-            });
-            k.bar_sync();
-            k.uniform(k.ld_shared::<u32>(tile_slot.address(), 0))
-        }
-    };
-    let place = params.order.place(k, number);
-    // The first keys have the most queries where there is a diagonal, and are first; but in order, whoever is first has nobody to wait for.
-    let place = if spec.in_order { place } else { Place { row: params.order.rows - 1 - place.row, ..place } };
-    let first_key = place.row * KEYS;
-    // Blocks of queries by the first and the last key of this block.
-    let tile = {
-        let zero = k.constant(0u32);
-        // Rows of keys beyond the last are masked in each block.
-        let is_ragged = (first_key + KEYS).gt(params.keys);
-        match &params.band {
-            None => {
-                let first_whole = k.select(is_ragged, query_blocks, 0u32);
-                let end = query_blocks;
-                Tile { first_key, first: zero, end, first_whole, end_whole: end, first_attending: zero, end_attending: end }
-            }
-            Some(band) => {
-                // The first query that attends to a key, and the one behind the last.
-                let from = |key: Val<'k, u32>| (key.signed() - band.behind + 1).max(0).unsigned();
-                let until = |key: Val<'k, u32>| (key.signed() - band.before + 1).max(0).unsigned();
-                let (first, last) = (first_key, first_key + (KEYS - 1));
-                let up = |query: Val<'k, u32>| (query + (QUERIES - 1)) >> block_log2;
-                let first_attending = from(first) >> block_log2;
-                let end_attending = up(until(last)).min(query_blocks);
-                let first_turn = first_attending.min(query_blocks - 1);
-                let end = end_attending.max(first_turn + 1);
-                let first_whole = k.select(is_ragged, end, up(from(last)).max(first_turn).min(end));
-                let end_whole = (until(first) >> block_log2).min(end);
-                Tile { first_key, first: first_turn, end, first_whole, end_whole, first_attending, end_attending }
-            }
-        }
-    };
-    let batch_heads = place.batch * params.heads;
-    let first_head = place.head * params.group;
-    let block_number = |head: Val<'k, u32>, block: Val<'k, u32>| (batch_heads + head) * query_blocks + block;
-
-    let load = || {
-        let (q_cursor, d_o_cursor) = (q_ring.cursor(), d_o_ring.cursor());
-        let options = LoadOptions::default();
-        k.when(k.elect(), || {
-            let full = keys_full.at(0u32);
-            full.arrive_expect_tx(2 * key_tile.bytes());
-            let at = [tile.first_key, place.head, place.batch];
-            key_tile.load(k_slot.address(), &params.k, at, full, options);
-            key_tile.load(v_slot.address(), &params.v, at, full, options);
-            k.range(params.group, |member| {
-                let head = first_head + member;
-                k.range_step(tile.first, tile.end, 1, |block| {
-                    let numbers = block_number(head, block);
-                    let at = [block * QUERIES, head, place.batch];
-                    let full = q_cursor.acquire(query_tile.bytes() + NUMBERS_BYTES);
-                    let stage = q_cursor.stage();
-                    query_tile.load(q_slots.address() + stage * query_tile.bytes(), &params.q, at, full, options);
-                    let to = lse_slots.address() + stage * NUMBERS_BYTES;
-                    k.bulk_load(to, params.lse_log2.at(numbers, NUMBERS_BYTES), NUMBERS_BYTES, full);
-                    q_cursor.advance();
-                    let full = d_o_cursor.acquire(query_tile.bytes() + NUMBERS_BYTES);
-                    let stage = d_o_cursor.stage();
-                    query_tile.load(d_o_slots.address() + stage * query_tile.bytes(), &params.d_o, at, full, options);
-                    let to = delta_slots.address() + stage * NUMBERS_BYTES;
-                    k.bulk_load(to, params.delta.at(numbers, NUMBERS_BYTES), NUMBERS_BYTES, full);
-                    d_o_cursor.advance();
-                });
-            });
-        });
-    };
+    let load = || slots.load(k, spec, &params, &tile);
 
     let send = || {
         let leader = k.lane().eq(0);
@@ -225,31 +325,18 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                     k.warp_sync();
                     k.barrier_arrive(ROOM + warpgroup, SENDER_AND_CONSUMER);
                 }
-                let adds = block.ge(tile.first_attending) & block.lt(tile.end_attending);
+                let adds = tile.adds(block);
                 if let Some(turns) = &params.turns {
                     // Those with later keys have added before.
                     k.when(leader & adds, || {
-                        let last = match &params.band {
-                            None => turns.key_blocks - 1,
-                            Some(band) => {
-                                let last_query = (block * QUERIES + (QUERIES - 1)).signed();
-                                let until = (last_query + band.behind).max(1).min(params.keys.signed());
-                                ((until - 1).unsigned() >> KEYS.trailing_zeros()).min(turns.key_blocks - 1)
-                            }
-                        };
-                        let at = turns.added.at(block_number(head, block), 4);
-                        let before = last - place.row;
-                        k.repeat_until(|| {
-                            let added = k.ld_global_with::<u32>(at, 0, MemoryOrder::Acquire(Scope::Gpu), Cache::Default);
-                            added.ge(before)
-                        });
+                        turns.wait(k, spec, &params, &tile, block, turns.added.at(tile.block_number(head, block), 4));
                         k.fence(Fence::ProxyAsync);
                     });
                 }
                 for warpgroup in 0..CONSUMERS {
                     k.barrier_sync(WRITTEN + warpgroup, SENDER_AND_CONSUMER);
                     k.when(leader & adds, || {
-                        let to = params.dq.at(block_number(head, block) * CONSUMERS + warpgroup, piece_bytes);
+                        let to = params.dq.at(tile.block_number(head, block) * CONSUMERS + warpgroup, piece_bytes);
                         k.bulk_reduce(BulkReduce::Add, Ty::F32, to, dq_slots.address() + warpgroup * piece_bytes, piece_bytes);
                         k.bulk_commit();
                     });
@@ -258,7 +345,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                     k.when(leader & adds, || {
                         k.bulk_wait(0);
                         k.fence(Fence::ProxyAsync);
-                        let at = turns.added.at(block_number(head, block), 4);
+                        let at = turns.added.at(tile.block_number(head, block), 4);
                         k.red_global(Atomic::Add, at, 0, &[k.constant(1u32)], MemoryOrder::Release(Scope::Gpu));
                     });
                 }
@@ -307,7 +394,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
             for step in 0..spec.head / 16 {
                 let a = descriptor(keys + key_tile.along_steps(step));
                 let b = descriptor(queries + query_tile.along_steps(step));
-                k.wgmma(spec.transposed_shape(), d.registers(), WgmmaA::Shared(a), b, step > 0);
+                k.wgmma(spec.transposed_shape(QUERIES), d.registers(), WgmmaA::Shared(a), b, step > 0);
             }
             k.wgmma_commit();
         };
@@ -412,7 +499,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
             k.fence_proxy_async();
             k.barrier_sync(BOTH, CONSUMERS * WARPGROUP);
             k.wgmma_fence();
-            for step in 0..KEYS / 16 {
+            for step in 0..spec.keys() / 16 {
                 let consumer = (step / 4 * ds.stages() * STAGE_BYTES) >> 4;
                 let a = descriptor(ds_low + turn_parity * (STAGE_BYTES >> 4) + (consumer + ds_tile.along_steps(step % 4)));
                 let b = descriptor(k_across_low + key_tile.across_steps(step));

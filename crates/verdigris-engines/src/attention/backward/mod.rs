@@ -1,12 +1,13 @@
 //! `attention.backward`: the gradient of attention on Hopper's tensor cores ([`verdigris_graph::AttentionProblem`] has the formulas).
 //!
-//! **What.** bf16 and f16, heads of up to 128 elements (multiples of 8), grouped heads, windows around either diagonal, sinks and biases without their gradients;
+//! **What.** bf16 and f16, heads of up to 256 elements (multiples of 8), grouped heads, windows around either diagonal, sinks and biases without their gradients;
 //! between the products a soft cap, a bias, slopes, a mask and a factor that is given at execution ([`super::score_mod`]), in kernels of their own. Tensors of
 //! any strides that TMA takes. Workspace is of the size of the queries, in f32.
 //!
-//! **Method.** Three launches: two numbers of each query; the products, a CTA for each 128 keys, which goes through all queries that attend to them and
-//! through all heads that share them; the gradient of the queries, which the CTAs have added up in f32, rounded. Shares of it are added as they come, or in
-//! one order: then the CTA of the last keys is first, and each waits for the one behind it.
+//! **Method.** Three launches: two numbers of each query; the products, a CTA for each 128 keys ([`kernel`]; where queries or values have more than 128
+//! elements, for each 64: [`long`]), which goes through all queries that attend to them and through all heads that share them; the gradient of the queries,
+//! which the CTAs have added up in f32, rounded. Shares of it are added as they come, or in one order: then the CTA of the last keys is first, and each waits
+//! for the one behind it.
 //!
 //! **When it wins.** On compute capability 9.0, wherever it takes the problem.
 //!
@@ -17,6 +18,7 @@
 
 mod around;
 mod kernel;
+mod long;
 mod spec;
 
 #[cfg(test)]
@@ -30,6 +32,7 @@ use verdigris_tensor::DType;
 use super::half::Half;
 use super::mapped::{self, UNBOUNDED};
 use super::order::OrderArgs;
+use super::ragged;
 use super::score_mod::{self, ScoreModArgs};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
@@ -40,10 +43,8 @@ use crate::layout::space::element;
 
 use around::{BeforeArgs, BehindArgs, MOST_ELEMENTS, ROWS, RowsArgs};
 use kernel::{BandArgs, ModArgs, ParamsArgs, TurnsArgs};
-use spec::{Around, CONSUMERS, KEYS, Mask, QUERIES, Spec, piece_bytes};
+use spec::{Around, CONSUMERS, HEADS, Mask, QUERIES, Spec, is_long, keys_of, piece_bytes};
 
-/// Elements of a head for which there are kernels.
-const HEADS: [u32; 2] = [64, 128];
 /// Blocks of queries in shared memory at a time.
 const STAGES: u32 = 2;
 
@@ -58,7 +59,9 @@ pub(super) struct Backward {
     gradients: [Option<View>; 3],
     ty: Half,
     scale: f32,
+    /// Elements of queries and keys, and of values, of the kernels.
     head: u32,
+    value: u32,
     mask: Mask,
     score_mod: bool,
     arch: Arch,
@@ -66,7 +69,7 @@ pub(super) struct Backward {
 
 impl Algorithm for Backward {
     const ID: EngineId = EngineId { name: "attention.backward", number: 902 };
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     type Config = Spec;
 
     fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
@@ -84,6 +87,7 @@ impl Algorithm for Backward {
         let optional = [("dq", dq), ("dk", dk), ("dv", dv)].into_iter().filter_map(|(name, view)| Some((name, view.as_ref()?)));
         let mapped: Vec<(&str, &View)> =
             [("q", &p.q), ("k", &p.k), ("v", &p.v), ("o", o), ("d_o", d_o)].into_iter().chain(optional).collect();
+        ragged::refuse(Self::ID, p)?;
         let ty = mapped::require(Self::ID, p, &mapped)?;
         let score_mod = score_mod::is_needed(p);
         score_mod::require(Self::ID, p)?;
@@ -106,7 +110,8 @@ impl Algorithm for Backward {
         let rows = u128::from(p.b) * u128::from(p.h) * u128::from(p.s_q.max(p.s_kv) + 256);
         Self::ID.require(rows < 1 << 31, Reason::Extent, format_args!("{rows} rows of all heads, taken are fewer than 2^31"))?;
         let mask = if score_mod || p.left.is_some() || p.right.is_some() { Mask::Band } else { Mask::End };
-        let head = if p.d.max(p.d_v) <= u64::from(HEADS[0]) { HEADS[0] } else { HEADS[1] };
+        // The longest take whatever is left.
+        let (head, value) = HEADS.into_iter().find(|&(d, d_v)| p.d <= d.into() && p.d_v <= d_v.into()).unwrap_or(HEADS[HEADS.len() - 1]);
         Ok(Backward {
             problem: p.clone(),
             o: o.clone(),
@@ -116,6 +121,7 @@ impl Algorithm for Backward {
             ty,
             scale,
             head,
+            value,
             mask,
             score_mod,
             arch: arch.clone(),
@@ -123,8 +129,8 @@ impl Algorithm for Backward {
     }
 
     fn configs(&self) -> Vec<Spec> {
-        let Backward { ty, head, mask, score_mod, .. } = *self;
-        [false, true].map(|in_order| Spec { ty, head, stages: STAGES, mask, in_order, score_mod }).to_vec()
+        let Backward { ty, head, value, mask, score_mod, .. } = *self;
+        [false, true].map(|in_order| Spec { ty, head, value, stages: STAGES, mask, in_order, score_mod }).to_vec()
     }
 
     fn knobs(spec: &Spec) -> Knobs {
@@ -133,15 +139,15 @@ impl Algorithm for Backward {
 
     fn notes(&self, spec: &Spec) -> Notes {
         // The gradient of the queries alone is a sum of shares.
-        let deterministic = spec.in_order || self.gradients[0].is_none() || self.problem.s_kv <= u64::from(KEYS);
+        let deterministic = spec.in_order || self.gradients[0].is_none() || self.problem.s_kv <= u64::from(spec.keys());
         Notes { tensor_core: true, deterministic, ..Notes::of(DType::F32) }
     }
 
     fn work(&self, spec: &Spec) -> Work {
         let p = &self.problem;
-        let [queries, keys, head] = [QUERIES, KEYS, spec.head].map(f64::from);
+        let [queries, keys, head, value] = [QUERIES, spec.keys(), spec.head, spec.value].map(f64::from);
         let matrices = (p.b * p.h_kv) as f64;
-        let key_blocks = p.s_kv.div_ceil(u64::from(KEYS));
+        let key_blocks = self.key_blocks();
         let (mut turns, mut most) = (0.0, 0u64);
         for block in 0..key_blocks {
             let of_block = self.turns(block) * p.group();
@@ -150,18 +156,32 @@ impl Algorithm for Backward {
         }
         let (tiles, resident) = (key_blocks as f64 * matrices, f64::from(self.arch.sm_count));
         let all = turns * matrices;
-        let loaded_bytes = 2.0 * queries * head * 2.0;
+        let loaded_bytes = queries * (head + value) * 2.0;
         // Whoever adds in order starts later: as many turns as others are in front of it and run beside it.
         let waits = if spec.in_order { (resident / matrices).min(key_blocks as f64) } else { 0.0 };
         let rows = (p.b * p.h * p.s_q) as f64;
         let padded = (p.b * p.h) as f64 * (self.query_blocks() * u64::from(QUERIES)) as f64;
         let of = |elements: f64| rows * elements * 2.0;
+        let dq_bytes = queries * head * 4.0;
+        let (tensor_cycles, shared_bytes) = if is_long(spec.head) {
+            // A consumer has a half of the columns of each product, whose rows both read.
+            let consumers = f64::from(CONSUMERS);
+            let of_columns = |columns: f64| consumers * wgmma_cycles(keys, columns / consumers);
+            let cycles = (of_columns(queries) * (head + value) + of_columns(value) * queries + of_columns(head) * (queries + keys)) / 64.0;
+            let read = consumers * keys * (head + value) + queries * (head + value) + 2.0 * queries * (head + value) + keys * head;
+            (cycles, (read + 3.0 * consumers * keys * queries + 2.0 * keys * queries) * 2.0)
+        } else {
+            let cycles = 2.0 * wgmma_cycles(keys, queries) * head / 64.0
+                + 2.0 * wgmma_cycles(keys, head) * queries / 64.0
+                + wgmma_cycles(queries, head) * keys / 64.0;
+            (cycles, (2.0 * keys * head + 4.0 * queries * head * keys / 64.0 + 2.0 * keys * queries + dq_bytes) * 2.0)
+        };
         let main = Loop {
             kernel: Self::ID.name,
             product: [p.s_q, p.s_kv, p.d].map(|extent| extent as f64),
             matrices: (p.b * p.h) as f64,
             window: [1.0; 3],
-            tile: [keys, 2.0 * head],
+            tile: [keys, head + value],
             tiles,
             grid: tiles.min(resident),
             resident,
@@ -169,15 +189,13 @@ impl Algorithm for Backward {
             longest_steps: (all / resident).max(most as f64) + waits,
             longest_tiles: (tiles / resident).ceil(),
             parts: 1.0,
-            tensor_cycles: 2.0 * wgmma_cycles(keys, queries) * head / 64.0
-                + 2.0 * wgmma_cycles(keys, head) * queries / 64.0
-                + wgmma_cycles(queries, head) * keys / 64.0,
+            tensor_cycles,
             fma_cycles: keys * queries / 16.0,
-            shared_bytes: (2.0 * keys * head + 4.0 * queries * head * keys / 64.0 + 2.0 * keys * queries + queries * head * 4.0) * 2.0,
-            loaded_bytes: loaded_bytes + queries * head * 4.0,
+            shared_bytes,
+            loaded_bytes: loaded_bytes + dq_bytes,
             issued: (10.0 + if self.score_mod { score_mod::instructions(p) } else { 0.0 }) * keys * queries / 32.0,
-            tile_issued: 4.0 * keys * head / 32.0,
-            tile_loaded_bytes: 2.0 * keys * head * 2.0,
+            tile_issued: 2.0 * keys * (head + value) / 32.0,
+            tile_loaded_bytes: keys * (head + value) * 2.0,
             traffic_bytes: 3.0 * of((p.d + p.d_v) as f64) + padded * head * 8.0,
             operand_bytes: 2.0,
             result_bytes: 2.0,
@@ -198,7 +216,7 @@ impl Algorithm for Backward {
     fn lower(&self, spec: &Spec) -> Result<Program, Refusal> {
         let p = &self.problem;
         let mut program = empty_program(&p.slots());
-        let (query_blocks, key_blocks) = (self.query_blocks(), p.s_kv.div_ceil(u64::from(KEYS)) as u32);
+        let (query_blocks, key_blocks) = (self.query_blocks(), self.key_blocks() as u32);
         let heads = p.b * p.h;
         let blocks = heads * query_blocks;
         let padded = blocks * u64::from(QUERIES);
@@ -207,7 +225,9 @@ impl Algorithm for Backward {
         let pieces = program.add_scratch("gradient of the queries", pieces_bytes);
         program.steps.push(Step::Fill { at: pieces, bytes: pieces_bytes, value: 0 });
         let turns = spec.in_order.then(|| {
-            let bytes = (blocks + 1) * 4;
+            // Consumers of long heads count for themselves.
+            let counts = if is_long(spec.head) { blocks * u64::from(CONSUMERS) } else { blocks };
+            let bytes = (counts + 1) * 4;
             let counts = program.add_scratch("shares added", bytes);
             program.steps.push(Step::Fill { at: counts, bytes, value: 0 });
             TurnsArgs { next: counts, added: Address { offset_bytes: counts.offset_bytes + 4, ..counts }, key_blocks }
@@ -241,8 +261,8 @@ impl Algorithm for Backward {
         let args = ParamsArgs {
             q: map("q", &p.q, spec.query_tile().map(Access::Read)),
             k: map("k", &p.k, spec.key_tile().map(Access::Read)),
-            v: map("v", &p.v, spec.key_tile().map(Access::Read)),
-            d_o: map("d_o", &self.d_o, spec.query_tile().map(Access::Read)),
+            v: map("v", &p.v, spec.value_tile().map(Access::Read)),
+            d_o: map("d_o", &self.d_o, spec.result_tile().map(Access::Read)),
             // Of one that is not written, a map that is not used.
             dk: map("dk", dk.as_ref().unwrap_or(&p.k), spec.gradient_map()),
             dv: map("dv", dv.as_ref().unwrap_or(&p.v), spec.gradient_map()),
@@ -297,11 +317,16 @@ impl Algorithm for Backward {
         }
         let mut kernels = Vec::new();
         for ty in Half::ALL {
-            for head in HEADS {
+            let mut behind = Vec::new();
+            for (head, value) in HEADS {
                 for (mask, score_mod) in [(Mask::End, false), (Mask::Band, false), (Mask::Band, true)] {
-                    kernels.extend([false, true].map(|in_order| Spec { ty, head, stages: STAGES, mask, in_order, score_mod }.kernel()));
+                    kernels
+                        .extend([false, true].map(|in_order| Spec { ty, head, value, stages: STAGES, mask, in_order, score_mod }.kernel()));
                 }
-                kernels.push(Around::Behind(ty, head).kernel());
+                if !behind.contains(&head) {
+                    behind.push(head);
+                    kernels.push(Around::Behind(ty, head).kernel());
+                }
             }
             kernels.push(Around::Before(ty).kernel());
         }
@@ -310,6 +335,14 @@ impl Algorithm for Backward {
 }
 
 impl Backward {
+    fn keys(&self) -> u64 {
+        keys_of(self.head).into()
+    }
+
+    fn key_blocks(&self) -> u64 {
+        self.problem.s_kv.div_ceil(self.keys())
+    }
+
     fn query_blocks(&self) -> u64 {
         self.problem.s_q.div_ceil(u64::from(QUERIES))
     }
@@ -319,7 +352,7 @@ impl Backward {
         let p = &self.problem;
         let (queries, rows) = (p.s_q as i64, i64::from(QUERIES));
         let corner = if p.corner == Corner::BottomRight { p.s_kv as i64 - queries } else { 0 };
-        let (first, last) = ((block * u64::from(KEYS)) as i64, ((block + 1) * u64::from(KEYS)).min(p.s_kv) as i64 - 1);
+        let (first, last) = ((block * self.keys()) as i64, ((block + 1) * self.keys()).min(p.s_kv) as i64 - 1);
         let from = p.right.map_or(0, |right| (first - corner - i64::from(right)).clamp(0, queries));
         let until = p.left.map_or(queries, |left| (last - corner + i64::from(left) + 1).clamp(0, queries));
         ((until + rows - 1) / rows - from / rows).max(1) as u64

@@ -10,23 +10,46 @@ use verdigris_kir::tile::fragment::wgmma_shape;
 
 use super::super::half::Half;
 use super::super::tile::{HeadTile, PANEL};
-use super::{around, kernel};
+use super::{around, kernel, long};
 use crate::hopper::{FIRST_BARRIER, WARPGROUP};
 
 /// Keys of a warpgroup.
 pub(super) const OWN_KEYS: u32 = 64;
 /// Warpgroups that multiply.
 pub(super) const CONSUMERS: u32 = 2;
-/// Keys of a CTA.
-pub(super) const KEYS: u32 = OWN_KEYS * CONSUMERS;
 /// Queries of one turn.
 pub(super) const QUERIES: u32 = 64;
 /// Bytes of a number for each query of a turn.
 pub(super) const NUMBERS_BYTES: u32 = QUERIES * 4;
 
-/// Elements of a head whose gradient of the queries one consumer computes: the columns of a piece.
+/// Elements of queries and keys, and of values, for which there are kernels, shortest first.
+pub(super) const HEADS: [(u32, u32); 5] = [(64, 64), (128, 128), (192, 128), (192, 192), (256, 256)];
+
+/// Elements of queries and keys up to which a consumer has whole rows of keys ([`super::kernel`]); of longer ones it has a half of each ([`super::long`]).
+const WHOLE_ROWS: u32 = 128;
+
+/// Elements of a head whose gradients one consumer computes: the columns of a piece.
 pub(super) const fn own_elements(head: u32) -> u32 {
     head / CONSUMERS
+}
+
+/// Columns that a consumer of a long head multiplies at a time, counted in elements of the head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) columns: u32,
+    /// Where those of the first consumer begin, and how much further those of the second.
+    pub(super) first: u32,
+    pub(super) of_consumer: u32,
+}
+
+/// The columns of a consumer: half of the head in one part; of three panels one of its own and a half of the middle one, for what is read across the
+/// swizzle begins with a panel or stays within one.
+pub(super) fn parts(head: u32) -> Vec<Part> {
+    if head == 3 * PANEL {
+        let own = Part { columns: PANEL, first: 0, of_consumer: 2 * PANEL };
+        return vec![own, Part { columns: PANEL / 2, first: PANEL, of_consumer: PANEL / 2 }];
+    }
+    vec![Part { columns: own_elements(head), first: 0, of_consumer: own_elements(head) }]
 }
 
 /// Bytes of a piece: 64 queries, f32.
@@ -56,8 +79,9 @@ impl Mask {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::attention) struct Spec {
     pub(super) ty: Half,
-    /// Elements of a head: 64 or 128.
+    /// Elements of queries and keys, and of values: two of [`HEADS`].
     pub(super) head: u32,
+    pub(super) value: u32,
     /// Blocks of queries in shared memory at a time.
     pub(super) stages: u32,
     pub(super) mask: Mask,
@@ -68,22 +92,49 @@ pub(in crate::attention) struct Spec {
 }
 
 impl fmt::Display for Spec {
-    /// `attention_backward_bf16_d128_m64_n128_s2_band_ordered`: the entry's name.
+    /// `attention_backward_bf16_d128_m64_n128_s2_band_ordered`, or `…_d192_v128_m64_n64_…`: the entry's name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Spec { head, stages, .. } = self;
-        write!(f, "attention_backward_{}_d{head}_m{QUERIES}_n{KEYS}_s{stages}_{}", self.ty.name(), self.mask.name())?;
+        let (Spec { head, value, stages, .. }, keys) = (self, self.keys());
+        write!(f, "attention_backward_{}_d{head}", self.ty.name())?;
+        if value != head {
+            write!(f, "_v{value}")?;
+        }
+        write!(f, "_m{QUERIES}_n{keys}_s{stages}_{}", self.mask.name())?;
         let marks = [(self.in_order, "_ordered"), (self.score_mod, "_scoremod")];
         marks.iter().filter(|(has, _)| *has).try_for_each(|(_, name)| f.write_str(name))
     }
 }
 
+/// Whether kernels of such heads are [`super::long`]'s.
+pub(super) const fn is_long(head: u32) -> bool {
+    head > WHOLE_ROWS
+}
+
+/// Keys of a CTA.
+pub(super) const fn keys_of(head: u32) -> u32 {
+    if is_long(head) { OWN_KEYS } else { OWN_KEYS * CONSUMERS }
+}
+
 impl Spec {
+    pub(super) const fn keys(&self) -> u32 {
+        keys_of(self.head)
+    }
+
     pub(super) const fn key_tile(&self) -> HeadTile {
-        HeadTile { rows: KEYS, elements: self.head, ty: self.ty.map() }
+        HeadTile { rows: self.keys(), elements: self.head, ty: self.ty.map() }
+    }
+
+    pub(super) const fn value_tile(&self) -> HeadTile {
+        HeadTile { elements: self.value, ..self.key_tile() }
     }
 
     pub(super) const fn query_tile(&self) -> HeadTile {
         HeadTile { rows: QUERIES, elements: self.head, ty: self.ty.map() }
+    }
+
+    /// Results, and their gradients.
+    pub(super) const fn result_tile(&self) -> HeadTile {
+        HeadTile { elements: self.value, ..self.query_tile() }
     }
 
     /// The gradients of keys and of values, a panel of a consumer at a time.
@@ -91,9 +142,9 @@ impl Spec {
         HeadTile { rows: OWN_KEYS, elements: PANEL, ty: self.ty.map() }.map(Access::Write)
     }
 
-    /// Keys by queries.
-    pub(super) fn transposed_shape(&self) -> WgmmaShape {
-        wgmma_shape(QUERIES, self.ty.matrix(), self.ty.matrix(), MatrixType::F32)
+    /// Keys by so many queries.
+    pub(super) fn transposed_shape(&self, queries: u32) -> WgmmaShape {
+        wgmma_shape(queries, self.ty.matrix(), self.ty.matrix(), MatrixType::F32)
     }
 
     /// Keys by elements.
@@ -107,10 +158,20 @@ impl Spec {
         WgmmaShape { transpose_b: true, ..wgmma_shape(own_elements(self.head), self.ty.matrix(), self.ty.matrix(), MatrixType::F32) }
     }
 
+    /// Keys by the columns of a part, out of scores in shared memory.
+    pub(super) fn part_shape(&self, part: Part) -> WgmmaShape {
+        WgmmaShape { transpose_b: true, ..wgmma_shape(part.columns, self.ty.matrix(), self.ty.matrix(), MatrixType::F32) }
+    }
+
+    /// Queries by the columns of a part, out of the same scores.
+    pub(super) fn query_part_shape(&self, part: Part) -> WgmmaShape {
+        WgmmaShape { transpose_a: true, ..self.part_shape(part) }
+    }
+
     pub(super) fn build(&self) -> KernelBody {
         let threads = WARPGROUP * (1 + CONSUMERS);
         let header = Header { name: self.to_string(), target: Target::Sm90a, threads, min_ctas: 1, cluster: 1 };
-        build(header, |k| kernel::backward(k, self))
+        build(header, |k| if is_long(self.head) { long::backward(k, self) } else { kernel::backward(k, self) })
     }
 
     pub(super) fn kernel(self) -> KernelRef {

@@ -180,6 +180,8 @@ fn run(case: Case) {
             h_kv: kv_heads as u64,
             s_q: queries as u64,
             s_kv: keys as u64,
+            q_rows: queries as u64,
+            kv_rows: keys as u64,
             d: head as u64,
             d_v: value as u64,
             compute: DType::F32,
@@ -197,6 +199,8 @@ fn run(case: Case) {
             sinks: None,
             q_lengths: None,
             kv_lengths: None,
+            q_offsets: None,
+            kv_offsets: None,
             scale: if mods.is_bound { HostScalar::Bound(Slot(0)) } else { HostScalar::Fixed(Real(SCALE)) },
             pass: AttentionPass::Backward {
                 o: view(o_slot, value, queries, heads),
@@ -272,4 +276,45 @@ fn what_stands_between_the_products() {
     run(Case { bottom_right: true, left: Some(40), ..with(Mods { slopes: true, mask: true, ..PLAIN }) });
     let all = Mods { soft_cap: Some(2.0), bias: Some(DType::F32), mask: true, slopes: true, is_bound: true };
     run(Case { head: 72, value: 104, heads: 4, kv_heads: 2, right: Some(5), left: Some(90), ..with(all) });
+}
+
+const LONG: Case = Case { head: 256, value: 256, keys: 64, ..SMALL };
+
+#[test]
+fn long_heads_in_whole_blocks() {
+    run(LONG);
+    run(Case { ty: Half::F16, queries: 128, keys: 192, ..LONG });
+    run(Case { head: 192, value: 128, queries: 192, keys: 128, ..LONG });
+    run(Case { head: 192, value: 192, queries: 128, ..LONG });
+}
+
+#[test]
+fn long_heads_in_ragged_blocks_and_those_that_fill_no_tile() {
+    run(Case { queries: 1, keys: 1, ..LONG });
+    run(Case { queries: 65, keys: 65, ..LONG });
+    run(Case { head: 136, value: 72, queries: 63, keys: 63, ..LONG });
+    run(Case { head: 40, value: 136, queries: 33, keys: 70, ..LONG });
+    run(Case { head: 200, value: 248, queries: 95, keys: 129, ..LONG });
+    run(Case { head: 184, value: 120, queries: 129, keys: 127, ..LONG });
+}
+
+#[test]
+fn long_heads_in_groups_and_windows() {
+    run(Case { batch: 2, heads: 4, kv_heads: 2, queries: 70, keys: 100, right: Some(0), ..LONG });
+    run(Case { head: 192, value: 128, heads: 3, kv_heads: 1, queries: 100, keys: 140, right: Some(0), ..LONG });
+    for (queries, keys) in [(1, 130), (130, 65)] {
+        for bottom_right in [false, true] {
+            for (left, right) in [(Some(3), Some(0)), (Some(70), Some(20)), (Some(0), None)] {
+                run(Case { head: 192, value: 128, queries, keys, left, right, bottom_right, ..LONG });
+            }
+        }
+    }
+}
+
+#[test]
+fn long_heads_with_what_stands_between_the_products() {
+    let all = Mods { soft_cap: Some(2.0), bias: Some(DType::F32), mask: true, slopes: true, is_bound: true };
+    run(Case { queries: 70, keys: 70, heads: 2, kv_heads: 1, right: Some(5), left: Some(60), score_mod: all, ..LONG });
+    let few = Mods { soft_cap: Some(1.5), bias: Some(DType::Bf16), ..PLAIN };
+    run(Case { head: 192, value: 128, queries: 65, keys: 100, score_mod: few, ..LONG });
 }

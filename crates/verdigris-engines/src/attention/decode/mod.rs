@@ -31,6 +31,7 @@ use verdigris_tensor::DType;
 use super::band::{self, BandArgs, SinkArgs};
 use super::half::Half;
 use super::mapped;
+use super::ragged;
 use super::score_mod;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
@@ -84,6 +85,7 @@ impl Algorithm for Decode {
             format_args!("compute capability {:?}, needs (9, 0)", arch.capability),
         )?;
         Self::ID.require(p.s_q <= MOST_QUERIES, Reason::Extent, format_args!("{} queries, taken up to {MOST_QUERIES}", p.s_q))?;
+        ragged::refuse(Self::ID, p)?;
         let ty = mapped::require(Self::ID, p, &[("q", &p.q), ("k", &p.k), ("v", &p.v), ("o", o)])?;
         let scale = score_mod::plain_scale(Self::ID, p)?;
         band::require(Self::ID, p, log_sum_exp)?;

@@ -109,6 +109,8 @@ fn run(case: Case, parts: &[u32]) {
             h_kv: KV_HEADS as u64,
             s_q: queries as u64,
             s_kv: keys as u64,
+            q_rows: queries as u64,
+            kv_rows: keys as u64,
             d: head as u64,
             d_v: value as u64,
             compute: DType::F32,
@@ -126,6 +128,8 @@ fn run(case: Case, parts: &[u32]) {
             sinks: sinks.map(|slot| view(slot, DType::F32, [0, 1, 0, 0])),
             q_lengths: q_lengths.map(|slot| view(slot, DType::I32, [1, 0, 0, 0])),
             kv_lengths: kv_lengths.map(|slot| view(slot, DType::I32, [1, 0, 0, 0])),
+            q_offsets: None,
+            kv_offsets: None,
             scale: HostScalar::Fixed(Real(SCALE)),
             pass: AttentionPass::Forward {
                 o: tensor(o, queries, heads, value),

@@ -14,6 +14,7 @@ use verdigris_kir::tile::staging::{STAGE_BYTES, Staging};
 
 use super::super::band::{BandArgs, SinkArgs};
 use super::super::order::OrderArgs;
+use super::super::ragged::{OffsetsArgs, RowsOutArgs};
 use super::super::score_mod::{QueryRows, ScoreModArgs, elements};
 use super::super::softmax::Softmax;
 use super::super::tile::{PANEL, descriptor};
@@ -45,6 +46,9 @@ verdigris_kir::parameters! {
         pub(super) sinks: Option<SinkArgs> = (spec.mask == Mask::Band).then_some(()),
         pub(super) score_mod: Option<ScoreModArgs> = spec.score_mod.then_some(()),
         /// u32, zero before the launch.
+        pub(super) offsets: Option<OffsetsArgs> = spec.ragged.then_some(()),
+        /// Outputs, where a sequence ends.
+        pub(super) rows_out: Option<RowsOutArgs> = spec.ragged.then_some(()),
         pub(super) next_tile: Option<ReadWrite> = spec.dynamic.then_some(4),
     }
 }
@@ -75,7 +79,8 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
     let k_ring = Ring::new(k, spec.stages, spec.consumers, RingScope::Cta);
     let v_ring = Ring::new(k, spec.stages, spec.consumers, RingScope::Cta);
     let handout = params.next_tile.map(|next| Handout::new(k, params.order.tiles, next, TILES_AHEAD, 4 * spec.consumers));
-    let tiles = Tiles { kernel: k, spec: *spec, order: params.order, group: params.group, bounds, queries, keys, key_blocks, handout };
+    let (order, group, offsets) = (params.order, params.group, params.offsets);
+    let tiles = Tiles { kernel: k, spec: *spec, order, group, bounds, offsets, queries, keys, key_blocks, handout };
     let init = || {
         [q_ring, k_ring, v_ring].iter().for_each(|ring| ring.init());
         tiles.handout.iter().for_each(|handout| handout.init());
@@ -93,14 +98,14 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
                     for stage in 0..q_stages {
                         let full = q_cursor.acquire(of_stage * q_tile.bytes());
                         for consumer in stage * of_stage..(stage + 1) * of_stage {
-                            let at = [tile.first_query + consumer * OWN_QUERIES, tile.head, tile.batch];
+                            let at = [tile.query_row(tile.first_query + consumer * OWN_QUERIES), tile.head, tile.map_batch(k)];
                             q_tile.load(q_slots.address() + consumer * q_tile.bytes(), &q_map, at, full, options);
                         }
                         q_cursor.advance();
                     }
                 };
                 let bring_block = |turn: Val<'k, u32>| {
-                    let at = [(tile.end_block - 1 - turn) * spec.block, tile.kv_head, tile.batch];
+                    let at = [tile.key_row((tile.end_block - 1 - turn) * spec.block), tile.kv_head, tile.map_batch(k)];
                     let full = k_cursor.acquire(k_tile.bytes());
                     k_tile.load(k_slots.address() + k_cursor.stage() * k_tile.bytes(), &k_map, at, full, options);
                     k_cursor.advance();
@@ -222,8 +227,9 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
             softmax.first(&scores);
             pack();
             if let Bounds::Band(band) = &tiles.bounds {
-                // Beyond a length anything may stand, and 0 · NaN is NaN.
-                k.when(band.has_lengths[1].ne(0), || {
+                // Beyond a length anything may stand, and beyond a sequence the next one: 0 · NaN is NaN.
+                let has_end = if spec.ragged { k.constant(true) } else { band.has_lengths[1].ne(0) };
+                k.when(has_end, || {
                     v_cursor.wait();
                     let first = (tile.keys.signed() - (block * spec.block).signed()).max(0).unsigned().min(spec.block);
                     let slot = v_slots.address() + v_cursor.stage() * v_tile.bytes();
@@ -305,20 +311,41 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
             }
             k.fence_proxy_async();
             k.barrier_sync(warpgroup + own_barrier, WARPGROUP);
-            k.when(thread.eq(0), || {
-                for panel in 0..v_tile.panels() {
-                    let at = [k.constant(panel * PANEL), own_row, tile.head, tile.batch].map(|at| at.signed());
-                    k.tma_store(&o_map, &at, staging.stage(warpgroup, panel));
+            let store_all = || {
+                k.when(thread.eq(0), || {
+                    for panel in 0..v_tile.panels() {
+                        let row = tile.query_row(own_row);
+                        let at = [k.constant(panel * PANEL), row, tile.head, tile.map_batch(k)].map(|at| at.signed());
+                        k.tma_store(&o_map, &at, staging.stage(warpgroup, panel));
+                    }
+                    k.bulk_commit();
+                });
+            };
+            match (&params.rows_out, tile.own) {
+                (Some(rows_out), Some([own, _])) => {
+                    // What is behind the last query belongs to the next sequence.
+                    let is_whole = (own_row + OWN_QUERIES).le(own.count);
+                    k.when(is_whole, store_all);
+                    k.when(!is_whole, || {
+                        let count = (own.count.signed() - own_row.signed()).max(0).unsigned();
+                        for panel in 0..v_tile.panels() {
+                            let rows = [tile.head, tile.query_row(own_row), count];
+                            rows_out.store(k, &staging, [warpgroup, thread], panel, rows);
+                        }
+                        // Queries of the next tile come to where these rows were read.
+                        k.barrier_sync(warpgroup + own_barrier, WARPGROUP);
+                    });
                 }
-                k.bulk_commit();
-            });
+                _ => store_all(),
+            }
             k.when((thread & 3).eq(0) & params.has_log_sum_exp.ne(0), || {
                 let [of_batch, of_head, of_query] = params.log_sum_exp_strides;
-                let head = params.log_sum_exp.moved(tile.batch.widen() * of_batch + tile.head.widen() * of_head);
+                let head = params.log_sum_exp.moved(tile.map_batch(k).widen() * of_batch + tile.head.widen() * of_head);
                 for (half, value) in (0..).zip(rows.log_sum_exp) {
                     let query = own_row + row + 8 * half;
                     let value = if bounded { k.select(counts[half as usize], value, f32::NEG_INFINITY) } else { value };
-                    k.when(query.lt(queries), || k.st_global(head.moved(query.widen() * of_query).address(), 0, value));
+                    let end = tile.own.map_or(queries, |[own, _]| own.count);
+                    k.when(query.lt(end), || k.st_global(head.moved(tile.query_row(query).widen() * of_query).address(), 0, value));
                 }
             });
             k.when(thread.eq(0), || k.bulk_wait_read(0));

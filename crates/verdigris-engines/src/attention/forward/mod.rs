@@ -2,7 +2,8 @@
 //!
 //! **What.** bf16 and f16, heads of up to 256 elements, values of another length than keys, grouped heads, windows around either diagonal, lengths, sinks; and
 //! between the products a soft cap, a bias, slopes, a mask and a factor that is given at execution ([`super::score_mod`]), in kernels of their own. Tensors of
-//! any strides that TMA takes, so that the order of dims and packed queries, keys and values cost no copy.
+//! any strides that TMA takes, so that the order of dims and packed queries, keys and values cost no copy; and ragged tensors ([`super::ragged`]), in kernels of
+//! their own: where a sequence ends they store row by row, and values of the next one become 0.
 //!
 //! **Method.** A CTA takes 128 or 192 queries of a head, 64 for each warpgroup that multiplies. A warp brings keys and values in blocks, from the last to the
 //! first. Scores and what is made of them never leave the registers. Heads are padded to the next of 64, 96, 128, 192 and 256 elements by TMA. Blocks of keys
@@ -34,6 +35,7 @@ use super::band::{self, BandArgs, SinkArgs};
 use super::half::Half;
 use super::mapped::{self, UNBOUNDED};
 use super::order::OrderArgs;
+use super::ragged::{self, OffsetsArgs, RowsOutArgs};
 use super::score_mod::{self, ScoreModArgs};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
@@ -90,9 +92,18 @@ const STAGES: u32 = 2;
 
 impl Shape {
     fn spec(&self, ty: Half, mask: Mask, dynamic: bool, score_mod: bool) -> Spec {
+        self.spec_of(ty, mask, [dynamic, score_mod, false])
+    }
+
+    /// The same for ragged tensors.
+    fn ragged_spec(&self, ty: Half, score_mod: bool) -> Spec {
+        self.spec_of(ty, Mask::Band, [true, score_mod, true])
+    }
+
+    fn spec_of(&self, ty: Half, mask: Mask, [dynamic, score_mod, ragged]: [bool; 3]) -> Spec {
         let Shape { head, value, consumers, ping_pong, .. } = *self;
         let block = if score_mod { self.modified_block() } else { self.block };
-        Spec { ty, head, value, consumers, block, stages: STAGES, mask, ping_pong, dynamic, score_mod }
+        Spec { ty, head, value, consumers, block, stages: STAGES, mask, ping_pong, dynamic, score_mod, ragged }
     }
 
     /// Keys of a block where scores are made of products: what they are made with takes some registers, which sums of 128 values and more do not leave.
@@ -160,9 +171,11 @@ impl Algorithm for Forward {
         score_mod::require(Self::ID, p)?;
         let scale = if score_mod { 1.0 } else { score_mod::plain_scale(Self::ID, p)? };
         band::require(Self::ID, p, log_sum_exp)?;
+        ragged::require(Self::ID, p)?;
         let tiles = p.s_q.div_ceil(64) as u128 * u128::from(p.b) * u128::from(p.h);
         Self::ID.require(tiles < 1 << 30, Reason::Extent, format_args!("{tiles} tiles of 64 queries, taken are fewer than 2^30"))?;
-        let is_band = score_mod || p.left.is_some() || p.sinks.is_some() || p.q_lengths.is_some() || p.kv_lengths.is_some();
+        let is_band =
+            score_mod || p.is_ragged() || p.left.is_some() || p.sinks.is_some() || p.q_lengths.is_some() || p.kv_lengths.is_some();
         let mask = match p.right {
             _ if is_band => Mask::Band,
             Some(_) => Mask::Causal,
@@ -173,10 +186,19 @@ impl Algorithm for Forward {
 
     fn configs(&self) -> Vec<Config> {
         let (d, d_v) = (self.problem.d as u32, self.problem.d_v as u32);
-        let holds = |shape: &Shape| shape.head >= d && shape.value >= d_v && (!self.score_mod || shape.takes_score_mod());
+        let is_ragged = self.problem.is_ragged();
+        let of_two = self.score_mod || is_ragged;
+        let holds = |shape: &Shape| shape.head >= d && shape.value >= d_v && (!of_two || shape.takes_score_mod());
         let Some(class) = SHAPES.iter().find(|shape| holds(shape)) else { return Vec::new() };
         let of_class = (0..).zip(SHAPES).filter(|(_, shape)| [shape.head, shape.value] == [class.head, class.value]);
-        let suits = of_class.filter(|(_, shape)| shape.masks.contains(&self.mask) && (!self.score_mod || shape.takes_score_mod()));
+        let suits = of_class.filter(|(_, shape)| shape.masks.contains(&self.mask) && (!of_two || shape.takes_score_mod()));
+        if is_ragged {
+            let config = |(shape, row): (u32, &Shape)| {
+                let spec = row.ragged_spec(self.ty, self.score_mod);
+                Config { shape, spec, persistence: Persistence::Dynamic }
+            };
+            return suits.map(config).collect();
+        }
         // Tiles differ in length where one side of the diagonal is open: then they are handed out, the longest first.
         let is_even = self.problem.left.is_some() == self.problem.right.is_some();
         let order = match is_even {
@@ -204,6 +226,9 @@ impl Algorithm for Forward {
     }
 
     fn work(&self, config: &Config) -> Work {
+        if self.problem.is_ragged() {
+            return Forward { problem: self.problem.of_mean_length(), ..self.clone() }.work(config);
+        }
         let (p, spec) = (&self.problem, &config.spec);
         let [rows, block, head, value] = [spec.queries(), spec.block, spec.head, spec.value].map(f64::from);
         let heads = (p.b * p.h) as f64;
@@ -283,6 +308,8 @@ impl Algorithm for Forward {
             band: (spec.mask == Mask::Band).then(|| BandArgs::new(p, spec.block)),
             sinks: (spec.mask == Mask::Band).then(|| SinkArgs::new(p)),
             score_mod: spec.score_mod.then(|| ScoreModArgs::of(p)),
+            offsets: OffsetsArgs::of(p),
+            rows_out: spec.ragged.then(|| RowsOutArgs::new(&self.o, p.d_v)),
             next_tile: spec.dynamic.then(|| {
                 let counter = program.add_scratch("next tile", 4);
                 program.steps.push(Step::Fill { at: counter, bytes: 4, value: 0 });
@@ -304,7 +331,11 @@ impl Algorithm for Forward {
             plain.chain(modified.map(move |shape| shape.spec(ty, Mask::Band, dynamic, true)))
         };
         let orders = Half::ALL.into_iter().flat_map(|ty| [(ty, false), (ty, true)]);
-        orders.flat_map(|(ty, dynamic)| of(ty, dynamic)).map(Spec::kernel).collect()
+        let ragged = Half::ALL.into_iter().flat_map(|ty| {
+            let shapes = SHAPES.iter().filter(|shape| shape.takes_score_mod() && shape.masks.contains(&Mask::Band));
+            shapes.flat_map(move |shape| [false, true].map(|score_mod| shape.ragged_spec(ty, score_mod)))
+        });
+        orders.flat_map(|(ty, dynamic)| of(ty, dynamic)).chain(ragged).map(Spec::kernel).collect()
     }
 }
 

@@ -58,6 +58,8 @@ pub(super) struct Spec {
     pub(super) dynamic: bool,
     /// Something stands between the products and the softmax; with a mask of bands.
     pub(super) score_mod: bool,
+    /// Sequences lie behind each other; with a mask of bands, and tiles that are handed out.
+    pub(super) ragged: bool,
 }
 
 impl fmt::Display for Spec {
@@ -65,7 +67,7 @@ impl fmt::Display for Spec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Spec { head, value, block, stages, .. } = self;
         write!(f, "attention_forward_{}_d{head}_v{value}_m{}_n{block}_s{stages}_{}", self.ty.name(), self.queries(), self.mask.name())?;
-        let marks = [(self.ping_pong, "_pingpong"), (self.dynamic, "_dynamic"), (self.score_mod, "_scoremod")];
+        let marks = [(self.ping_pong, "_pingpong"), (self.dynamic, "_dynamic"), (self.score_mod, "_scoremod"), (self.ragged, "_ragged")];
         marks.iter().filter(|(has, _)| *has).try_for_each(|(_, name)| f.write_str(name))
     }
 }

@@ -60,6 +60,7 @@ const SMALL: Spec = Spec {
     ping_pong: true,
     dynamic: false,
     score_mod: false,
+    ragged: false,
 };
 
 fn case(spec: Spec, queries: usize, keys: usize) -> Case {
@@ -205,6 +206,8 @@ fn run(case: Case) {
             h_kv: kv_heads as u64,
             s_q: queries as u64,
             s_kv: keys as u64,
+            q_rows: queries as u64,
+            kv_rows: keys as u64,
             d: head as u64,
             d_v: value as u64,
             compute: DType::F32,
@@ -225,6 +228,8 @@ fn run(case: Case) {
             sinks: case.sink.map(|_| line(sinks, DType::F32, [0, 1, 0, 0])),
             q_lengths: lengths(q_lengths),
             kv_lengths: lengths(kv_lengths),
+            q_offsets: None,
+            kv_offsets: None,
             scale: if mods.is_bound { HostScalar::Bound(Slot(0)) } else { HostScalar::Fixed(Real(f64::from(case.scale))) },
             pass: AttentionPass::Forward {
                 o: view(o_slot, value, queries, heads),

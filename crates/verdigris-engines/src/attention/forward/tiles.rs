@@ -9,6 +9,7 @@ use verdigris_kir::tile::dynamic::Handout;
 
 use super::super::band::{Band, BatchBand, Limits};
 use super::super::order::{Order, Place};
+use super::super::ragged::{Offsets, Sequence};
 use super::spec::{Mask, Spec};
 
 verdigris_kir::parameters! {
@@ -46,6 +47,33 @@ pub(super) struct Tile<'k> {
     /// Query `i` attends to keys from `i + before` to below `i + behind`; zero where the kernel has no such bound.
     pub(super) before: Val<'k, i32>,
     pub(super) behind: Val<'k, i32>,
+    /// Of ragged tensors, the rows of queries and of keys of this batch.
+    pub(super) own: Option<[Sequence<'k>; 2]>,
+}
+
+impl<'k> Tile<'k> {
+    /// The row of the tensors that has a query of this batch, and the one that has a key.
+    pub(super) fn query_row(&self, query: Val<'k, u32>) -> Val<'k, u32> {
+        self.own.map_or(query, |[queries, _]| queries.begin + query)
+    }
+
+    pub(super) fn key_row(&self, key: Val<'k, u32>) -> Val<'k, u32> {
+        self.own.map_or(key, |[_, keys]| keys.begin + key)
+    }
+
+    /// The batch of the tensors.
+    pub(super) fn map_batch(&self, k: Kernel<'k>) -> Val<'k, u32> {
+        if self.own.is_some() { k.constant(0) } else { self.batch }
+    }
+
+    /// Runs `body` where the batch has queries of this tile.
+    #[track_caller]
+    fn if_any(self, k: Kernel<'k>, body: impl Fn(Tile<'k>)) {
+        match self.own {
+            None => body(self),
+            Some([queries, _]) => k.when(self.first_query.lt(queries.count), || body(self)),
+        }
+    }
 }
 
 /// The tiles of a launch.
@@ -56,6 +84,8 @@ pub(super) struct Tiles<'k> {
     /// Heads of queries that share one of keys.
     pub(super) group: Divisor<'k>,
     pub(super) bounds: Bounds<'k>,
+    /// Where sequences lie, if tensors are ragged.
+    pub(super) offsets: Option<Offsets<'k>>,
     pub(super) queries: Val<'k, u32>,
     pub(super) keys: Val<'k, u32>,
     pub(super) key_blocks: Val<'k, u32>,
@@ -70,7 +100,7 @@ impl<'k> Tiles<'k> {
         self.kernel.scope_around(Location::caller(), |caller| {
             let run = |number| {
                 let tile = self.tile(number);
-                caller.run(|| body(tile));
+                caller.run(|| tile.if_any(self.kernel, &body));
             };
             match &self.handout {
                 None => self.every(run),
@@ -85,7 +115,7 @@ impl<'k> Tiles<'k> {
         self.kernel.scope_around(Location::caller(), |caller| {
             let run = |number| {
                 let tile = self.tile(number);
-                caller.run(|| body(tile));
+                caller.run(|| tile.if_any(self.kernel, &body));
             };
             match &self.handout {
                 None => self.every(run),
@@ -119,13 +149,16 @@ impl<'k> Tiles<'k> {
             keys: self.keys,
             before: none,
             behind: none,
+            own: None,
         };
         match &self.bounds {
             Bounds::End => whole,
             Bounds::Diagonal(diagonal) => self.below(Tile { behind: diagonal.behind, ..whole }, diagonal.block),
             Bounds::Band(band) => {
-                let BatchBand { queries, keys, before, behind } = band.of_batch(k, batch, [self.queries, self.keys]);
-                let tile = self.below(Tile { queries, keys, before, behind, ..whole }, band.block);
+                let own = self.offsets.as_ref().map(|offsets| offsets.of_batch(k, batch, [self.queries, self.keys]));
+                let extents = own.map_or([self.queries, self.keys], |own| own.map(|sequence| sequence.count));
+                let BatchBand { queries, keys, before, behind } = band.of_batch(k, batch, extents);
+                let tile = self.below(Tile { queries, keys, before, behind, own, ..whole }, band.block);
                 let from = |query: Val<'k, u32>| (query.signed() + before).max(0).unsigned();
                 let first_block = band.block.quotient(from(first_query));
                 let first_whole = band.block.quotient(from(first_query + (self.spec.queries() - 1)) + (self.spec.block - 1));

@@ -33,6 +33,8 @@ pub(super) enum Name {
     Sinks,
     QLengths,
     KvLengths,
+    QOffsets,
+    KvOffsets,
     O,
     LogSumExp,
     Do,
@@ -44,7 +46,7 @@ pub(super) enum Name {
 }
 
 impl Name {
-    const ALL: [Name; 17] = [
+    const ALL: [Name; 19] = [
         Name::Q,
         Name::K,
         Name::V,
@@ -54,6 +56,8 @@ impl Name {
         Name::Sinks,
         Name::QLengths,
         Name::KvLengths,
+        Name::QOffsets,
+        Name::KvOffsets,
         Name::O,
         Name::LogSumExp,
         Name::Do,
@@ -76,6 +80,8 @@ impl Name {
             Name::Sinks => "sinks",
             Name::QLengths => "q_lengths",
             Name::KvLengths => "kv_lengths",
+            Name::QOffsets => "q_offsets",
+            Name::KvOffsets => "kv_offsets",
             Name::O => "o",
             Name::LogSumExp => "log_sum_exp",
             Name::Do => "d_o",
@@ -145,9 +151,9 @@ impl Pass {
     /// Whether it reads or writes this operand.
     pub(super) const fn has(self, name: Name) -> bool {
         match name {
-            Name::Q | Name::K | Name::Bias | Name::Mask | Name::Slopes | Name::KvLengths => self.has_scores(),
+            Name::Q | Name::K | Name::Bias | Name::Mask | Name::Slopes | Name::KvLengths | Name::KvOffsets => self.has_scores(),
             Name::V => self.has_gradient() || matches!(self, Pass::Forward),
-            Name::QLengths => self.has_scores() || matches!(self, Pass::Sinks),
+            Name::QLengths | Name::QOffsets => self.has_scores() || matches!(self, Pass::Sinks),
             Name::Sinks => matches!(self, Pass::Forward | Pass::Sinks),
             Name::O => matches!(self, Pass::Forward | Pass::RowSums),
             Name::LogSumExp => !matches!(self, Pass::RowSums),
@@ -212,6 +218,11 @@ impl Spec {
         }
     }
 
+    /// Whether sequences lie behind each other.
+    pub(super) fn is_ragged(&self) -> bool {
+        self.operands.iter().any(|(name, _)| *name == Name::QOffsets)
+    }
+
     fn name(&self) -> String {
         let flag = |set: bool, word: &str| if set { format!("_{word}") } else { String::new() };
         let flags = [
@@ -259,6 +270,14 @@ impl Spec {
 }
 
 verdigris_kir::parameters! {
+    /// Rows of ragged tensors.
+    pub(super) struct Ragged / #[derive(Clone, Copy, Debug)] RaggedArgs of () as _spec {
+        pub q_rows: u32,
+        pub kv_rows: u32,
+    }
+}
+
+verdigris_kir::parameters! {
     /// Of every pass.
     pub(super) struct Values / KernelArgs of Spec as spec {
         /// Tiles of the rows of a head; of the gradient of the bias, of its columns.
@@ -270,8 +289,10 @@ verdigris_kir::parameters! {
         pub group: Divide,
         pub b: u32,
         pub h: u32,
+        /// Of the sums of rows, whose tensors may be ragged, rows of queries.
         pub s_q: u32,
         pub s_kv: u32,
+        pub ragged: Option<RaggedArgs> = spec.is_ragged().then_some(()),
         pub d: u32,
         pub d_v: u32,
         pub left: i32,
@@ -296,6 +317,7 @@ struct Place<'k> {
     b: Val<'k, u32>,
     /// The head of queries, of a query; of keys, of a key.
     head: Val<'k, u32>,
+    /// The row of the tensor.
     s: Val<'k, u32>,
 }
 
@@ -306,6 +328,29 @@ struct Lengths<'k> {
     kv: Val<'k, i32>,
     /// Where the diagonal is for query 0.
     corner: Val<'k, i32>,
+    /// Of ragged tensors, the rows of the batch.
+    of_q: Option<Sequence<'k>>,
+    of_kv: Option<Sequence<'k>>,
+}
+
+/// Rows of one batch of ragged tensors, in front of `rows` whatever the offsets.
+#[derive(Clone, Copy)]
+struct Sequence<'k> {
+    begin: Val<'k, u32>,
+    count: Val<'k, u32>,
+    rows: Val<'k, u32>,
+}
+
+impl<'k> Lengths<'k> {
+    /// The row of the tensor that has a query.
+    fn query(&self, i: Val<'k, u32>) -> Val<'k, u32> {
+        self.of_q.map_or(i, |own| own.begin + i)
+    }
+
+    /// The row of the tensor that has a key.
+    fn key(&self, j: Val<'k, u32>) -> Val<'k, u32> {
+        self.of_kv.map_or(j, |own| own.begin + j)
+    }
 }
 
 /// A score, and what gradients need of it.
@@ -389,6 +434,15 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
     }
 
     fn lengths(&self, b: Val<'k, u32>) -> Lengths<'k> {
+        let sequence = |name: Name, rows: Val<'k, u32>, longest: Val<'k, u32>| {
+            let offsets = self.operand(name)?;
+            let at = |n: Val<'k, u32>| offsets.load_integer(&[n]).unsigned().low32().signed().max(0).min(rows.signed());
+            let (begin, end) = (at(b), at(b + 1));
+            Some(Sequence { begin: begin.unsigned(), count: (end - begin).max(0).min(longest.signed()).unsigned(), rows })
+        };
+        let ragged = self.values.ragged.as_ref();
+        let of_q = ragged.and_then(|ragged| sequence(Name::QOffsets, ragged.q_rows, self.values.s_q));
+        let of_kv = ragged.and_then(|ragged| sequence(Name::KvOffsets, ragged.kv_rows, self.values.s_kv));
         let length = |name: Name, extent: Val<'k, u32>| match self.operand(name) {
             None => extent.signed(),
             Some(lengths) => {
@@ -396,9 +450,10 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
                 length.max(0).min(extent.signed())
             }
         };
-        let (q, kv) = (length(Name::QLengths, self.values.s_q), length(Name::KvLengths, self.values.s_kv));
+        let q = length(Name::QLengths, of_q.map_or(self.values.s_q, |own| own.count));
+        let kv = length(Name::KvLengths, of_kv.map_or(self.values.s_kv, |own| own.count));
         let corner = if self.spec.bottom_right { kv - q } else { self.k.constant(0) };
-        Lengths { q, kv, corner }
+        Lengths { q, kv, corner, of_q, of_kv }
     }
 
     /// The score of a pair, from the product of its elements.
@@ -462,10 +517,14 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
         self.k.select(counts, p * (product - rest), self.number(0.0))
     }
 
-    /// `Σ d_o · o` of a query.
-    fn row_sum(&self, b: Val<'k, u32>, head: Val<'k, u32>, i: Val<'k, u32>) -> Val<'k, T> {
+    /// `Σ d_o · o` of a query, by its row of the tensor.
+    fn row_sum(&self, b: Val<'k, u32>, head: Val<'k, u32>, row: Val<'k, u32>) -> Val<'k, T> {
         let sums = self.values.sums.expect("the pass reads sums");
-        let place = (b * self.values.h + head).mul_wide(self.values.s_q) + i.widen();
+        let place = match &self.values.ragged {
+            None => (b * self.values.h + head).mul_wide(self.values.s_q),
+            Some(ragged) => head.mul_wide(ragged.q_rows),
+        };
+        let place = place + row.widen();
         self.k.ld_global::<T>(sums.address() + place * u64::from(self.spec.bytes()), 0)
     }
 
@@ -478,12 +537,18 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
         let (b, head) = self.values.heads.split(rest);
         let first = (tile * WARPS + k.warp()) * spec.rows();
         let extent = if spec.pass.has_keys() { self.values.s_kv } else { self.values.s_q };
-        k.when(first.lt(extent), || self.gather_rows(b, head, first, extent, block));
+        k.when(first.lt(extent), || {
+            let lengths = self.lengths(b);
+            match if spec.pass.has_keys() { lengths.of_kv } else { lengths.of_q } {
+                None => self.gather_rows([b, head, block], lengths, first, extent),
+                Some(own) => k.when(first.lt(own.count), || self.gather_rows([b, head, block], lengths, first, own.count)),
+            }
+        });
     }
 
-    fn gather_rows(&self, b: Val<'k, u32>, head: Val<'k, u32>, first: Val<'k, u32>, extent: Val<'k, u32>, block: Val<'k, u32>) {
+    /// `extent` is that of the rows of the batch.
+    fn gather_rows(&self, [b, head, block]: [Val<'k, u32>; 3], lengths: Lengths<'k>, first: Val<'k, u32>, extent: Val<'k, u32>) {
         let (k, spec) = (self.k, self.spec);
-        let lengths = self.lengths(b);
         let rows: Vec<Val<'k, u32>> = (0..spec.rows()).map(|r| (first + r).min(extent - 1)).collect();
         let width = if matches!(spec.pass, Pass::Forward | Pass::Values) { self.values.d_v } else { self.values.d };
         let column = block * (32 * spec.columns) + k.lane();
@@ -496,7 +561,9 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
             });
             let scale = if spec.pass == Pass::Keys { self.scale } else { None };
             let out = if spec.pass == Pass::Keys { Name::Dk } else { Name::Dv };
-            self.store(out, b, head, first, extent, [column, width], &sums, |_, sum| scale.map_or(sum, |scale| sum * scale));
+            self.store(out, [b, head, lengths.key(first)], [first, extent], [column, width], &sums, |_, sum| {
+                scale.map_or(sum, |scale| sum * scale)
+            });
             return;
         }
         let online: Vec<Online<'k, T>> =
@@ -504,7 +571,7 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
         self.over_keys(b, head, lengths, &rows, &columns, &sums, &online);
         if spec.pass == Pass::Queries {
             let scale = self.scale.expect("scores have a scale");
-            self.store(Name::Dq, b, head, first, extent, [column, width], &sums, |_, sum| sum * scale);
+            self.store(Name::Dq, [b, head, lengths.query(first)], [first, extent], [column, width], &sums, |_, sum| sum * scale);
             return;
         }
         let mut finished = Vec::new();
@@ -522,14 +589,14 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
             let factor = T::divide(kept, all);
             finished.push((is_empty, factor, k.select(is_empty, self.least(), from + math::log(all))));
         }
-        self.store(Name::O, b, head, first, extent, [column, width], &sums, |row, sum| {
+        self.store(Name::O, [b, head, lengths.query(first)], [first, extent], [column, width], &sums, |row, sum| {
             let (is_empty, factor, _) = finished[row];
             k.select(is_empty, self.number(0.0), sum * factor)
         });
         if let Some(totals) = self.operand(Name::LogSumExp) {
             for (r, (_, _, total)) in (0..).zip(&finished) {
                 k.when(block.eq(0) & k.lane().eq(0) & (first + r).lt(extent), || {
-                    totals.store(&[b, head, first + r], AnyVal::of(*total));
+                    totals.store(&[b, head, lengths.query(first + r)], AnyVal::of(*total));
                 });
             }
         }
@@ -539,18 +606,17 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
     fn store(
         &self,
         name: Name,
-        b: Val<'k, u32>,
-        head: Val<'k, u32>,
-        first: Val<'k, u32>,
-        extent: Val<'k, u32>,
+        [b, head, first_row]: [Val<'k, u32>; 3],
+        [first, extent]: [Val<'k, u32>; 2],
         [column, width]: [Val<'k, u32>; 2],
         sums: &[Vec<Var<'k, T>>],
         finish: impl Fn(usize, Val<'k, T>) -> Val<'k, T>,
     ) {
-        let k = self.k;
+        let (k, spec) = (self.k, self.spec);
         for (row, sums) in sums.iter().enumerate() {
             let s = first + row as u32;
             k.when(s.lt(extent), || {
+                let s = if spec.is_ragged() { first_row + row as u32 } else { s };
                 let to = self.line(name, Place { b, head, s });
                 for (c, sum) in (0..).zip(sums) {
                     let e = column + 32 * c;
@@ -579,11 +645,11 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
     ) {
         let (k, spec) = (self.k, self.spec);
         let key_head = self.key_head(head);
-        let lines = |name: Name| rows.iter().map(|&s| self.line(name, Place { b, head, s })).collect::<Vec<_>>();
+        let lines = |name: Name| rows.iter().map(|&i| self.line(name, Place { b, head, s: lengths.query(i) })).collect::<Vec<_>>();
         let queries = lines(Name::Q);
         let back = (spec.pass == Pass::Queries).then(|| {
-            let totals = rows.iter().map(|&s| self.must(Name::LogSumExp).load::<T>(&[b, head, s])).collect::<Vec<_>>();
-            let rests = rows.iter().map(|&s| self.row_sum(b, head, s)).collect::<Vec<_>>();
+            let totals = rows.iter().map(|&i| self.must(Name::LogSumExp).load::<T>(&[b, head, lengths.query(i)])).collect::<Vec<_>>();
+            let rests = rows.iter().map(|&i| self.row_sum(b, head, lengths.query(i))).collect::<Vec<_>>();
             (lines(Name::Do), totals, rests)
         });
         let (top, bottom) = (rows[0].signed() + lengths.corner, rows[rows.len() - 1].signed() + lengths.corner);
@@ -594,7 +660,7 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
         k.range_step(begin, end, 32, |base| {
             let own = base + k.lane();
             let (inside, j) = (own.lt(end), own.min(end - 1));
-            let key = Place { b, head: key_head, s: j };
+            let key = Place { b, head: key_head, s: lengths.key(j) };
             let products = self.dots(self.values.d, &queries, &self.line(Name::K, key));
             let scores: Vec<Score<'k, T>> =
                 rows.iter().zip(products).map(|(&i, product)| self.score([b, head, i, j], lengths, inside, product)).collect();
@@ -620,7 +686,7 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
                 }
             }
             let other = if spec.pass == Pass::Queries { Name::K } else { Name::V };
-            self.spread(base, end, &weights, columns, sums, |s| self.line(other, Place { b, head: key_head, s }));
+            self.spread(base, end, &weights, columns, sums, |j| self.line(other, Place { b, head: key_head, s: lengths.key(j) }));
         });
     }
 
@@ -635,7 +701,7 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
         sums: &[Vec<Var<'k, T>>],
     ) {
         let (k, spec) = (self.k, self.spec);
-        let lines = |name: Name| rows.iter().map(|&s| self.line(name, Place { b, head: key_head, s })).collect::<Vec<_>>();
+        let lines = |name: Name| rows.iter().map(|&j| self.line(name, Place { b, head: key_head, s: lengths.key(j) })).collect::<Vec<_>>();
         let keys = lines(Name::K);
         let values = (spec.pass == Pass::Keys).then(|| lines(Name::V));
         let (top, bottom) = (rows[0].signed() - lengths.corner, rows[rows.len() - 1].signed() - lengths.corner);
@@ -646,9 +712,9 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
         k.range_step(begin, end, 32, |base| {
             let own = base + k.lane();
             let (inside, i) = (own.lt(end), own.min(end - 1));
-            let query = Place { b, head, s: i };
+            let query = Place { b, head, s: lengths.query(i) };
             let products = self.dots(self.values.d, &keys, &self.line(Name::Q, query));
-            let total = self.must(Name::LogSumExp).load::<T>(&[b, head, i]);
+            let total = self.must(Name::LogSumExp).load::<T>(&[b, head, query.s]);
             let found: Vec<(Score<'k, T>, Probability<'k, T>)> = rows
                 .iter()
                 .zip(products)
@@ -662,14 +728,14 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
                 None => found.iter().map(|(_, (_, p))| *p).collect(),
                 Some(values) => {
                     let products = self.dots(self.values.d_v, values, &self.line(Name::Do, query));
-                    let rest = self.row_sum(b, head, i);
+                    let rest = self.row_sum(b, head, query.s);
                     let ds =
                         found.iter().zip(products).map(|((score, p), product)| self.through_cap(score, self.gradient(*p, product, rest)));
                     ds.collect()
                 }
             };
             let other = if spec.pass == Pass::Keys { Name::Q } else { Name::Do };
-            self.spread(base, end, &weights, columns, sums, |s| self.line(other, Place { b, head, s }));
+            self.spread(base, end, &weights, columns, sums, |i| self.line(other, Place { b, head, s: lengths.query(i) }));
         });
     }
 
@@ -734,8 +800,9 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
         k.range(self.values.b, |b| {
             let lengths = self.lengths(b);
             k.range_step(k.thread(), lengths.q.unsigned(), THREADS, |i| {
-                let total = self.must(Name::LogSumExp).load::<T>(&[b, head, i]);
-                let part = self.weight(sink, total) * self.row_sum(b, head, i);
+                let row = lengths.query(i);
+                let total = self.must(Name::LogSumExp).load::<T>(&[b, head, row]);
+                let part = self.weight(sink, total) * self.row_sum(b, head, row);
                 sum.set(sum.get() - k.select(total.eq(self.least()), self.number(0.0), part));
             });
         });
@@ -758,12 +825,16 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
             let [b, head, i] = [0, 1, 2].map(|dim| own[dim] + repeat[dim]);
             let j = column_here + repeat[3];
             let lengths = self.lengths(b);
-            let (query, key) = (Place { b, head, s: i }, Place { b, head: self.key_head(head), s: j });
+            // Beyond a sequence, which nothing is added of, rows end with those of the tensor.
+            let within = |own: Option<Sequence<'k>>, row: Val<'k, u32>| own.map_or(row, |own| row.min(own.rows - 1));
+            let row = within(lengths.of_q, lengths.query(i));
+            let (query, key) =
+                (Place { b, head, s: row }, Place { b, head: self.key_head(head), s: within(lengths.of_kv, lengths.key(j)) });
             let product = self.dots(self.values.d, &[self.line(Name::Q, query)], &self.line(Name::K, key))[0];
             let score = self.score([b, head, i, j], lengths, k.constant(true), product);
-            let total = self.must(Name::LogSumExp).load::<T>(&[b, head, i]);
+            let total = self.must(Name::LogSumExp).load::<T>(&[b, head, row]);
             let product = self.dots(self.values.d_v, &[self.line(Name::Do, query)], &self.line(Name::V, key))[0];
-            let ds = self.gradient(self.probability(&score, total), product, self.row_sum(b, head, i));
+            let ds = self.gradient(self.probability(&score, total), product, self.row_sum(b, head, row));
             sum.set(sum.get() + ds);
         });
         let whole = lanes::over_lanes(k, spec.team, sum.get(), &|x, y| x + y);

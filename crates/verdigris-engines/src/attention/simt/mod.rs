@@ -1,6 +1,6 @@
 //! `attention.simt`: attention and its gradient without tensor cores, for everything.
 //!
-//! It takes every problem whose positions number fewer than 2^28: all element types, any strides, every option, forward and backward.
+//! It takes every problem whose positions number fewer than 2^28: all element types, any strides, every option, ragged tensors, forward and backward.
 //!
 //! **Method.** A warp has a few *rows* (queries, or keys for the gradients of keys and values) and goes through *partners* (keys, or the queries of all
 //! heads that read the key), 32 at a time. Each lane works out the scores of one partner with all rows of the warp; forward, the greatest score so far
@@ -31,7 +31,7 @@ use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::steps::host_number;
 use crate::fuse::strided;
 use crate::layout::space::divisor;
-use kernel::{KernelArgs, Name, Pass, Spec, WARPS};
+use kernel::{KernelArgs, Name, Pass, RaggedArgs, Spec, WARPS};
 
 /// An accepted problem.
 #[derive(Clone, Debug)]
@@ -49,7 +49,7 @@ impl Algorithm for Simt {
         let Problem::Attention(problem) = problem else {
             return Err(Self::ID.refusal(Reason::Problem, format_args!("{}, taken is attention", problem.kind())));
         };
-        let longest = problem.s_q.max(problem.s_kv);
+        let longest = [problem.s_q, problem.s_kv, problem.q_rows, problem.kv_rows].into_iter().max().unwrap_or(0);
         Self::ID.require(longest < 1 << 28, Reason::Extent, format_args!("{longest} positions, taken below 2^28"))?;
         let widest = problem.d.max(problem.d_v);
         Self::ID.require(widest < 1 << 24, Reason::Extent, format_args!("heads of {widest} elements, taken below 2^24"))?;
@@ -78,6 +78,9 @@ impl Algorithm for Simt {
     }
 
     fn work(&self, (): &()) -> Work {
+        if self.problem.is_ragged() {
+            return Simt { problem: self.problem.of_mean_length(), ..self.clone() }.work(&());
+        }
         let p = &self.problem;
         let double = p.compute == DType::F64;
         // As a product of the pairs of all heads: a lane reads a partner's element for each row, and each row's own.
@@ -110,7 +113,9 @@ impl Algorithm for Simt {
         if p.is_empty() {
             return Ok(program);
         }
-        let sums = p.is_backward().then(|| program.add_scratch("row sums", p.b * p.h * p.s_q * p.compute.bytes() as u64));
+        let sums = p
+            .is_backward()
+            .then(|| program.add_scratch("row sums", self.batches(Pass::RowSums) * p.h * p.q_rows * p.compute.bytes() as u64));
         for pass in self.passes() {
             let spec = self.spec(pass);
             let ctas = self.ctas(pass);
@@ -197,8 +202,15 @@ impl Simt {
         let p = &self.problem;
         match pass {
             Pass::Keys | Pass::Values => [p.h_kv, p.s_kv],
+            // Of ragged tensors, all of them.
+            Pass::RowSums => [p.h, p.q_rows],
             _ => [p.h, p.s_q],
         }
+    }
+
+    /// Batches that a pass has rows of.
+    fn batches(&self, pass: Pass) -> u64 {
+        if pass == Pass::RowSums && self.problem.is_ragged() { 1 } else { self.problem.b }
     }
 
     /// Tiles of the rows of one head.
@@ -230,7 +242,11 @@ impl Simt {
                 let columns = u64::from(32 * WARPS / self.spec(pass).team);
                 b.saturating_mul(h).saturating_mul(s_q).saturating_mul(s_kv.div_ceil(columns))
             }
-            _ => p.b.saturating_mul(self.rows(pass)[0]).saturating_mul(self.row_tiles(pass)).saturating_mul(self.column_blocks(pass)),
+            _ => self
+                .batches(pass)
+                .saturating_mul(self.rows(pass)[0])
+                .saturating_mul(self.row_tiles(pass))
+                .saturating_mul(self.column_blocks(pass)),
         }
     }
 
@@ -248,8 +264,9 @@ impl Simt {
             group: divisor(p.group()),
             b: p.b as u32,
             h: p.h as u32,
-            s_q: p.s_q as u32,
+            s_q: if spec.pass == Pass::RowSums { p.q_rows } else { p.s_q } as u32,
             s_kv: p.s_kv as u32,
+            ragged: spec.is_ragged().then_some(RaggedArgs { q_rows: p.q_rows as u32, kv_rows: p.kv_rows as u32 }),
             d: p.d as u32,
             d_v: p.d_v as u32,
             left: p.left.unwrap_or(0) as i32,

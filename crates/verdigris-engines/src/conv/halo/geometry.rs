@@ -69,15 +69,16 @@ pub(super) fn counts(axes: &Axes, extents: [u64; AXES]) -> [u64; AXES] {
 /// The map of a tensor that is read in boxes; strides are elements, from the second dim on.
 pub(super) fn map(decl: MapDecl, dims: Vec<u64>, strides: impl IntoIterator<Item = u64>) -> MapSpec {
     let bytes = u64::from(decl.ty.bytes());
+    let strides_bytes: Vec<u64> = strides.into_iter().map(|stride| stride * bytes).collect();
     MapSpec {
-        strides_bytes: strides.into_iter().map(|stride| stride * bytes).collect(),
+        l2: L2Promotion::of_lines(&strides_bytes),
+        strides_bytes,
         element_strides: vec![1; dims.len()],
         dims,
         decl,
         lower_corner: vec![],
         upper_corner: vec![],
         fill: Default::default(),
-        l2: L2Promotion::B256,
     }
 }
 

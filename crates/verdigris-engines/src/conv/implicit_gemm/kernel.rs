@@ -87,7 +87,7 @@ pub(super) fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
         let own = Consumer::new(k, tile);
         let main_loop = MainLoop::<T>::new(k, main, &stages, schedule, PING_PONG_BARRIER, own);
         // Under ping-pong, the worker's place and how many there are: phases differ in the steps of their tiles.
-        let specials = if tile.cluster > 1 { [Special::ClusterX, Special::ClustersX] } else { [Special::CtaX, Special::GridX] };
+        let specials = if tile.peers() > 1 { [Special::ClusterX, Special::ClustersX] } else { [Special::CtaX, Special::GridX] };
         let workers = tile.ping_pong.then(|| specials.map(|special| k.special(special)));
         let steps_behind = |work: Option<&Work<'k>>| match workers {
             Some([first, workers]) => producer.steps_of_tile(k, &schedule, work.map_or(first, |work| work.tile + workers)),

@@ -433,7 +433,7 @@ impl ImplicitGemm {
             parts: self.view.rows.div_ceil(64 * tile.blocks()),
             matrices: self.view.matrices(spec),
             columns: self.view.columns,
-            pitch: columns * tile.of_cluster()[1] * tile.n,
+            pitch: columns * tile.cluster[1] * tile.n,
             overlaps: true,
         })
     }
@@ -547,7 +547,7 @@ impl Algorithm for ImplicitGemm {
         let transposing = if spec.transposes_tiles() { 2.0 * rows + 3.0 * columns + rows / 64.0 * columns } else { 0.0 };
         // Pixels that the launch leaves out of a tile, and those of them that this CTA would load.
         let left_out = if spec.shares_depth() { tile.n - view.pixels_of_tile(spec) } else { 0 };
-        let unloaded = f64::from(left_out / tile.cluster);
+        let unloaded = f64::from(left_out / tile.peers());
         let kernel = match (view.prepared.conv.direction, spec.transposes_tiles()) {
             (Direction::Fprop, _) => "conv.implicit_gemm fprop",
             (Direction::Dgrad, _) => "conv.implicit_gemm dgrad",
@@ -587,7 +587,7 @@ impl Algorithm for ImplicitGemm {
         let epilogue_args = epilogue.arguments(view.product_of(spec), &chunk, 0, 0);
         let mut program = empty_program(&view.prepared.slots);
         let places = view.prepared.copy_ahead(&mut program);
-        let ([rows, columns], [in_rows, in_columns]) = (self.tile_grid(spec).extents, tile.of_cluster());
+        let ([rows, columns], [in_rows, in_columns]) = (self.tile_grid(spec).extents, tile.cluster);
         let producer = view.producer(spec, schedule.tiles, [rows * in_rows, columns * in_columns], &mut program);
         let mut args = ConvArgs { producer, schedule: *schedule, parts: None, swap_ab: None, store: None, fixup: None };
         let sums = self.sums(spec).map(|sums| (sums, program.add_scratch("sums of tiles", sums.scratch_bytes())));
@@ -605,7 +605,7 @@ impl Algorithm for ImplicitGemm {
             args.store = Some(TileStoreArgs { batch: chunk.index(), store });
         }
         if spec.split == Split::Fixup {
-            let owners = u64::from(schedule.split_tiles.max(1)) * u64::from(tile.cluster) * u64::from(tile.consumers);
+            let owners = u64::from(schedule.split_tiles.max(1)) * u64::from(tile.peers()) * u64::from(tile.consumers);
             args.fixup = Some(FixupArgs::with_scratch(&mut program, owners, schedule.most_parts(), tile.parts().words()));
         }
         program.launch(Launch::new(reference(spec.clone()), [grid * tile.ctas(), 1, 1], args.bound(spec)).overlapping());

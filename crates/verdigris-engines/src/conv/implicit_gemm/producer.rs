@@ -433,7 +433,7 @@ impl<'k> GatherProducer<'k> {
                 // What follows is read under this tap's channel blocks: a step of small tiles is shorter than the way to memory. In three
                 // dims the loads of a cluster leave no registers for it.
                 entry.set(entry + u64::from(TAP_BYTES));
-                let behind = (spec.spatial < 3 || spec.main.tile.cluster == 1).then(read);
+                let behind = (spec.spatial < 3 || spec.main.tile.peers() == 1).then(read);
                 let channel_blocks = (self.channel_blocks.value() - first_channel_block).min(steps_left);
                 let channel = k.var_named("channel", first_channel_block * depth);
                 k.range(channel_blocks, |_| {

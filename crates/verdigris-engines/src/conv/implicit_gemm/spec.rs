@@ -175,9 +175,9 @@ impl Spec {
         // some.
         let loads = [Operand::A, Operand::B].map(|operand| tile.loaded(operand) / panel);
         let loads_fit = self.kind != Kind::Filter || self.transposes_tiles() || (loads[1] <= 3 && loads[0] + loads[1] <= 5);
-        let alone = !self.transposes_tiles() || tile.cluster == 1 && !tile.ping_pong;
+        let alone = !self.transposes_tiles() || tile.peers() == 1 && !tile.ping_pong;
         // Under swap-AB, CTAs may share pixels, in whole swizzle atoms.
-        let shares = !tile.ping_pong && tile.shared == Operand::B && tile.loaded(Operand::B).is_multiple_of(8);
+        let shares = !tile.ping_pong && tile.cluster[1] == 1 && tile.loaded(Operand::B).is_multiple_of(8);
         let lies = !self.swap_ab || shares && tile.n.is_multiple_of(8 * tile.cluster_split);
         if !(alone && lies && loads_fit && stores_whole_panels(&self.store())) {
             return None;
@@ -199,7 +199,7 @@ impl Spec {
         let tile = &self.main.tile;
         ClusterSplitKSpec {
             ctas: tile.cluster_split,
-            apart: tile.cluster,
+            apart: tile.peers(),
             once: true,
             warpgroups: tile.consumers,
             blocks: tile.blocks(),

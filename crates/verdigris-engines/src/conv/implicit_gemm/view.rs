@@ -228,7 +228,7 @@ impl View {
     /// Pixels of a swap-AB tile: all tiles have the same number, but for the last. Those that CTAs share are shared in whole
     /// swizzle atoms.
     pub(super) fn pixels_of_tile(&self, spec: &Spec) -> u32 {
-        let (pixels, cluster) = (self.rows.div_ceil(self.rows.div_ceil(spec.main.tile.n)), spec.main.tile.cluster);
+        let (pixels, cluster) = (self.rows.div_ceil(self.rows.div_ceil(spec.main.tile.n)), spec.main.tile.peers());
         if cluster > 1 { pixels.next_multiple_of(8 * cluster) } else { pixels }
     }
 
@@ -332,7 +332,7 @@ impl View {
                 let clips = (!spec.transposes_tiles())
                     .then(|| [clip(Operand::A, self.rows, tile_rows), clip(Operand::B, self.columns, tile_columns)]);
                 // Where a tap is a matrix, all channel blocks of a row of tiles belong to it.
-                let channel_blocks_of_tiles = self.columns.next_multiple_of(spec.main.tile.n * spec.main.tile.cluster) / spec.main.depth();
+                let channel_blocks_of_tiles = self.columns.next_multiple_of(spec.main.tile.n * spec.main.tile.peers()) / spec.main.depth();
                 ProducerArgs::Filter(FilterArgs {
                     dy: (in_place(self.other.slot), map),
                     pixels,
@@ -372,6 +372,7 @@ impl View {
         let walks = &self.gather.walks;
         let spatial = (0..walks.len()).map(|axis| tensor.strides[4 - axis] * bytes);
         let steps = walks.iter().map(|walk| walk.step as u32);
+        let strides_bytes: Vec<u64> = spatial.chain([tensor.strides[0] * bytes]).collect();
         MapSpec {
             decl,
             dims: [self.prepared.conv.activation_channels()]
@@ -379,12 +380,12 @@ impl View {
                 .chain(walks.iter().map(|walk| walk.extent))
                 .chain([images])
                 .collect(),
-            strides_bytes: spatial.chain([tensor.strides[0] * bytes]).collect(),
+            l2: L2Promotion::of_lines(&strides_bytes),
+            strides_bytes,
             element_strides: [1].into_iter().chain(steps).chain([1]).collect(),
             lower_corner: walks.iter().map(|walk| walk.lower as i32).collect(),
             upper_corner: walks.iter().map(|walk| walk.upper() as i32).collect(),
             fill: Default::default(),
-            l2: L2Promotion::B256,
         }
     }
 }

@@ -93,7 +93,9 @@ const fn in_parts(shape: Shape) -> Shape {
 /// few rows: they halve the work that the last wave is made of. Splits win where the depth is very long and tiles are few, whatever the
 /// tile: two shapes have them. Where the parts of a tile become many, a launch of its own adds them up; of these kernels there is one for
 /// all stores. Clusters that share B win there too (256×1024×50176: 44 µs against 49), if each reads one operand alone; clusters of four
-/// lose (79 µs).
+/// lose (79 µs). Clusters that share both operands, each load serving two to four CTAs, win where tiles are small or lines begin within sectors of L2
+/// (`bench/record/h100/2026-11-25-gemm-sweep.jsonl.gz`, 42 products that were drawn for it: 0.87 of the time without them in the geometric mean, 0.55 at
+/// best).
 const SHAPES: &[Shape] = &[
     shape(128, 256, 2, 2, Operand::B, HALVES | WORDS, 0),
     shape(128, 256, 2, 2, Operand::A, 0, 0),
@@ -127,6 +129,12 @@ const SHAPES: &[Shape] = &[
     // Leaves room for two stages only.
     offered(TileShape::deep(128, 64, 2, 1, 4), 0, 0),
     offered(TileShape::deep(128, 32, 2, 1, 2), 0, 0),
+    offered(TileShape::sharing(64, 64, 1, [2, 2]), HALVES, HALVES),
+    offered(TileShape::sharing(64, 96, 1, [4, 2]), HALVES, HALVES),
+    offered(TileShape::sharing(64, 128, 1, [2, 2]), HALVES, HALVES),
+    offered(TileShape::sharing(128, 96, 2, [2, 2]), HALVES, HALVES),
+    offered(TileShape::sharing(128, 160, 2, [2, 2]), HALVES, HALVES),
+    offered(TileShape::sharing(128, 192, 2, [2, 2]), HALVES, HALVES),
 ];
 
 /// The problem as the kernel sees it: with A and B swapped (swap-AB) or not, with the extents that fit the kernel's arguments.
@@ -428,7 +436,7 @@ impl Algorithm for Wgmma {
         let [a_copy, b_copy] = self.copies(view);
         let (a_place, b_place) = (place(&a, a_copy), place(&b, b_copy));
         let [clusters_down, clusters_across] = tile.clusters([view.m, view.n]);
-        let [down, across] = tile.of_cluster();
+        let [down, across] = tile.cluster;
         // Clusters are whole, also where there are fewer tiles.
         let a_clip = spec.main.clipped(Operand::A).args(view.m, clusters_down * down);
         let b_clip = spec.main.clipped(Operand::B).args(view.n, clusters_across * across);
@@ -454,7 +462,7 @@ impl Algorithm for Wgmma {
             if schedule.split_tiles == 0 {
                 return FixupArgs::without_scratch(a_place);
             }
-            let owners = u64::from(schedule.split_tiles) * u64::from(tile.cluster) * u64::from(tile.consumers);
+            let owners = u64::from(schedule.split_tiles) * u64::from(tile.peers()) * u64::from(tile.consumers);
             FixupArgs::with_scratch(&mut program, owners, schedule.most_parts(), tile.parts().words())
         });
         let arguments = ParamsArgs {

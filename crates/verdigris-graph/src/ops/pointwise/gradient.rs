@@ -21,7 +21,7 @@ impl Pointwise {
             }
             Pointwise::Binary { f, x, z, y } => binary(at, f, [x, z], y, u),
             Pointwise::Ternary { f, x, z, t, .. } => ternary(at, f, [x, z, t], u),
-            Pointwise::Unary { .. } | Pointwise::Scale { .. } | Pointwise::GenIndex { .. } => Ok(()),
+            Pointwise::Unary { .. } | Pointwise::Scale { .. } | Pointwise::GenIndex { .. } | Pointwise::Random { .. } => Ok(()),
         }
     }
 }

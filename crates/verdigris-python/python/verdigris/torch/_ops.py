@@ -604,18 +604,18 @@ def _in_order_of(x, shape):
     return torch.empty_permuted(shape, order, dtype=x.dtype, device=x.device)
 
 
-def _attention_fake(q, k, v, beside, slopes, attributes):
+def _attention_fake(q, k, v, beside, slopes, q_offsets, kv_offsets, attributes):
     wide = torch.float64 if torch.float64 in (q.dtype, beside.dtype if beside is not None else None) else torch.float32
     return _in_order_of(q, (*q.shape[:3], v.shape[3])), q.new_empty((*q.shape[:3], 1), dtype=wide)
 
 
-def _attention_backward_fake(d_o, q, k, v, o, total, beside, slopes, attributes):
+def _attention_backward_fake(d_o, q, k, v, o, total, beside, slopes, q_offsets, kv_offsets, attributes):
     return [_in_order_of(of, of.shape) for of, wanted in zip((q, k, v, beside), parse(attributes)["wanted"]) if wanted == "1"]
 
 
 def _keep_of_attention(ctx, inputs, used, output):
-    q, k, v, beside, slopes, attributes = inputs
-    ctx.save_for_backward(q, k, v, *output, beside, slopes)
+    q, k, v, beside, slopes, q_offsets, kv_offsets, attributes = inputs
+    ctx.save_for_backward(q, k, v, *output, beside, slopes, q_offsets, kv_offsets)
     ctx.attributes, ctx.policy = attributes, _current_policy()
     ctx.mark_non_differentiable(output[1])
     return output
@@ -647,7 +647,7 @@ def _refuse_gradients_of_attention(ctx, *_):
 
 attention = _operator(
     "attention",
-    ["Tensor q", "Tensor k", "Tensor v", "Tensor? beside", "Tensor? slopes"],
+    ["Tensor q", "Tensor k", "Tensor v", "Tensor? beside", "Tensor? slopes", "Tensor? q_offsets", "Tensor? kv_offsets"],
     "(Tensor, Tensor)",
     False,
     _attention_fake,
@@ -655,12 +655,65 @@ attention = _operator(
 )
 attention_backward = _operator(
     "attention_backward",
-    ["Tensor d_o", "Tensor q", "Tensor k", "Tensor v", "Tensor o", "Tensor total", "Tensor? beside", "Tensor? slopes"],
+    [
+        "Tensor d_o",
+        "Tensor q",
+        "Tensor k",
+        "Tensor v",
+        "Tensor o",
+        "Tensor total",
+        "Tensor? beside",
+        "Tensor? slopes",
+        "Tensor? q_offsets",
+        "Tensor? kv_offsets",
+    ],
     "Tensor[]",
     False,
     _attention_backward_fake,
     gradients=(_keep_nothing, _refuse_gradients_of_attention),
 )
+
+
+# Dropout. The state draws the same mask again, so its gradient is the same function of dy.
+
+
+def _dropout_fake(x, state, attributes):
+    return torch.empty_like(x)
+
+
+def _keep_of_dropout(ctx, inputs, used, output):
+    _, state, attributes = inputs
+    ctx.save_for_backward(state)
+    ctx.attributes, ctx.policy = attributes, _current_policy()
+    return output
+
+
+def _gradient_of_dropout(ctx, dy, *_):
+    (state,) = ctx.saved_tensors
+    return dropout.again(ctx.policy, dy, state, ctx.attributes), None, None
+
+
+dropout = _operator(
+    "dropout",
+    ["Tensor x", "Tensor state"],
+    "Tensor",
+    False,
+    _dropout_fake,
+    gradients=(_keep_of_dropout, _gradient_of_dropout),
+)
 class_loss = _operator(
     "class_loss", ["Tensor logits", "Tensor targets", "Tensor? weights"], "Tensor", False, _class_loss_fake
+)
+
+
+def _element_loss_fake(x, target, weight, positive, attributes):
+    return torch.empty_like(x) if parse(attributes).get("reduction", "mean") == "none" else x.new_empty(())
+
+
+element_loss = _operator(
+    "element_loss",
+    ["Tensor x", "Tensor target", "Tensor? weight", "Tensor? positive"],
+    "Tensor",
+    False,
+    _element_loss_fake,
 )

@@ -373,6 +373,26 @@ def softplus(input, beta=1.0, threshold=20.0):
     return _ops.activation(input, f"f=softplus beta={float(beta)!r} threshold={float(threshold)!r}")
 
 
+def dropout(input, p=0.5, training=True, inplace=False, *, state=None):
+    """`input` with each element 0 with probability `p`, and the others divided by `1 - p`; without `training`, and with `p` 0, `input` itself.
+
+    Which elements are dropped follows from `state`, four int32 on the tensor's device (seed and offset, low halves first), and from an element's
+    number in row-major order: the same in every memory format, on every device, and again in the gradient, which keeps those 16 bytes in place of a mask.
+    Without a state PyTorch's default generator of the device draws one, by `Tensor.random_`: `torch.manual_seed`, `fork_rng` and checkpointing hold,
+    and a captured CUDA graph draws anew in every replay, as PyTorch's generator does there. The mask is another than PyTorch's own of that seed. What
+    `torch.compile` compiles is PyTorch's own dropout unless a state is given. `inplace` is taken and the result is new all the same.
+    """
+    if not 0.0 <= p <= 1.0:
+        raise GraphError(f"the probability of dropout is {p}; it is from 0 to 1")
+    if not training or p == 0.0:
+        return input
+    if state is None:
+        if torch.compiler.is_compiling():
+            return torch.nn.functional.dropout(input, p, True)
+        state = torch.empty(4, dtype=torch.int32, device=input.device).random_()
+    return _ops.dropout(input, state, f"p={float(p)!r}")
+
+
 # Normalization.
 
 
@@ -603,10 +623,7 @@ def cross_entropy(
 
     A label that is neither a class nor ignored raises `OutOfRangeError` on the CPU, and gives NaN on a GPU.
     """
-    if size_average is not None or reduce is not None:
-        reduction = _REDUCTIONS[reduce is None or bool(reduce), size_average is None or bool(size_average)]
-    if reduction not in ("none", "sum", "mean"):
-        raise GraphError(f"the reduction is '{reduction}'; it is 'none', 'sum' or 'mean'")
+    reduction = _reduction(reduction, size_average, reduce)
     if not 0.0 <= label_smoothing <= 1.0:
         raise GraphError(f"label_smoothing is {label_smoothing}; it is from 0 to 1")
     axis = 0 if input.dim() == 1 else 1
@@ -642,6 +659,114 @@ def cross_entropy(
     if weight.requires_grad and torch.is_grad_enabled():
         raise GraphError("weight requires a gradient; beside labels it has none")
     return _ops.class_loss(input, target, weight, f"{words} targets=labels")
+
+
+# Losses of elements, and of log-probabilities.
+
+
+def _reduction(reduction, size_average=None, reduce=None):
+    if size_average is not None or reduce is not None:
+        reduction = _REDUCTIONS[reduce is None or bool(reduce), size_average is None or bool(size_average)]
+    if reduction not in ("none", "sum", "mean"):
+        raise GraphError(f"the reduction is '{reduction}'; it is 'none', 'sum' or 'mean'")
+    return reduction
+
+
+def _element_loss(name, input, target, words, reduction, weight=None, positive=None):
+    if input.shape != target.shape:
+        kind = UnsupportedError if name in _BROADCAST else GraphError
+        raise kind(f"{name} of an input of {tuple(input.shape)} and a target of {tuple(target.shape)}; they are of the same dims")
+    wide = torch.promote_types(input.dtype, target.dtype)
+    for beside in (weight, positive):
+        if beside is not None and beside.requires_grad:
+            raise UnsupportedError(f"{name} with a weight that wants a gradient; weights have none in this package")
+        wide = wide if beside is None else torch.promote_types(wide, beside.dtype)
+    input, target = input.to(wide), target.to(wide)
+    weights = [None if beside is None else _beside(name, beside, input).to(wide) for beside in (weight, positive)]
+    return _ops.element_loss(input, target, *weights, f"loss={words} reduction={reduction}")
+
+
+#: Losses of which PyTorch takes an input and a target that broadcast.
+_BROADCAST = ("mse_loss", "l1_loss", "huber_loss", "smooth_l1_loss", "soft_margin_loss", "kl_div")
+
+
+def _beside(name, weight, input):
+    """A weight with as many dims as the input, to which it broadcasts."""
+    missing = input.dim() - weight.dim()
+    if missing < 0 or any(own not in (1, dim) for own, dim in zip(weight.shape, input.shape[missing:])):
+        raise GraphError(f"{name} of an input of {tuple(input.shape)} with a weight of {tuple(weight.shape)}, which broadcasts to it")
+    return weight[(None,) * missing]
+
+
+def _without_weight(name, weight):
+    if weight is not None:
+        raise UnsupportedError(f"{name} with weights is not computed by this package; multiply the losses of reduction='none'")
+
+
+def mse_loss(input, target, size_average=None, reduce=None, reduction="mean", weight=None):
+    """`(input - target)²`. Weights, and tensors that would broadcast, raise `UnsupportedError`; so do those of the losses that follow."""
+    _without_weight("mse_loss", weight)
+    return _element_loss("mse_loss", input, target, "squared", _reduction(reduction, size_average, reduce))
+
+
+def l1_loss(input, target, size_average=None, reduce=None, reduction="mean", weight=None):
+    """`|input - target|`."""
+    _without_weight("l1_loss", weight)
+    return _element_loss("l1_loss", input, target, "absolute", _reduction(reduction, size_average, reduce))
+
+
+def huber_loss(input, target, reduction="mean", delta=1.0, weight=None):
+    """`a² / 2` for `a = |input - target|` up to `delta`, `delta * (a - delta / 2)` beyond."""
+    _without_weight("huber_loss", weight)
+    return _element_loss("huber_loss", input, target, f"huber bend={float(delta)!r}", _reduction(reduction))
+
+
+def smooth_l1_loss(input, target, size_average=None, reduce=None, reduction="mean", beta=1.0):
+    """`a² / (2 * beta)` for `a = |input - target|` up to `beta`, `a - beta / 2` beyond."""
+    words = f"smooth_l1 bend={float(beta)!r}"
+    return _element_loss("smooth_l1_loss", input, target, words, _reduction(reduction, size_average, reduce))
+
+
+def binary_cross_entropy_with_logits(
+    input, target, weight=None, size_average=None, reduce=None, reduction="mean", pos_weight=None
+):
+    """`weight * ((1 + (pos_weight - 1) * target) * ln(1 + e^input) - pos_weight * target * input)`."""
+    reduction = _reduction(reduction, size_average, reduce)
+    return _element_loss("binary_cross_entropy_with_logits", input, target, "binary_cross_entropy", reduction, weight, pos_weight)
+
+
+def soft_margin_loss(input, target, size_average=None, reduce=None, reduction="mean"):
+    """`ln(1 + e^(-target * input))`."""
+    return _element_loss("soft_margin_loss", input, target, "soft_margin", _reduction(reduction, size_average, reduce))
+
+
+def kl_div(input, target, size_average=None, reduce=None, reduction="mean", log_target=False):
+    """`target * (ln target - input)` of log-probabilities `input`; with `log_target`, `e^target * (target - input)`. `reduction="batchmean"` divides the sum by the
+    first dim."""
+    if reduction == "batchmean" and size_average is None and reduce is None:
+        total = kl_div(input, target, reduction="sum", log_target=log_target)
+        return total / input.shape[0] if input.dim() > 0 else total
+    return _element_loss("kl_div", input, target, f"divergence log={int(log_target)}", _reduction(reduction, size_average, reduce))
+
+
+def nll_loss(input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean"):
+    """Minus the log-probability `input [n, classes, ...]` or `[classes]` of each label, as `cross_entropy` of one that is normalized already."""
+    reduction = _reduction(reduction, size_average, reduce)
+    dims = tuple(input.shape)
+    if not dims:
+        raise GraphError("the log-probabilities have no dims; they are [n, classes, ...] or [classes]")
+    axis = 0 if len(dims) == 1 else 1
+    rows = dims[:axis] + dims[axis + 1 :]
+    if tuple(target.shape) != rows:
+        raise GraphError(f"labels of the dims {tuple(target.shape)} for log-probabilities of {dims}; they have the dims {rows}")
+    if target.dtype not in (torch.int64, torch.uint8):
+        raise GraphError(f"labels are of {target.dtype}; they are int64 or uint8")
+    if weight is not None and tuple(weight.shape) != (dims[axis],):
+        raise GraphError(f"weight has the dims {tuple(weight.shape)} for {dims[axis]} classes; there is one weight a class")
+    if weight is not None and weight.dtype != input.dtype:
+        raise GraphError(f"weight is of {weight.dtype}, and the log-probabilities of {input.dtype}; they are of one type")
+    words = f"axis={axis} smoothing=0.0 reduction={reduction} ignore={ignore_index} targets=log_labels"
+    return _ops.class_loss(input, target, weight, words)
 
 
 # Attention.
@@ -711,7 +836,18 @@ def attention_of_heads(query, key, value, mask=None, is_causal=False, scale=None
         mask = mask.view(torch.uint8)
     scale = query.shape[-1] ** -0.5 if scale is None and query.shape[-1] else scale
     words = _attention_words(1.0 if scale is None else scale, "top_left" if is_causal else None, None, None, float(soft_cap) if soft_cap else None)
-    return _ops.attention(query, key, value, mask, None, words)[0]
+    return _ops.attention(query, key, value, mask, None, None, None, words)[0]
+
+
+def _flash_words(q, softmax_scale, causal, window_size, softcap, alibi_slopes):
+    """The attributes of a call, and the slopes as the operator takes them."""
+    left, right = (None if bound < 0 else int(bound) for bound in window_size)
+    if alibi_slopes is not None:
+        alibi_slopes = alibi_slopes[None] if alibi_slopes.dim() == 1 else alibi_slopes
+        alibi_slopes = alibi_slopes[:, :, None, None]
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None and q.shape[-1] else softmax_scale
+    cap = float(softcap) if softcap else None
+    return _attention_words(1.0 if scale is None else scale, "bottom_right" if causal else None, left, right, cap), alibi_slopes
 
 
 def flash_attn_func(
@@ -736,17 +872,60 @@ def flash_attn_func(
     _without_dropout(dropout_p, "flash_attn_func")
     if any(x.dim() != 4 for x in (q, k, v)):
         raise GraphError("flash_attn_func of tensors that have not four dims: [batch, positions, heads, elements]")
-    left, right = (None if bound < 0 else int(bound) for bound in window_size)
-    if alibi_slopes is not None:
-        alibi_slopes = alibi_slopes[None] if alibi_slopes.dim() == 1 else alibi_slopes
-        alibi_slopes = alibi_slopes[:, :, None, None]
-    scale = q.shape[-1] ** -0.5 if softmax_scale is None and q.shape[-1] else softmax_scale
-    cap = float(softcap) if softcap else None
-    words = _attention_words(1.0 if scale is None else scale, "bottom_right" if causal else None, left, right, cap)
+    words, alibi_slopes = _flash_words(q, softmax_scale, causal, window_size, softcap, alibi_slopes)
     with _policy.policy(_policy.get_policy().made_deterministic()) if deterministic else contextlib.nullcontext():
-        o, total = _ops.attention(*(x.transpose(1, 2) for x in (q, k, v)), None, alibi_slopes, words)
+        o, total = _ops.attention(*(x.transpose(1, 2) for x in (q, k, v)), None, alibi_slopes, None, None, words)
     o = o.transpose(1, 2)
     return (o, total.squeeze(-1), None) if return_attn_probs else o
+
+
+def flash_attn_varlen_func(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+    block_table=None,
+):
+    """Attention of sequences of different lengths behind each other, as the function of this name in the package flash-attn.
+
+    `q` is `[rows, heads, elements]`, `k` and `v` likewise with rows of their own. Sequence `n` has the rows from `cu_seqlens_q[n]` to below
+    `cu_seqlens_q[n + 1]` (and of keys those of `cu_seqlens_k`): int32 `[sequences + 1]` on the device of `q`, which the host does not read. No sequence has more than
+    `max_seqlen_q` queries and `max_seqlen_k` keys: rows beyond belong to none. What belongs to no sequence is not written on a GPU, whatever the offsets; a
+    sequence without keys gives 0. `causal`, `window_size`, `softcap`, `alibi_slopes` and `deterministic` are as in `flash_attn_func`, the diagonal
+    ending at the last query and key of each sequence. With `return_attn_probs`: `(o, log_sum_exp, None)`, the second `[heads, rows]`. `dropout_p` above 0 and a
+    `block_table` are refused.
+    """
+    _without_dropout(dropout_p, "flash_attn_varlen_func")
+    if block_table is not None:
+        raise UnsupportedError("flash_attn_varlen_func with block_table is not computed by this package; keys and values lie behind each other")
+    if any(x.dim() != 3 for x in (q, k, v)):
+        raise GraphError("flash_attn_varlen_func of tensors that have not three dims: [rows, heads, elements]")
+    for name, offsets in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if offsets.dim() != 1 or offsets.dtype != torch.int32 or offsets.shape[0] < 1:
+            raise GraphError(f"{name} of {offsets.dtype} and {tuple(offsets.shape)}; it is int32, [sequences + 1]")
+    if cu_seqlens_q.shape != cu_seqlens_k.shape:
+        raise GraphError(f"cu_seqlens of {cu_seqlens_q.shape[0]} and {cu_seqlens_k.shape[0]} elements; there are as many sequences of queries as of keys")
+    for name, longest in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
+        if not 0 <= int(longest) < 1 << 32:
+            raise GraphError(f"{name} is {longest}; it is from 0 to below 2^32")
+    words, alibi_slopes = _flash_words(q, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    words += f" longest_q={int(max_seqlen_q)} longest_kv={int(max_seqlen_k)}"
+    offsets = (x[:, None, None, None] for x in (cu_seqlens_q, cu_seqlens_k))
+    with _policy.policy(_policy.get_policy().made_deterministic()) if deterministic else contextlib.nullcontext():
+        o, total = _ops.attention(*(x.transpose(0, 1)[None] for x in (q, k, v)), None, alibi_slopes, *offsets, words)
+    o = o[0].transpose(0, 1)
+    return (o, total[0].squeeze(-1), None) if return_attn_probs else o
 
 
 __all__ = [name for name, value in list(globals().items()) if callable(value) and getattr(value, "__module__", None) == __name__ and name[0] != "_"]

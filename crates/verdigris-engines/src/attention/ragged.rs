@@ -1,0 +1,140 @@
+//! Ragged tensors: sequences of different lengths behind each other, whose rows offsets tell.
+//!
+//! Offsets are data, which nobody has checked. Whatever they are, a sequence lies within its tensors: that is worked out here, once for all kernels.
+
+use verdigris_graph::{AttentionProblem, View};
+use verdigris_kir::face::{Kernel, Pointer, Val};
+use verdigris_kir::params::{Read, Write};
+use verdigris_kir::tile::staging::{STAGE_ROWS, Staging};
+
+use super::tile::PANEL;
+use crate::engine::{EngineId, Reason, Refusal};
+use crate::hopper::WARPGROUP;
+use crate::layout::space::element;
+
+verdigris_kir::parameters! {
+    /// Where sequences lie.
+    pub(super) struct Offsets / #[derive(Clone, Copy, Debug)] OffsetsArgs of () as _spec {
+        /// i32, one more than sequences; the elements from one to the next.
+        q_offsets: Read = 4,
+        kv_offsets: Read = 4,
+        strides: [u32; 2],
+        /// Rows of the tensors.
+        rows: [u32; 2],
+    }
+}
+
+verdigris_kir::parameters! {
+    /// Rows of a tensor that is written, a row at a time where a sequence ends.
+    pub(super) struct RowsOut / #[derive(Clone, Copy, Debug)] RowsOutArgs of () as _spec {
+        at: Write = 16,
+        /// Bytes from one head to the next, and from one row to the next.
+        strides_bytes: [u64; 2],
+        /// Elements of a row: a multiple of eight.
+        elements: u32,
+    }
+}
+
+/// Rows of one sequence.
+#[derive(Clone, Copy)]
+pub(super) struct Sequence<'k> {
+    pub(super) begin: Val<'k, u32>,
+    pub(super) count: Val<'k, u32>,
+}
+
+impl OffsetsArgs {
+    /// Those of `p`, if its tensors are ragged.
+    pub(super) fn of(p: &AttentionProblem) -> Option<OffsetsArgs> {
+        let (of_q, of_kv) = (p.q_offsets.as_ref()?, p.kv_offsets.as_ref()?);
+        Some(OffsetsArgs {
+            q_offsets: element(of_q, []),
+            kv_offsets: element(of_kv, []),
+            strides: [of_q, of_kv].map(|view| view.strides[0] as u32),
+            rows: [p.q_rows, p.kv_rows].map(|rows| rows as u32),
+        })
+    }
+}
+
+impl RowsOutArgs {
+    /// Rows of `elements` elements of two bytes.
+    pub(super) fn new(view: &View, elements: u64) -> RowsOutArgs {
+        RowsOutArgs { at: element(view, []), strides_bytes: [1, 2].map(|i| view.strides[i] * 2), elements: elements as u32 }
+    }
+}
+
+impl<'k> Offsets<'k> {
+    /// The queries and the keys of a sequence, of which none has more than `longest`.
+    pub(super) fn of_batch(&self, k: Kernel<'k>, batch: Val<'k, u32>, longest: [Val<'k, u32>; 2]) -> [Sequence<'k>; 2] {
+        let of = |which: usize| {
+            let offsets: Pointer<'k> = [self.q_offsets, self.kv_offsets][which];
+            let at = |n: Val<'k, u32>| {
+                let offset = k.ld_global::<i32>(offsets.at(n * self.strides[which], 4), 0);
+                offset.max(0).min(self.rows[which].signed())
+            };
+            let (begin, end) = (at(batch), at(batch + 1));
+            Sequence { begin: begin.unsigned(), count: (end - begin).max(0).min(longest[which].signed()).unsigned() }
+        };
+        [of(0), of(1)]
+    }
+}
+
+impl<'k> RowsOut<'k> {
+    /// Stores the first `count` rows of the stage `panel` of a warpgroup, which has the elements of that panel, to rows from `first` on: 16 bytes of each thread. All
+    /// threads of the warpgroup call it, after what they have written to the stage is seen by all.
+    #[track_caller]
+    pub(super) fn store(
+        &self,
+        k: Kernel<'k>,
+        staging: &Staging<'k>,
+        [warpgroup, thread]: [Val<'k, u32>; 2],
+        panel: u32,
+        [head, first, count]: [Val<'k, u32>; 3],
+    ) {
+        let stage = staging.stage(warpgroup, panel);
+        let [of_head, of_row] = self.strides_bytes;
+        let head = self.at.moved(head.widen() * of_head);
+        k.range_step(thread, (count << 3).min(STAGE_ROWS * 8), WARPGROUP, |number| {
+            let (row, chunk) = (number >> 3, number & 7);
+            let column = (chunk << 3) + panel * PANEL;
+            k.when(column.lt(self.elements), || {
+                let values = k.ld_shared_vector::<u32>(staging.place(stage, row, chunk), 0, 4);
+                let to = head.moved((first + row).widen() * of_row).at(column, 2);
+                k.st_global_vector(to, 0, &values, verdigris_kir::inst::Cache::Default);
+            });
+        });
+    }
+}
+
+/// What kernels of tensor cores ask of ragged tensors.
+///
+/// # Errors
+/// A refusal that names the first requirement not met.
+pub(super) fn require(id: EngineId, p: &AttentionProblem) -> Result<(), Refusal> {
+    for (name, view) in [("q_offsets", &p.q_offsets), ("kv_offsets", &p.kv_offsets)] {
+        let Some(view) = view else { continue };
+        let is_near = view.strides[0].checked_mul(p.b + 1).is_some_and(|last| last < 1 << 32);
+        id.require(is_near, Reason::Layout, format_args!("{name} are {} elements apart", view.strides[0]))?;
+    }
+    let rows = [p.q_rows, p.kv_rows];
+    id.require(
+        !p.is_ragged() || p.d_v.is_multiple_of(8),
+        Reason::Extent,
+        format_args!("ragged tensors with values of {} elements, taken are multiples of 8", p.d_v),
+    )?;
+    id.require(
+        rows.iter().all(|&rows| rows < super::mapped::MOST_ROWS),
+        Reason::Extent,
+        format_args!("{rows:?} rows of queries and of keys; each must be below 2^28"),
+    )
+}
+
+/// For kernels that take no ragged tensors.
+///
+/// # Errors
+/// A refusal, where they are ragged.
+pub(super) fn refuse(id: EngineId, p: &AttentionProblem) -> Result<(), Refusal> {
+    id.require(!p.is_ragged(), Reason::Layout, "ragged tensors, taken without offsets")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,88 @@
+//! Philox4x32-10 in a kernel: random numbers that depend on a state and a number alone. The counter scheme is that of
+//! [`verdigris_graph::Pointwise::Random`].
+
+use verdigris_kir::face::{Kernel, Val};
+
+use super::value::{AnyVal, Raw};
+
+const MULTIPLIERS: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
+const WEYL: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
+const ROUNDS: u32 = 10;
+
+/// Seed and offset of a launch.
+struct Stream<'k> {
+    k: Kernel<'k>,
+    /// The key of each round.
+    keys: Vec<[Val<'k, u32>; 2]>,
+    offset: Val<'k, u64>,
+}
+
+impl<'k> Stream<'k> {
+    fn new(k: Kernel<'k>, state: [Val<'k, u32>; 4]) -> Self {
+        let [low, high, offset_low, offset_high] = state;
+        let key = |round: u32| [low + WEYL[0].wrapping_mul(round), high + WEYL[1].wrapping_mul(round)];
+        Stream { k, keys: (0..ROUNDS).map(key).collect(), offset: k.join32(offset_low, offset_high) }
+    }
+
+    /// The four words of the block that element `number` stands in.
+    fn block(&self, number: Val<'k, u64>) -> [Val<'k, u32>; 4] {
+        let k = self.k;
+        let (low, high) = k.split32(self.offset + (number >> 2));
+        self.keys.iter().fold([low, high, k.constant(0), k.constant(0)], |[a, b, c, d], [key, other]| {
+            let (low_a, high_a) = k.split32(a.mul_wide(MULTIPLIERS[0]));
+            let (low_c, high_c) = k.split32(c.mul_wide(MULTIPLIERS[1]));
+            [high_c ^ b ^ *key, low_c, high_a ^ d ^ *other, low_a]
+        })
+    }
+
+    /// The word of one element.
+    fn word(&self, number: Val<'k, u64>) -> Val<'k, u32> {
+        let k = self.k;
+        let [a, b, c, d] = self.block(number);
+        let place = number.low32() & 3u32;
+        let (is_odd, is_upper) = ((place & 1u32).eq(1u32), place.ge(2u32));
+        k.select(is_upper, k.select(is_odd, d, c), k.select(is_odd, b, a))
+    }
+}
+
+/// A number in [0, 1) for each element of `numbers`, which lie at equal distances: the upper 24 bits of its word, divided by 2²⁴.
+///
+/// Four neighbours that are one block take one evaluation. Whether they are is seen at run time, so that a kernel serves all strides and
+/// offsets of tiles alike.
+#[track_caller]
+pub(super) fn uniform<'k>(k: Kernel<'k>, state: [AnyVal<'k>; 4], numbers: &[AnyVal<'k>]) -> Vec<AnyVal<'k>> {
+    let stream = Stream::new(k, state.map(|word| bits(word)));
+    let numbers: Vec<Val<'k, u64>> = numbers.iter().map(|&number| whole(number)).collect();
+    let mut words = Vec::with_capacity(numbers.len());
+    for group in numbers.chunks(4) {
+        let &[first, _, _, last] = group else {
+            words.extend(group.iter().map(|&number| stream.word(number)));
+            continue;
+        };
+        let places: Vec<_> = group.iter().map(|_| k.var(k.constant::<u32>(0))).collect();
+        let is_block = (first.low32() & 3u32).eq(0u32) & last.eq(first + 3u64);
+        k.when_else(
+            is_block,
+            || places.iter().zip(stream.block(first)).for_each(|(place, word)| place.set(word)),
+            || places.iter().zip(group).for_each(|(place, &number)| place.set(stream.word(number))),
+        );
+        words.extend(places.iter().map(|place| place.get()));
+    }
+    words.into_iter().map(|word| AnyVal::F32((word >> 8).to_f32() * (1.0f32 / 16_777_216.0))).collect()
+}
+
+fn bits(word: AnyVal<'_>) -> Val<'_, u32> {
+    match word {
+        AnyVal::Stored(_, Raw::B32(bits)) => bits,
+        // A chain takes loads of i32 alone as the words of a state.
+        other => unreachable!("{other:?} is no word of a state"),
+    }
+}
+
+fn whole(number: AnyVal<'_>) -> Val<'_, u64> {
+    match number {
+        AnyVal::I64(number) => number.unsigned(),
+        // Coordinates are i64.
+        other => unreachable!("{other:?} is no coordinate"),
+    }
+}

@@ -1,0 +1,139 @@
+//! Random numbers in kernels: the bits of the reference, whatever the vectors, tiles and strides.
+
+use std::collections::BTreeMap;
+
+use verdigris_engines::arch::Arch;
+use verdigris_engines::engines;
+use verdigris_engines::interpret::Parts;
+use verdigris_graph::{Graph, GraphBuilder, ReductionOp, Uid};
+use verdigris_kir::interp::{Kernels, Options};
+use verdigris_tensor::{DType, Layout};
+
+fn rows(dims: &[u64]) -> Layout {
+    Layout::row_major(dims).expect("a small layout")
+}
+
+/// One block by the definition of Salmon and others, written once more: word by word, with the key raised in the round.
+fn block(counter: u64, seed: u64) -> [u32; 4] {
+    let [mut a, mut b, mut c, mut d] = [counter as u32, (counter >> 32) as u32, 0, 0];
+    let (mut low, mut high) = (seed as u32, (seed >> 32) as u32);
+    for _ in 0..10 {
+        let left = u128::from(a) * 0xd251_1f53;
+        let right = u128::from(c) * 0xcd9e_8d57;
+        (a, b, c, d) = ((right >> 32) as u32 ^ b ^ low, right as u32, (left >> 32) as u32 ^ d ^ high, left as u32);
+        low = low.wrapping_add(0x9e37_79b9);
+        high = high.wrapping_add(0xbb67_ae85);
+    }
+    [a, b, c, d]
+}
+
+fn uniform(seed: u64, offset: u64, number: u64) -> f32 {
+    (block(offset.wrapping_add(number / 4), seed)[(number % 4) as usize] >> 8) as f32 / 16_777_216.0
+}
+
+fn state(seed: u64, offset: u64) -> Vec<u8> {
+    [seed.to_le_bytes(), offset.to_le_bytes()].concat()
+}
+
+/// What each way of each part of a graph leaves in `y`.
+fn results(graph: &Graph, inputs: &[(Uid, Vec<u8>)], y: Uid) -> Vec<Vec<u8>> {
+    let arch = Arch::virtual_device(3);
+    let engines: Vec<_> = engines().collect();
+    let parts = Parts::all(graph, &arch, &engines).expect("is cut");
+    assert!(parts.variants() > 0, "somebody takes it");
+    let size = graph.tensor(y).map_or(0, |tensor| tensor.layout.span_elements() as usize * tensor.dtype.bytes());
+    (0..parts.variants())
+        .map(|variant| {
+            let mut buffers: BTreeMap<Uid, Vec<u8>> = inputs.iter().cloned().collect();
+            buffers.insert(y, vec![0xa5; size]);
+            let options = Options { sms: arch.sm_count, ..Options::schedule(variant as u64) };
+            parts.interpret(variant, &mut buffers, &BTreeMap::new(), &Kernels::new(), &options).expect("runs");
+            buffers.remove(&y).expect("bound")
+        })
+        .collect()
+}
+
+#[test]
+fn the_block_is_philox() {
+    assert_eq!(block(0, 0), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
+}
+
+/// Sizes at the edges of vectors and CTAs, dims whose rows begin within a block, dims in other orders, offsets that wrap.
+#[test]
+fn kernels_have_the_numbers_of_the_definition() {
+    let seed = 0xfedc_ba98_7654_3210;
+    let in_order = |dims: &[u64], order: &[usize]| Layout::with_order(dims, order).expect("small");
+    let layouts = [
+        rows(&[1]),
+        rows(&[5]),
+        rows(&[1023]),
+        rows(&[1024]),
+        rows(&[1025]),
+        rows(&[3, 7]),
+        in_order(&[12, 40], &[0, 1]),
+        in_order(&[2, 8, 3, 5], &[0, 2, 3, 1]),
+        Layout::new(&[6, 10], &[16, 1]).expect("rows with gaps"),
+        Layout::new(&[6, 8], &[24, 2]).expect("elements with gaps"),
+    ];
+    for layout in layouts {
+        for offset in [0, 77, u64::MAX - 3] {
+            let mut g = GraphBuilder::new("random");
+            let given = g.tensor("state", DType::I32, rows(&[4]));
+            let y = g.random_uniform("random", layout.dims(), given).expect("small");
+            g.store_as(y, "y", DType::F32, layout).expect("stores");
+            let graph = g.finish().expect("valid");
+            let mut wanted = vec![0xa5; layout.span_elements() as usize * 4];
+            for number in 0..layout.elements() {
+                let mut rest = number;
+                let place: u64 = (layout.dims().iter().zip(layout.strides()).rev())
+                    .map(|(dim, stride)| {
+                        let i = rest % dim;
+                        rest /= dim;
+                        i * stride
+                    })
+                    .sum();
+                wanted[place as usize * 4..][..4].copy_from_slice(&uniform(seed, offset, number).to_le_bytes());
+            }
+            for got in results(&graph, &[(given, state(seed, offset))], y) {
+                assert!(got == wanted, "{layout:?} at offset {offset}");
+            }
+        }
+    }
+}
+
+/// Dropout of ones, in types whose accesses are vectors of 2, 4 and 8: the same mask in each, and in a reduction behind it.
+#[test]
+fn masks_are_the_same_in_all_types_and_in_reductions() {
+    let (seed, offset, dims) = (3, 5, [9u64, 64]);
+    let drops = |p: f32| (0..9 * 64).map(move |number| uniform(seed, offset, number) < p).collect::<Vec<bool>>();
+    for (p, wanted) in [(0.0, vec![false; 9 * 64]), (0.5, drops(0.5)), (1.0, vec![true; 9 * 64])] {
+        for dtype in [DType::F64, DType::F32, DType::Bf16, DType::E5m2] {
+            let mut g = GraphBuilder::new("dropout");
+            let x = g.tensor("x", dtype, rows(&dims));
+            let given = g.tensor("state", DType::I32, rows(&[4]));
+            let y = g.dropout("dropout", x, given, p).expect("fits");
+            g.store(y, "y", dtype).expect("stores");
+            let graph = g.finish().expect("valid");
+            let ones = verdigris_reference::data::fill(dtype, verdigris_reference::data::Distribution::SameSign, false, 1, 9 * 64);
+            for got in results(&graph, &[(x, ones), (given, state(seed, offset))], y) {
+                let dropped: Vec<bool> = got.chunks_exact(dtype.bytes()).map(|element| element.iter().all(|&byte| byte == 0)).collect();
+                assert!(dropped == wanted, "{dtype} with p = {p}");
+            }
+        }
+    }
+    for axis in [0, 1] {
+        let mut g = GraphBuilder::new("kept");
+        let given = g.tensor("state", DType::I32, rows(&[4]));
+        let drawn = g.bernoulli("drawn", &dims, given, 0.5).expect("fits");
+        let count = g.reduction("count", ReductionOp::Add, drawn, &[axis]).expect("fits");
+        g.store(count, "count", DType::F32).expect("stores");
+        let graph = g.finish().expect("valid");
+        let drawn = drops(0.5);
+        let (kept, reduced) = if axis == 0 { (64, 9) } else { (9, 64) };
+        let at = |i: usize, j: usize| if axis == 0 { drawn[j * 64 + i] } else { drawn[i * 64 + j] };
+        let wanted: Vec<u8> = (0..kept).flat_map(|i| ((0..reduced).filter(|&j| at(i, j)).count() as f32).to_le_bytes()).collect();
+        for got in results(&graph, &[(given, state(seed, offset))], count) {
+            assert!(got == wanted, "axis {axis}");
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Random numbers by Philox4x32-10, and what is composed of them.
+//!
+//! **Counter scheme.** The state is a tensor of four i32 in memory: the low and high 32 bits of `seed`, then those of `offset`, both read as
+//! unsigned. Element number `n` of a result, counted row-major over its dims whatever its strides, is word `n mod 4` of
+//!
+//! ```text
+//! Philox4x32-10(counter = [low(b), high(b), 0, 0], key = [low(seed), high(seed)]),   b = offset + n / 4 mod 2⁶⁴
+//! ```
+//!
+//! as Salmon, Moraes, Dror and Shaw define it ("Parallel random numbers: as easy as 1, 2, 3", 2011). So a value depends on seed, offset and
+//! `n` alone: not on tiles, vectors, engines or the device. A result of `N` elements uses `⌈N / 4⌉` blocks; whoever draws again with the
+//! same seed adds so many to the offset. In memory the state can be changed between two launches of a captured CUDA graph.
+//!
+//! **Uniform.** The upper 24 bits of the word, divided by 2²⁴: each of 2²⁴ numbers in [0, 1) equally often, exact in f32. A narrower type of
+//! the result rounds it, possibly to 1.
+
+use verdigris_tensor::DType;
+
+use super::{BinaryOp, Pointwise, UnaryOp};
+use crate::error::Error;
+use crate::graph::{Graph, GraphBuilder};
+use crate::op::{HostScalar, Op, Real};
+use crate::tensor::Uid;
+use crate::validate::{attribute, data, of_type, same_dims};
+
+/// What must hold of a random state.
+pub(super) fn check(op: &str, graph: &Graph, state: Uid) -> Result<(), Error> {
+    let tensor = data(graph, op, state)?;
+    of_type(op, tensor, |dtype| dtype == DType::I32, "a random state is of i32")?;
+    same_dims(op, tensor, &[4], "a random state is four numbers: seed low, seed high, offset low, offset high")?;
+    if graph.nodes.iter().any(|node| node.op.outputs().contains(&state)) {
+        let rule = "a random state is bound by whoever executes, not written by an op";
+        return Err(Error::Structure { op: op.to_owned(), tensor: tensor.name.clone(), rule });
+    }
+    Ok(())
+}
+
+/// The probability as f32 has it, with which random numbers are compared.
+fn probability(op: &str, p: f64) -> Result<f32, Error> {
+    // Between 0 and 1 nothing but digits is lost.
+    if (0.0..=1.0).contains(&p) { Ok(p as f32) } else { attribute(op, "p", p, "a probability is from 0 to 1") }
+}
+
+impl GraphBuilder {
+    /// Random numbers in [0, 1), each of 2²⁴ equally likely, as a virtual f32 tensor: [`Pointwise::Random`]. `state` is four i32.
+    ///
+    /// # Errors
+    /// Dims too large. The state is checked by [`GraphBuilder::finish`].
+    pub fn random_uniform(&mut self, name: &str, dims: &[u64], state: Uid) -> Result<Uid, Error> {
+        let y = self.virtual_tensor(name, DType::F32, dims)?;
+        self.push(name, Op::Pointwise(Pointwise::Random { state, y }));
+        Ok(y)
+    }
+
+    /// `max(p − u, 0)` for random `u` in [0, 1): above 0 with probability `p`. The sign of the difference is exact.
+    fn below(&mut self, name: &str, dims: &[u64], state: Uid, p: f64) -> Result<Uid, Error> {
+        let p = probability(name, p)?;
+        let u = self.random_uniform(name, dims, state)?;
+        let below = self.unary(name, UnaryOp::Affine { scale: Real(-1.0), shift: Real(p.into()) }, u)?;
+        self.unary(name, UnaryOp::Relu, below)
+    }
+
+    /// 1 with probability `p`, else 0, as a virtual f32 tensor: 1 where [`GraphBuilder::random_uniform`] of the same state is below `p`
+    /// (rounded to f32). Three further pointwise ops.
+    ///
+    /// # Errors
+    /// `p` outside of [0, 1], dims too large.
+    pub fn bernoulli(&mut self, name: &str, dims: &[u64], state: Uid, p: f64) -> Result<Uid, Error> {
+        let below = self.below(name, dims, state, p)?;
+        self.unary(name, UnaryOp::Sign, below)
+    }
+
+    /// Dropout: `y[i] = x[i] · keep[i] / (1 − p)` with `keep[i]` 0 where [`GraphBuilder::random_uniform`] of the same state is below `p`
+    /// (rounded to f32), else 1; as a virtual tensor. `p = 1` drops everything. A NaN or ∞ that is dropped gives NaN, as in PyTorch.
+    ///
+    /// The gradient is the same op on dy: with the same state it draws the same mask, which need not be stored.
+    ///
+    /// # Errors
+    /// `p` outside of [0, 1], an unknown uid.
+    pub fn dropout(&mut self, name: &str, x: Uid, state: Uid, p: f64) -> Result<Uid, Error> {
+        let dims = self.result_of(name, &[x])?.1;
+        let below = self.below(name, &dims, state, p)?;
+        let keep = self.unary(name, UnaryOp::Not, below)?;
+        let kept = self.binary(name, BinaryOp::Mul, x, keep)?;
+        let factor = if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 };
+        self.scale(name, kept, HostScalar::Fixed(Real(factor)))
+    }
+}

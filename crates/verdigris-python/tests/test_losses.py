@@ -1,0 +1,147 @@
+"""Losses of elements and of log-probabilities, beside PyTorch's in f64."""
+
+import itertools
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from conftest import close
+
+import verdigris as vd
+import verdigris.torch as vt
+from torch.nn import functional as F
+
+torch.set_num_threads(1)
+
+
+def signs(x):
+    return torch.where(x > 0, 1.0, -1.0).to(x.dtype)
+
+
+#: By name: what makes a target of a random tensor, and keywords.
+LOSSES = [
+    ("mse_loss", lambda t: t, {}),
+    ("l1_loss", lambda t: t, {}),
+    ("huber_loss", lambda t: t, {}),
+    ("huber_loss", lambda t: t, dict(delta=0.3)),
+    ("smooth_l1_loss", lambda t: t, {}),
+    ("smooth_l1_loss", lambda t: t, dict(beta=0.25)),
+    ("smooth_l1_loss", lambda t: t, dict(beta=0.0)),
+    ("binary_cross_entropy_with_logits", torch.sigmoid, {}),
+    ("binary_cross_entropy_with_logits", lambda t: (t > 0).to(t.dtype), {}),
+    ("binary_cross_entropy_with_logits", torch.sigmoid, dict(weight=(4, 1), pos_weight=(7,))),
+    ("soft_margin_loss", signs, {}),
+    ("kl_div", lambda t: t.softmax(-1) * (t > -1), {}),
+    ("kl_div", lambda t: t.log_softmax(-1), dict(log_target=True)),
+]
+
+
+def both(name, x, target, options):
+    """Our loss with the gradients of input and target, and PyTorch's of the same numbers in f64."""
+    results = []
+    for library, wide in ((vt.functional, False), (F, True)):
+        leaf, other = (tensor.detach().to(torch.float64 if wide else tensor.dtype).requires_grad_() for tensor in (x, target))
+        # PyTorch has none there.
+        other.requires_grad_(name != "soft_margin_loss")
+        weights = {key: value.to(leaf.dtype) if isinstance(value, torch.Tensor) else value for key, value in options.items()}
+        loss = getattr(library, name)(leaf, other, **weights)
+        (loss * torch.linspace(1, 2, loss.numel(), dtype=loss.dtype).reshape(loss.shape)).sum().backward()
+        results.append((loss, leaf.grad, other.grad))
+    return results
+
+
+@pytest.mark.parametrize(
+    "which, reduction, dtype", list(itertools.product(range(len(LOSSES)), ["none", "sum", "mean"], ["float32", "bfloat16", "float64"]))
+)
+def test_losses_of_elements(which, reduction, dtype):
+    name, make, options = LOSSES[which]
+    options = {key: torch.rand(value) + 0.5 if isinstance(value, tuple) else value for key, value in options.items()}
+    x, target = torch.randn(3, 4, 7).to(getattr(torch, dtype)), make(torch.randn(3, 4, 7)).to(getattr(torch, dtype))
+    options = {key: value.to(x.dtype) if isinstance(value, torch.Tensor) else value for key, value in options.items()}
+    ours, theirs = both(name, x, target, dict(options, reduction=reduction))
+    assert ours[0].dtype == x.dtype and ours[0].shape == theirs[0].shape
+    close(ours[0], theirs[0], 2)
+    close(ours[1], theirs[1], 2)
+    if theirs[2] is not None:
+        # The logarithm of a probability of 0 has no slope.
+        known = torch.isfinite(theirs[2])
+        close(ours[2][known], theirs[2][known], 2)
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _, _ in LOSSES}))
+def test_edges(name):
+    ours = getattr(vt.functional, name)
+    theirs = getattr(F, name)
+    for shape in ((), (1,), (0, 3), (2, 1, 1025)):
+        x, target = torch.randn(shape), torch.rand(shape)
+        for reduction in ("none", "sum", "mean"):
+            torch.testing.assert_close(ours(x, target, reduction=reduction), theirs(x, target, reduction=reduction), rtol=1e-5, atol=1e-6, equal_nan=True)
+    last = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    target = torch.rand(2, 3, 4, 5)
+    torch.testing.assert_close(ours(last, target, reduction="none"), theirs(last, target, reduction="none"), rtol=1e-5, atol=1e-6)
+    kind = vd.UnsupportedError if name != "binary_cross_entropy_with_logits" else ValueError
+    with pytest.raises(kind, match="same dims"):
+        ours(last, target[:1])
+    with pytest.raises(ValueError, match="reduction"):
+        ours(last, target, reduction="median")
+
+
+def test_logits_far_out_and_at_zero():
+    x = torch.tensor([-200.0, -30.0, 0.0, 30.0, 200.0]).requires_grad_()
+    for target in (torch.zeros(5), torch.ones(5)):
+        loss = vt.functional.binary_cross_entropy_with_logits(x, target, reduction="none")
+        torch.testing.assert_close(loss, F.binary_cross_entropy_with_logits(x, target, reduction="none"), rtol=1e-6, atol=1e-5)
+        (dx,) = torch.autograd.grad(loss.sum(), x)
+        torch.testing.assert_close(dx, torch.sigmoid(x.detach()) - target, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("shape", [(5,), (4, 5), (2, 5, 3, 2), (0, 5)])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_nll_loss(shape, reduction):
+    rows = shape[:0] if len(shape) == 1 else (shape[0], *shape[2:])
+    labels = torch.randint(5, rows)
+    if labels.dim() and labels.numel():
+        labels.view(-1)[0] = -100
+    for weight in (None, torch.rand(5) + 0.5):
+        leaves = [torch.randn(shape, generator=torch.Generator().manual_seed(1)).requires_grad_() for _ in range(2)]
+        losses = [f.nll_loss(leaf, labels, weight, reduction=reduction) for f, leaf in zip((vt.functional, F), leaves)]
+        torch.testing.assert_close(*losses, equal_nan=True)
+        for loss in losses:
+            loss.sum().backward()
+        torch.testing.assert_close(leaves[0].grad, leaves[1].grad)
+
+
+def test_what_is_refused():
+    x = torch.rand(4, 5)
+    for name in ("mse_loss", "l1_loss", "huber_loss"):
+        with pytest.raises(vd.UnsupportedError, match="weights"):
+            getattr(vt.functional, name)(x, x, weight=x)
+    for call in (
+        lambda: vt.functional.huber_loss(x, x, delta=0.0),
+        lambda: vt.functional.smooth_l1_loss(x, x, beta=-1.0),
+        lambda: vt.functional.binary_cross_entropy_with_logits(x, x, weight=torch.rand(3)),
+        lambda: vt.functional.nll_loss(x, torch.zeros(5, dtype=torch.int64)),
+        lambda: vt.functional.nll_loss(x, torch.zeros(4)),
+        lambda: vt.functional.mse_loss(x.int(), x.int()),
+    ):
+        with pytest.raises(ValueError):
+            call()
+    with pytest.raises(vd.UnsupportedError, match="wants a gradient"):
+        vt.functional.binary_cross_entropy_with_logits(x, x, weight=torch.rand(5, requires_grad=True))
+    with pytest.raises(IndexError):
+        vt.functional.nll_loss(x, torch.tensor([0, 1, 2, 5]))
+
+
+def test_autocast_and_kl_of_batches():
+    x, target = torch.randn(6, 4).log_softmax(-1), torch.rand(6, 4)
+    torch.testing.assert_close(vt.functional.kl_div(x, target, reduction="batchmean"), F.kl_div(x, target, reduction="batchmean"))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert vt.functional.mse_loss(x.bfloat16(), target.bfloat16()).dtype == torch.float32
+
+
+def test_gradients_and_the_dispatcher():
+    x, target = torch.randn(3, 4, dtype=torch.float64, requires_grad=True), torch.rand(3, 4, dtype=torch.float64)
+    for name in ("mse_loss", "huber_loss", "binary_cross_entropy_with_logits", "soft_margin_loss"):
+        assert torch.autograd.gradcheck(lambda x: getattr(vt.functional, name)(x, target), (x,))
+    torch.library.opcheck(torch.ops.verdigris.element_loss.default, (x, target, None, None, "loss=squared reduction=mean"))

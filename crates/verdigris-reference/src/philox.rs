@@ -1,0 +1,74 @@
+//! Uniform random numbers by Philox4x32-10, by the counter scheme of [`verdigris_graph::Pointwise::Random`].
+
+use verdigris_tensor::DType;
+
+use crate::source::{Formula, Source};
+use crate::tolerance::Bounded;
+
+/// Random numbers over dims.
+pub(crate) struct Uniform {
+    seed: [u64; 2],
+    offset: u128,
+    dims: Vec<u64>,
+}
+
+impl Uniform {
+    /// `state`: seed and offset, four words.
+    pub(crate) fn new(state: &Source<'_>, dims: &[u64]) -> Uniform {
+        // An i32 as the unsigned number of the same bits.
+        let word = |i: u64| (state.at(&[i]).value as i64).rem_euclid(1 << 32) as u64;
+        Uniform { seed: [word(0), word(1)], offset: u128::from(word(2)) + (u128::from(word(3)) << 32), dims: dims.to_vec() }
+    }
+}
+
+impl Formula for Uniform {
+    fn at(&self, index: &[u64]) -> Bounded {
+        let number = index.iter().zip(&self.dims).fold(0u128, |number, (&i, &dim)| number * u128::from(dim) + u128::from(i));
+        let block = (self.offset + number / 4) % (1 << 64);
+        let words = philox([(block % (1 << 32)) as u64, (block >> 32) as u64, 0, 0], self.seed);
+        Bounded::exact((words[(number % 4) as usize] / 256) as f64 / f64::from(1 << 24))
+    }
+
+    fn compute(&self) -> DType {
+        DType::F32
+    }
+}
+
+/// The ten rounds, in numbers wider than words, each brought back to 32 bits.
+fn philox(mut counter: [u64; 4], seed: [u64; 2]) -> [u64; 4] {
+    const WORD: u64 = 1 << 32;
+    for round in 0..10 {
+        let key = [(seed[0] + round * 0x9e37_79b9) % WORD, (seed[1] + round * 0xbb67_ae85) % WORD];
+        let products = [counter[0] * 0xd251_1f53, counter[2] * 0xcd9e_8d57];
+        let [left, right] = products.map(|product| (product / WORD, product % WORD));
+        counter = [right.0 ^ counter[1] ^ key[0], right.1, left.0 ^ counter[3] ^ key[1], left.1];
+    }
+    counter
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The vectors that Random123 publishes.
+    #[test]
+    fn known_answers() {
+        let ones = u64::from(u32::MAX);
+        assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
+        assert_eq!(philox([ones; 4], [ones; 2]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
+        let counter = [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344];
+        assert_eq!(philox(counter, [0xa409_3822, 0x299f_31d0]), [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]);
+    }
+
+    /// 2²⁰ numbers in 256 classes: the statistic of 255 degrees of freedom lies within five deviations of its mean.
+    #[test]
+    fn numbers_are_uniform() {
+        let count = 1u64 << 20;
+        let all = Uniform { seed: [1234, 5678], offset: 42, dims: vec![count] };
+        let mut classes = [0u64; 256];
+        (0..count).for_each(|i| classes[(all.at(&[i]).value * 256.0) as usize] += 1);
+        let wanted = count as f64 / 256.0;
+        let statistic: f64 = classes.iter().map(|&class| (class as f64 - wanted).powi(2) / wanted).sum();
+        assert!((statistic - 255.0).abs() < 5.0 * (2.0f64 * 255.0).sqrt(), "{statistic}");
+    }
+}
