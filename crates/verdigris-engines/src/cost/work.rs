@@ -111,7 +111,7 @@ pub struct Loop {
     pub promoted: bool,
     /// Operands of the epilogue that have an element for each of the result.
     pub epilogue_operands: f64,
-    /// How many times its bytes a load of A and of B counts: 1, and [`WITHIN_SECTORS`] where lines begin within sectors of L2. The fit does not see
+    /// How many times its bytes a load of A and of B counts: 1, and more where lines begin within sectors of L2. The fit does not see
     /// it but in the loaded bytes.
     pub load_cost: [f64; 2],
     /// Bytes of the result that one store takes: 16 and more by TMA.
