@@ -1,6 +1,8 @@
 //! Which part of the work a CTA of a cluster takes: tiles beside its peers', of which it loads a part of what they share, or a part of one
 //! depth.
 
+use std::panic::Location;
+
 use verdigris_kir::face::{Kernel, LoadOptions, Val};
 use verdigris_kir::tile::schedule::Work;
 
@@ -57,9 +59,10 @@ impl<'k> Share<'k> {
             [1, _] => [k.constant(0), peer],
             [down, _] => [peer & (down - 1), peer >> down.ilog2()],
         };
-        let first = (shape.peers() > 1 && shape.cluster_split > 1).then(|| rank - peer);
-        let shared_with =
-            [Operand::A, Operand::B].map(|operand| (shape.sharers_of(operand) > 1).then(|| shared_with(k, shape, operand, place, first)));
+        let shared_with = k.scope(Location::caller(), || {
+            let first = (shape.peers() > 1 && shape.cluster_split > 1).then(|| rank - peer);
+            [Operand::A, Operand::B].map(|operand| (shape.sharers_of(operand) > 1).then(|| shared_with(k, shape, operand, place, first)))
+        });
         Share { kernel: k, shape, peer, place, depth_rank, shared_with }
     }
 
