@@ -88,7 +88,7 @@ const fn in_parts(shape: Shape) -> Shape {
 /// tile: two shapes have them. Where the parts of a tile become many, a launch of its own adds them up; of these kernels there is one for
 /// all stores. Clusters that share B win there too (256×1024×50176: 44 µs against 49), if each reads one operand alone; clusters of four
 /// lose (79 µs). Clusters that share both operands, each load serving two to four CTAs, win where tiles are small or lines begin within sectors of L2
-/// (`bench/record/h100/2026-11-25-gemm-sweep.jsonl.gz`, 42 products that were drawn for it: 0.87 of the time without them in the geometric mean, 0.55 at
+/// (`bench/record/h100/2026-11-25-gemm-sweep.jsonl.gz`, 42 products, on which they were chosen: 0.87 of the time without them in the geometric mean, 0.55 at
 /// best).
 const SHAPES: &[Shape] = &[
     shape(128, 256, 2, 2, Operand::B, HALVES | WORDS, 0),
