@@ -85,9 +85,14 @@ fn wgmma_under_every_config() {
     let cases = cases();
     let mut wrong = Vec::new();
     let mut taken = 0;
-    for id in
-        ["gemm/bf16-edge-m/nt/129x64x64", "gemm/bf16-edge-m/nt/65x64x64", "gemm/f16-odd/nn/65x67x69", "gemm/e4m3-block-scales/nt/67x40x200"]
-    {
+    for id in [
+        "gemm/bf16-edge-m/nt/129x64x64",
+        "gemm/bf16-edge-m/nt/65x64x64",
+        "gemm/f16-odd/nn/65x67x69",
+        "gemm/e4m3-block-scales/nt/67x40x200",
+        "gemm/f32-terms/tn/136x72x200",
+        "gemm/f32-terms/nn/65x67x69",
+    ] {
         let case = cases.iter().find(|case| case.id == id).expect("the case is in the corpus");
         let candidate =
             verdigris_engines::engine("gemm.wgmma").expect("the engine").accept(&case.problem, &arch).expect("it takes the case");

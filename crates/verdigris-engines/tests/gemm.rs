@@ -9,11 +9,13 @@ use harness::{Outcome, verify, verify_where};
 use rayon::prelude::*;
 use verdigris_engines::arch::Arch;
 use verdigris_engines::engine::Knobs;
-use verdigris_graph::{Problem, Slot};
+use verdigris_graph::{GemmProblem, Precision, Problem, Slot};
+use verdigris_kir::interp::matrix::Accumulation;
 use verdigris_kir::interp::{self, Kernels, Memory, Options};
 use verdigris_reference::cases::{Case, load_file};
 use verdigris_reference::data;
 use verdigris_reference::run::{Inputs, Positions, run};
+use verdigris_tensor::DType;
 
 fn cases() -> Vec<Case> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../cases/gemm.toml");
@@ -120,5 +122,90 @@ fn operands_are_rounded_to_tf32_without_tensor_cores() {
             memory.to_vec(problem.d.slot.0 as usize)
         };
         assert!(result(&inputs) == result(&rounded), "{knobs}");
+    }
+}
+
+/// What `gemm.wgmma` makes of row-major f32 operands under the policy `fp32`, on a tensor core that cuts sums off; the whole depth in one chain.
+fn sums_of_terms(operands: DType, [m, n, k]: [usize; 3], a: &[f32], b: &[f32]) -> Vec<f32> {
+    let engine = verdigris_engines::engine("gemm.wgmma").expect("the engine is registered");
+    let packed = GemmProblem::packed(m as u64, n as u64, k as u64, operands, DType::F32).expect("a valid problem");
+    let problem = GemmProblem { precision: Precision::Fp32, ..packed }.canonical().expect("a valid problem");
+    let candidate = engine.accept(&Problem::Gemm(problem), &Arch::virtual_device(4)).unwrap_or_else(|refusal| panic!("{refusal}"));
+    // Shapes from 26 on split the depth among a cluster's CTAs.
+    let whole = |knobs: &&Knobs| {
+        knobs.value("split") == Some(0) && knobs.value("parts").is_none() && knobs.value("shape").is_some_and(|shape| shape < 26)
+    };
+    let knobs = candidate.knobs().configs().iter().find(whole).expect("a config without a split").clone();
+    let notes = candidate.notes(&knobs).expect("listed");
+    assert_eq!((notes.split_operands, notes.down_convert), (operands == DType::F32, None));
+    let bytes = |values: &[f32]| -> Vec<u8> {
+        values
+            .iter()
+            .flat_map(|value| if operands == DType::F32 { value.to_le_bytes().to_vec() } else { value.to_le_bytes()[2..].to_vec() })
+            .collect()
+    };
+    let mut memory = Memory::new();
+    memory.add(&bytes(a));
+    memory.add(&bytes(b));
+    let d = memory.add(&vec![0xA5; m * n * 4]);
+    let options = Options { sms: 4, accumulation: Accumulation::Hopper, ..Options::schedule(5) };
+    let program = candidate.program(&knobs).expect("a listed config has a program");
+    interp::run(&program, &Kernels::new(), &mut memory, &options).unwrap_or_else(|findings| panic!("{findings}"));
+    memory.to_vec(d).chunks_exact(4).map(|word| f32::from_le_bytes(word.try_into().expect("four bytes"))).collect()
+}
+
+/// Over 16,384 products on a tensor core that cuts off: within 4 times 2⁻²⁴ · √(K/6) of the sums in f64, the error that one chain of f32 multiply-adds
+/// has in the mean. Sums of 16-bit operands, which stay in the accumulators, lie outside, so this would tell.
+#[test]
+fn sums_of_terms_are_as_close_as_multiply_adds_however_deep() {
+    let extents @ [m, n, k] = [64, 32, 16384];
+    let mut random = data::Random::new(77);
+    let mut draw =
+        |count: usize| -> Vec<f32> { (0..count).map(|_| (random.below(1 << 24) as f32 - (1 << 23) as f32) / (1 << 23) as f32).collect() };
+    let (a, b) = (draw(m * k), draw(k * n));
+    let error = |operands: DType, a: &[f32], b: &[f32]| {
+        let out = sums_of_terms(operands, extents, a, b);
+        let (mut wrong, mut whole) = (0.0, 0.0);
+        for (row, column) in (0..m).flat_map(|row| (0..n).map(move |column| (row, column))) {
+            let sum: f64 = (0..k).map(|i| f64::from(a[row * k + i]) * f64::from(b[i * n + column])).sum();
+            wrong += (f64::from(out[row * n + column]) - sum).powi(2);
+            whole += sum * sum;
+        }
+        (wrong / whole).sqrt()
+    };
+    let bound = 4.0 * 2f64.powi(-24) * (k as f64 / 6.0).sqrt();
+    let terms = error(DType::F32, &a, &b);
+    assert!(terms < bound, "{terms:e}, allowed is {bound:e}");
+    let halves = |values: &[f32]| -> Vec<f32> { values.iter().map(|value| f32::from_bits(value.to_bits() & 0xffff_0000)).collect() };
+    let in_place = error(DType::Bf16, &halves(&a), &halves(&b));
+    assert!(in_place > bound, "sums kept in accumulators have only {in_place:e}: the model of the tensor core does not cut off");
+}
+
+/// Infinities, NaN, the largest and the smallest numbers go through terms as through multiply-adds.
+#[test]
+fn terms_keep_what_is_special() {
+    let extents @ [m, n, k] = [70, 24, 72];
+    let (mut a, mut b) = (vec![0.0f32; m * k], vec![1.0f32; k * n]);
+    let largest = f32::MAX;
+    let specials =
+        [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, largest, -largest, 2f32.powi(-109) * 1.234_567, 2f32.powi(-126), 2f32.powi(-134)];
+    for (row, special) in specials.into_iter().enumerate() {
+        a[row * k + 71 - row] = special;
+    }
+    // An infinity meets an infinity of the other sign in the same sum, and in another step.
+    a[20 * k + 1] = f32::INFINITY;
+    a[20 * k + 70] = f32::NEG_INFINITY;
+    for i in 0..k {
+        b[i * n + 1] = 0.0;
+        b[i * n + 2] = -1.0;
+        b[i * n + 3] = 0.5;
+    }
+    b[71 * n + 4] = f32::NEG_INFINITY;
+    let out = sums_of_terms(DType::F32, extents, &a, &b);
+    for (row, column) in (0..m).flat_map(|row| (0..n).map(move |column| (row, column))) {
+        let expected = (0..k).map(|i| f64::from(a[row * k + i]) * f64::from(b[i * n + column])).sum::<f64>() as f32;
+        let got = out[row * n + column];
+        let near = (f64::from(got) - f64::from(expected)).abs() <= 2f64.powi(-22) * f64::from(expected).abs() + 2f64.powi(-134);
+        assert!(got == expected || got.is_nan() && expected.is_nan() || near, "{row}, {column}: {got:e}, expected {expected:e}");
     }
 }

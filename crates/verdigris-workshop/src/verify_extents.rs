@@ -280,7 +280,7 @@ mod tests {
         ("conv.unfolded", 1, &[("epilogue", 5), ("extent", 116), ("layout", 60), ("precision", 15)]),
         ("gemm.mma", 27, &[("layout", 32), ("precision", 49)]),
         ("gemm.simt", 107, &[]),
-        ("gemm.wgmma", 72, &[("batch", 2), ("precision", 33)]),
+        ("gemm.wgmma", 89, &[("batch", 2), ("precision", 16)]),
         ("map.simt", 35, &[]),
         ("norm.rows", 10, &[("layout", 30)]),
         ("norm.strided", 40, &[]),

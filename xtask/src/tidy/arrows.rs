@@ -43,7 +43,7 @@ const KIR_LAWS: &[(&str, Law, &str)] = &[
 ];
 
 /// Modules of `engines` that belong to no family, in their order: each may import those before it.
-const ROOMS: &[&str] = &["arch", "cost", "engine", "algorithm", "layout", "fuse", "sums", "store", "split_k", "hopper"];
+const ROOMS: &[&str] = &["arch", "cost", "engine", "algorithm", "layout", "fuse", "terms", "sums", "store", "split_k", "hopper"];
 
 /// Rooms of a family, which its engines share: in their order, as above.
 const FAMILY_ROOMS: &[(&str, &[&str])] = &[

@@ -22,12 +22,14 @@ const STEPS: u32 = ROW_BYTES / 32;
 /// A consumer's registers, and its place in the ring. `T` is what sums are kept in.
 pub(crate) struct MainLoop<'k, T> {
     kernel: Kernel<'k>,
-    blocks: u32,
+    spec: MainLoopSpec,
     sums: Sums<'k, T>,
     descriptors: Descriptors<'k>,
     cursor: Cursor<'k>,
     in_flight: InFlight<'k>,
     ping_pong: PingPong<'k>,
+    /// In the warpgroup.
+    thread: Val<'k, u32>,
 }
 
 impl<'k, T: Sum + AsVal<'k, T>> MainLoop<'k, T> {
@@ -46,7 +48,7 @@ impl<'k, T: Sum + AsVal<'k, T>> MainLoop<'k, T> {
         let cursor = stages.ring.cursor();
         let in_flight = InFlight::new(k, spec.promotes(), cursor, own.thread);
         let ping_pong = PingPong::new(k, spec.tile, barrier, schedule, own.warpgroup);
-        MainLoop { kernel: k, blocks: spec.tile.blocks(), sums, descriptors, cursor, in_flight, ping_pong }
+        MainLoop { kernel: k, spec: *spec, sums, descriptors, cursor, in_flight, ping_pong, thread: own.thread }
     }
 
     /// Runs `body` for each piece of this warpgroup's work; `steps` as [`PingPong::for_each`] wants it.
@@ -67,25 +69,70 @@ impl<'k, T: Sum + AsVal<'k, T>> MainLoop<'k, T> {
             self.ping_pong.wait();
             k.range(steps, |step| {
                 let factors = caller.run(|| factors(step));
+                if self.spec.terms > 1 {
+                    self.in_flight.begin(step);
+                    self.multiply_terms();
+                    self.sums.promote(factors.as_ref());
+                    return;
+                }
                 self.cursor.wait();
                 let stage = self.cursor.stage();
                 let tiles = self.descriptors.of(stage);
                 self.in_flight.begin(step);
                 k.wgmma_fence();
-                for part in 0..STEPS {
-                    let b = tiles.b(part);
-                    for block in 0..self.blocks {
-                        let a = tiles.a(64 * block, part);
-                        let adds = if part == 0 { self.in_flight.adds.get() } else { k.constant(true) };
-                        self.sums.multiply(block as usize, a, b, adds);
-                    }
-                }
+                self.multiply_tiles([&tiles, &tiles], false);
                 k.wgmma_commit();
                 self.in_flight.end(step, stage, || self.sums.promote(factors.as_ref()));
                 self.cursor.advance();
             });
             self.ping_pong.hand_on(work);
         });
+    }
+
+    /// The products of a tile of A and one of B; `adds`: of a step that has begun.
+    fn multiply_tiles(&self, [a_tiles, b_tiles]: [&Descriptors<'k>; 2], adds: bool) {
+        let k = self.kernel;
+        for part in 0..STEPS {
+            let b = b_tiles.b(part);
+            for block in 0..self.spec.tile.blocks() {
+                let a = a_tiles.a(64 * block, part);
+                let adds = if part == 0 && !adds { self.in_flight.adds.get() } else { k.constant(true) };
+                self.sums.multiply(block as usize, a, b, adds);
+            }
+        }
+    }
+
+    /// A step of operands in terms: each product of terms out of the stages that hold them, those of the smallest size first. A stage goes
+    /// back behind the last product that reads it, while the tensor cores have those behind. At its end no group is in flight.
+    fn multiply_terms(&self) {
+        let (k, terms) = (self.kernel, self.spec.terms);
+        // In the order in which they are loaded: the last term first.
+        let mut stages: Vec<Val<'k, u32>> = (0..terms)
+            .map(|_| {
+                self.cursor.wait();
+                let stage = self.cursor.stage();
+                self.cursor.advance();
+                stage
+            })
+            .collect();
+        stages.reverse();
+        let tiles: Vec<Descriptors<'k>> = stages.iter().map(|&stage| self.descriptors.of(stage)).collect();
+        k.wgmma_fence();
+        let mut begun = false;
+        for last in (0..terms).rev() {
+            // Whatever reads the stage of term `last` and none of a later one.
+            for [a, b] in self.spec.products().filter(|[a, b]| *a.max(b) == last) {
+                self.multiply_tiles([&tiles[a as usize], &tiles[b as usize]], begun);
+                begun = true;
+            }
+            k.wgmma_commit();
+            if let Some(&free) = stages.get(last as usize + 1) {
+                k.wgmma_wait(1);
+                self.cursor.release(free, self.thread);
+            }
+        }
+        k.wgmma_wait(0);
+        self.cursor.release(stages[0], self.thread);
     }
 
     /// Behind [`MainLoop::multiply`], with no group in flight: the last stage goes back.

@@ -150,6 +150,9 @@ pub(crate) struct MainLoopSpec {
     pub(crate) b: DType,
     /// What is contiguous in A and in B.
     pub(crate) majors: [Major; 2],
+    /// Terms of which each element of A and of B is the sum ([`crate::terms`]); 1 for operands as they are. A step of depth then fills as many
+    /// stages, one for each term of both.
+    pub(crate) terms: u32,
     pub(crate) stages: u32,
     pub(crate) keep: Keep,
 }
@@ -188,6 +191,13 @@ impl MainLoopSpec {
         self.operand(Operand::A).depth()
     }
 
+    /// The products of terms that are formed, as terms of A and of B, those of the smallest size first; those that are left out are smaller than
+    /// the rounding of f32.
+    pub(crate) fn products(&self) -> impl Iterator<Item = [u32; 2]> {
+        let terms = self.terms;
+        (0..terms).rev().flat_map(move |size| (0..=size).rev().map(move |a| [a, size - a]))
+    }
+
     /// Sums are promoted after each step.
     pub(crate) fn promotes(&self) -> bool {
         self.keep == Keep::Promoted
@@ -218,7 +228,9 @@ impl MainLoopSpec {
         // With the stage's barriers, and room to align.
         let stage_bytes = (self.tile.m + self.tile.n) * ROW_BYTES + beside_stage_bytes + 16;
         let stages = SHARED_BYTES.saturating_sub(beside_bytes + 64) / stage_bytes;
-        let fits = whole_panels(Operand::A) && whole_panels(Operand::B) && registers_fit && stages >= 2;
+        // A step of terms is multiplied out of all its stages, while the next is on its way; consumers of whole tiles skip single stages.
+        let terms_fit = self.terms == 1 || stages > self.terms && self.promotes() && !self.tile.ping_pong;
+        let fits = whole_panels(Operand::A) && whole_panels(Operand::B) && registers_fit && stages >= 2 && terms_fit;
         fits.then_some(MainLoopSpec { stages: stages.min(12), ..self })
     }
 
@@ -233,7 +245,7 @@ mod tests {
     use super::*;
 
     fn spec(tile: TileShape, majors: [Major; 2], keep: Keep) -> MainLoopSpec {
-        MainLoopSpec { tile, a: DType::Bf16, b: DType::Bf16, majors, stages: 2, keep }
+        MainLoopSpec { tile, a: DType::Bf16, b: DType::Bf16, majors, terms: 1, stages: 2, keep }
     }
 
     #[test]

@@ -13,6 +13,7 @@ use verdigris_kir::tile::schedule::Work;
 use super::share::Share;
 use super::spec::{MainLoopSpec, Operand};
 use super::stages::Stages;
+use crate::terms;
 
 verdigris_kir::parameters! {
     /// Where the operands are.
@@ -22,6 +23,9 @@ verdigris_kir::parameters! {
         /// 1 for an operand with a matrix for each of the batch, 0 for one that all share.
         pub(crate) a_batches: u32,
         pub(crate) b_batches: u32,
+        /// Of operands in terms: matrices from a term of A, and of B, to the next.
+        pub(crate) a_term: Option<u32> = (spec.terms > 1).then_some(()),
+        pub(crate) b_term: Option<u32> = (spec.terms > 1).then_some(()),
         pub(crate) a_clip: ClipArgs = (),
         pub(crate) b_clip: ClipArgs = (),
     }
@@ -47,14 +51,15 @@ pub(crate) struct Tiled<'k> {
     spec: MainLoopSpec,
     maps: [TensorMap<'k>; 2],
     batches: [Val<'k, u32>; 2],
+    apart: [Option<Val<'k, u32>>; 2],
     clips: [Clip<'k>; 2],
 }
 
 impl<'k> Tiled<'k> {
     pub(crate) fn new(k: Kernel<'k>, spec: &MainLoopSpec, values: TiledValues<'k>) -> Self {
-        let TiledValues { a, b, a_batches, b_batches, a_clip, b_clip } = values;
+        let TiledValues { a, b, a_batches, b_batches, a_term, b_term, a_clip, b_clip } = values;
         let clips = [Clip::new(spec.clipped(Operand::A), a_clip), Clip::new(spec.clipped(Operand::B), b_clip)];
-        Tiled { kernel: k, spec: *spec, maps: [a, b], batches: [a_batches, b_batches], clips }
+        Tiled { kernel: k, spec: *spec, maps: [a, b], batches: [a_batches, b_batches], apart: [a_term, b_term], clips }
     }
 
     /// Brings the tensor maps near: by one thread.
@@ -110,9 +115,14 @@ impl<'k> Loader<'k, '_> {
             let bytes = a.bytes(rows[0]) + b.bytes(rows[1]);
             k.range(steps, |step| {
                 let depth = (first_step + step) * spec.depth();
-                let full = cursor.acquire(bytes);
-                self.load_step([first, rows, matrix], depth, cursor, full);
-                cursor.advance();
+                // The last term first: its products are formed first.
+                for term in (0..spec.terms).rev() {
+                    let place = terms::place(term, spec.terms);
+                    let matrix = [0, 1].map(|i| self.source.apart[i].map_or(matrix[i], |apart| matrix[i] + apart * place));
+                    let full = cursor.acquire(bytes);
+                    self.load_step([first, rows, matrix], depth, cursor, full);
+                    cursor.advance();
+                }
             });
         });
     }

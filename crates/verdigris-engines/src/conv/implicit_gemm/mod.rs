@@ -35,7 +35,6 @@ mod prepare;
 mod producer;
 mod spec;
 mod swap_ab;
-mod terms;
 mod transposed_tiles;
 mod view;
 
@@ -67,6 +66,7 @@ use crate::split_k::reduction::{self, PartGrid, ReductionSpec};
 use crate::store::{Out, StoreArgs};
 use crate::sums::column_sums::{self, SumGrid};
 use crate::sums::statistics;
+use crate::terms;
 
 const ID: EngineId = EngineId { name: "conv.implicit_gemm", number: 203 };
 
@@ -349,7 +349,7 @@ impl Given {
         // Beside 160 accumulators a thread, the sums of 32-bit results would spill.
         let registers_fit = d.bytes() == 2 || tile.m * tile.n <= 128 * 128 * tile.consumers;
         let has_sums = has_sums && stored_here && registers_fit && column_sums::takes(d);
-        let main = MainLoopSpec { tile, a, b, majors: kind.majors(swap_ab), stages: 2, keep };
+        let main = MainLoopSpec { tile, a, b, majors: kind.majors(swap_ab), terms: 1, stages: 2, keep };
         Spec { kind, spatial, main, swap_ab, split, out, epilogue, has_sums }.fitted()
     }
 }

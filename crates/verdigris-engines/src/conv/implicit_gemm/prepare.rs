@@ -12,11 +12,11 @@ use verdigris_kir::program::{Address, Program};
 use verdigris_tensor::DType;
 
 use super::ID;
-use super::terms::Terms;
 use crate::conv::geometry::lines::{filter_matrix, lies_in_lines, tap_stride};
 use crate::cost::Stream;
 use crate::engine::{Reason, Refusal, slot_count};
 use crate::layout::repack::{Repack, packed_tensor};
+use crate::terms::Terms;
 
 /// The order of activations, and of a filter's gradient: images (or filters), then pixels (or taps), of which each is a line of channels.
 const PIXELS: [usize; 4] = [0, 2, 3, 4];

@@ -11,7 +11,6 @@ use super::ID;
 use super::prepare::Prepared;
 use super::producer::{FilterArgs, GatherArgs, ProducerArgs, ScatterArgs, WalkArgs, phase_table, tap_table};
 use super::spec::{Kind, Spec};
-use super::terms;
 use crate::conv::geometry::axis::AxisShape;
 use crate::conv::geometry::gather::Gather;
 use crate::conv::geometry::lines::{filter_matrix, tap_stride};
@@ -23,6 +22,7 @@ use crate::hopper::tiled;
 use crate::layout::batch::Chunk;
 use crate::layout::transposed::transposed;
 use crate::store::{Out, PlaceArgs, is_mappable};
+use crate::terms;
 
 /// The problem in the kernel's terms.
 pub(super) struct View {

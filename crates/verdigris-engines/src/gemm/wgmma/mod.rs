@@ -2,9 +2,12 @@
 //!
 //! **What.** `D = alpha · A · B` for 16-bit, tf32, 8-bit float and 8-bit integer operands, batched, all transposes.
 //! **When it wins.** On compute capability 9.0. Operands whose rows are not 16-byte aligned, or that the tensor cores do not take in their
-//! order, are copied into scratch first.
+//! order, are copied into scratch first. Operands of f32 under the policy `fp32` become three bf16 terms each ([`crate::terms`]), also in scratch:
+//! six products of terms at the rate of bf16 are several times as fast as f32 multiply-adds, once the copies are small beside them. All six are formed
+//! out of one load of each term.
 //! **Numbers.** Products are exact; sums are kept in f32 by the tensor core, in an order fixed by the spec and the split, so repeats agree
-//! bit for bit. fp8 sums keep about 14 bits unless promoted every 128 of depth.
+//! bit for bit. fp8 sums keep about 14 bits unless promoted every 128 of depth. Sums of terms are promoted every 64 of depth, for the tensor core cuts
+//! its sums off toward zero, and are as close as f32 multiply-adds.
 //! **Source:** PTX ISA 9.0 (`wgmma`, `cp.async.bulk.tensor`); Osama et al., "Stream-K", PPoPP 2023, for the split of depth.
 
 mod block_factors;
@@ -26,7 +29,7 @@ use verdigris_tensor::DType;
 use super::factors::FactorsArgs;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
-use crate::cost::{Loop, Work};
+use crate::cost::{Loop, Stream, Work};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal, empty_program};
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
 use crate::hopper::epilogue::{TYPES, epilogue_of, store_bytes};
@@ -40,6 +43,7 @@ use crate::layout::transposed::transposed;
 use crate::split_k::fixup::FixupArgs;
 use crate::split_k::reduction::{self, PartGrid, ReductionSpec};
 use crate::store::{Out, StoreArgs, is_mappable};
+use crate::terms::{self, Terms};
 
 /// One row of the table of tiles: the part of a spec that is chosen, not given.
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +66,8 @@ const WORDS: u32 = 2;
 const LINES: u32 = 4;
 /// Results of any width and strides, element by element.
 const ELEMENTS: u32 = 8;
+/// Results of four bytes, written by TMA, of operands in terms: beside [`WORDS`].
+const TERMS: u32 = 16;
 
 const fn offered(tile: TileShape, along_rows: u32, along_columns: u32) -> Shape {
     Shape { tile, along_rows, along_columns, splits: false, adds_later: false }
@@ -99,7 +105,7 @@ const SHAPES: &[Shape] = &[
     shape(256, 128, 2, 1, Operand::B, 0, 0),
     shape(128, 192, 2, 2, Operand::B, 0, 0),
     shape(128, 192, 2, 1, Operand::B, WORDS, HALVES),
-    in_parts(shape(128, 128, 2, 2, Operand::B, 0, 0)),
+    in_parts(shape(128, 128, 2, 2, Operand::B, TERMS, 0)),
     in_parts(splitting(shape(128, 128, 2, 1, Operand::B, HALVES | WORDS | LINES | ELEMENTS, 0))),
     shape(128, 64, 2, 1, Operand::B, WORDS | LINES, 0),
     in_parts(shape(64, 256, 1, 1, Operand::B, 0, 0)),
@@ -139,15 +145,26 @@ struct View {
     n: u32,
     k: u32,
     batch: u32,
+    /// Terms of each operand.
+    terms: u32,
     swap_ab: bool,
 }
 
 impl View {
-    fn new(problem: GemmProblem, swap_ab: bool) -> Option<View> {
+    fn new(problem: GemmProblem, terms: u32, swap_ab: bool) -> Option<View> {
         let narrow = |extent: u64| u32::try_from(extent).ok().filter(|&extent| extent < 1 << 31);
         let (m, n) = (narrow(problem.m)?, narrow(problem.n)?);
         let (k, batch) = (narrow(problem.k)?, narrow(problem.batch_count())?);
-        Some(View { problem, m, n, k, batch, swap_ab })
+        Some(View { problem, m, n, k, batch, terms, swap_ab })
+    }
+
+    /// Bytes of both operands, of one term of each.
+    fn operand_bytes(&self) -> f64 {
+        let bytes = |rows: u32, matrix: &Matrix| {
+            let matrices = if matrix.batch_strides.iter().all(|&stride| stride == 0) { 1.0 } else { f64::from(self.batch) };
+            f64::from(rows) * f64::from(self.k) * matrices * matrix.dtype.bytes() as f64
+        };
+        bytes(self.m, &self.problem.a) + bytes(self.n, &self.problem.b)
     }
 
     /// A as rows by depth, and B as columns by depth.
@@ -190,12 +207,64 @@ impl View {
     }
 }
 
+/// A copy to be made of an operand.
+#[derive(Clone, Debug)]
+enum Copy {
+    /// The operand in lines that TMA maps.
+    Moved(Repack),
+    /// As sums of terms.
+    Terms(Terms),
+}
+
+impl Copy {
+    /// The operand behind the copy. Of one in terms: one term.
+    fn packed(&self) -> &Matrix {
+        match self {
+            Copy::Moved(repack) => &repack.packed,
+            Copy::Terms(terms) => terms.packed(),
+        }
+    }
+
+    fn work(&self) -> Stream {
+        match self {
+            Copy::Moved(repack) => repack.work(),
+            Copy::Terms(terms) => terms.work(),
+        }
+    }
+
+    /// Adds the copy to a program. Returns where it lies.
+    fn launch(&self, from: Address, program: &mut Program) -> Address {
+        let (name, bytes) = match self {
+            Copy::Moved(repack) => ("repacked operand", repack.scratch_bytes()),
+            Copy::Terms(terms) => ("terms of an operand", terms.scratch_bytes()),
+        };
+        let to = program.add_scratch(name, bytes);
+        let launches = match self {
+            Copy::Moved(repack) => repack.launches(from, to),
+            Copy::Terms(terms) => terms.launches(from, to),
+        };
+        launches.into_iter().for_each(|launch| program.launch(launch));
+        to
+    }
+
+    /// Matrices from a term to the next.
+    fn term_matrices(&self) -> Option<u32> {
+        match self {
+            Copy::Moved(_) => None,
+            Copy::Terms(terms) => u32::try_from(terms.matrices()).ok(),
+        }
+    }
+}
+
+/// The terms that a number of f32 becomes.
+const F32_TERMS: u32 = 3;
+
 /// The engine: an accepted problem.
 pub(super) struct Wgmma {
     arch: Arch,
     promote: bool,
     /// The copies to be made of A and of B. Both views see the operands as they are behind them.
-    repacks: [Option<Repack>; 2],
+    copies: [Option<Copy>; 2],
     unswapped: View,
     swap_ab: View,
 }
@@ -238,7 +307,7 @@ impl Algorithm for Wgmma {
         }
         let (a, b) = (gemm.a.dtype, gemm.b.dtype);
         let takes = match gemm.precision {
-            Precision::Fp32 => a == b && matches!(a, DType::Bf16 | DType::F16),
+            Precision::Fp32 => a == b && matches!(a, DType::Bf16 | DType::F16 | DType::F32),
             Precision::Tf32 => true,
             Precision::Fp8Fast | Precision::Fp8Promoted => true,
             Precision::I32 => true,
@@ -265,24 +334,28 @@ impl Algorithm for Wgmma {
         )?;
         // Operands that cannot be mapped, or whose type the tensor cores take along the depth alone, are copied first.
         let either = matches!(a, DType::Bf16 | DType::F16);
-        let repacks = [(gemm.a.clone(), gemm.m), (gemm.b.transposed(), gemm.n)]
-            .map(|(operand, rows)| Repack::needed(&operand, rows, gemm.k, &gemm.batch, either));
+        let terms = if gemm.precision == Precision::Fp32 && a == DType::F32 { F32_TERMS } else { 1 };
+        let copies = [(gemm.a.clone(), gemm.m), (gemm.b.transposed(), gemm.n)].map(|(operand, rows)| match terms {
+            1 => Repack::needed(&operand, rows, gemm.k, &gemm.batch, either).map(Copy::Moved),
+            _ => Some(Copy::Terms(Terms::of_matrix(&operand, DType::Bf16, terms, [rows, gemm.k], &gemm.batch))),
+        });
+        Self::ID.require(gemm.batch_count() < 1 << 29, Reason::Batch, format_args!("{} matrices, takes below 2^29", gemm.batch_count()))?;
         let mut gemm = gemm.clone();
-        if let Some(repack) = &repacks[0] {
-            gemm.a = repack.packed.clone();
+        if let Some(copy) = &copies[0] {
+            gemm.a = copy.packed().clone();
         }
-        if let Some(repack) = &repacks[1] {
-            gemm.b = repack.packed.transposed();
+        if let Some(copy) = &copies[1] {
+            gemm.b = copy.packed().transposed();
         }
-        let views = (View::new(gemm.clone(), false), View::new(transposed(&gemm), true));
+        let views = (View::new(gemm.clone(), terms, false), View::new(transposed(&gemm), terms, true));
         let (Some(unswapped), Some(swap_ab)) = views else {
             let extents =
                 format_args!("m, n, k, batch = {}, {}, {}, {}; each must be below 2^31", gemm.m, gemm.n, gemm.k, gemm.batch_count())
                     .to_string();
             return Err(Self::ID.refusal(Reason::Extent, extents));
         };
-        let promote = scaled || gemm.precision == Precision::Fp8Promoted;
-        Ok(Wgmma { arch: arch.clone(), promote, repacks, unswapped, swap_ab })
+        let promote = scaled || terms > 1 || gemm.precision == Precision::Fp8Promoted;
+        Ok(Wgmma { arch: arch.clone(), promote, copies, unswapped, swap_ab })
     }
 
     fn configs(&self) -> Vec<Config> {
@@ -312,6 +385,7 @@ impl Algorithm for Wgmma {
             tensor_core: true,
             down_convert: (operand == DType::F32).then_some(DType::Tf32),
             reduced_sums: operand.is_fp8() && !self.promote,
+            split_operands: self.unswapped.terms > 1,
             ..Notes::of(self.unswapped.problem.precision.accumulator())
         }
     }
@@ -320,6 +394,8 @@ impl Algorithm for Wgmma {
         let Config { chosen, spec, layout } = config;
         let view = self.view(chosen.swap_ab);
         let workers = self.tile_grid(chosen.swap_ab, &spec.main).workers;
+        // A step of terms is one for each product of terms: as many cycles as a step of its own, with a share of the loads and of the promotion.
+        let (products, terms) = (spec.main.products().count() as f64, f64::from(spec.main.terms));
         let steps = [f64::from(layout.schedule.steps); 2];
         let element_bytes = view.problem.d.dtype.bytes() * if spec.epilogue.pairs { 2 } else { 1 };
         let main = Loop {
@@ -328,8 +404,18 @@ impl Algorithm for Wgmma {
             store_bytes: store_bytes(spec.out, element_bytes),
             ..layout.work(&spec.main, workers, steps, Loop::of_gemm(Self::ID.name, &view.problem))
         };
-        let repacks = self.repacks.iter().flatten().map(Repack::work);
-        Work::of(main).beside(repacks.chain(layout.parts.iter().map(PartGrid::work)))
+        let main = Loop {
+            product: [main.product[0], main.product[1], main.product[2] * products],
+            steps: main.steps * products,
+            longest_steps: main.longest_steps * products,
+            loaded_bytes: main.loaded_bytes * terms / products,
+            shared_bytes: main.shared_bytes - main.loaded_bytes * (1.0 - terms / products),
+            issued: main.issued / products,
+            traffic_bytes: main.traffic_bytes + (terms - 1.0) * view.operand_bytes(),
+            ..main
+        };
+        let copies = self.copies.iter().flatten().map(Copy::work);
+        Work::of(main).beside(copies.chain(layout.parts.iter().map(PartGrid::work)))
     }
 
     fn lower(&self, config: &Config) -> Result<Program, Refusal> {
@@ -343,16 +429,12 @@ impl Algorithm for Wgmma {
         let chunk = chunk.ok_or_else(|| Self::ID.refusal(Reason::Batch, "an empty batch"))?;
 
         let mut program = empty_program(&view.problem.slots());
-        let mut place = |matrix: &Matrix, repack: Option<&Repack>| match repack {
+        let mut place = |matrix: &Matrix, copy: Option<&Copy>| match copy {
             None => slot(matrix),
-            Some(repack) => {
-                let copy = program.add_scratch("repacked operand", repack.scratch_bytes());
-                repack.launches(slot(matrix), copy).into_iter().for_each(|launch| program.launch(launch));
-                copy
-            }
+            Some(copy) => copy.launch(slot(matrix), &mut program),
         };
-        let [a_repack, b_repack] = self.repacks(view);
-        let (a_place, b_place) = (place(&a, a_repack), place(&b, b_repack));
+        let [a_copy, b_copy] = self.copies(view);
+        let (a_place, b_place) = (place(&a, a_copy), place(&b, b_copy));
         let [clusters_down, clusters_across] = tile.clusters([view.m, view.n]);
         let [down, across] = tile.cluster;
         // Clusters are whole, also where there are fewer tiles.
@@ -385,10 +467,12 @@ impl Algorithm for Wgmma {
         });
         let arguments = ParamsArgs {
             operands: TiledArgs {
-                a: (a_place, operand_map(a_clip.boxed(spec.main.clipped(Operand::A).map()), &a, view.m, view.k, view.batch)),
-                b: (b_place, operand_map(b_clip.boxed(spec.main.clipped(Operand::B).map()), &b, view.n, view.k, view.batch)),
+                a: (a_place, operand_map(a_clip.boxed(spec.main.clipped(Operand::A).map()), &a, [view.m, view.k], view)),
+                b: (b_place, operand_map(b_clip.boxed(spec.main.clipped(Operand::B).map()), &b, [view.n, view.k], view)),
                 a_batches: batched(&a),
                 b_batches: batched(&b),
+                a_term: a_copy.and_then(Copy::term_matrices),
+                b_term: b_copy.and_then(Copy::term_matrices),
                 a_clip,
                 b_clip,
             },
@@ -411,7 +495,8 @@ impl Algorithm for Wgmma {
             return Vec::new();
         }
         let adds = PART_TYPES.iter().flat_map(|&dtype| reduction::catalog(dtype, true));
-        catalog_specs().into_iter().map(reference).chain(adds).chain(repack::catalog()).collect()
+        let terms = terms::catalog().filter(|kernel| kernel.name().contains("f32_bf16x3"));
+        catalog_specs().into_iter().map(reference).chain(adds).chain(repack::catalog()).chain(terms).collect()
     }
 }
 
@@ -420,16 +505,17 @@ const PART_TYPES: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
 
 fn catalog_specs() -> Vec<Spec> {
     let mut specs = Vec::new();
-    for &(operands, d, promote) in TYPES {
+    let types = TYPES.iter().map(|&types| (types, 1)).chain([((DType::Bf16, DType::F32, true), F32_TERMS)]);
+    for ((operands, d, promote), terms) in types {
         let majors = [[Major::Depth, Major::Depth], [Major::Depth, Major::Rows], [Major::Rows, Major::Depth], [Major::Rows, Major::Rows]];
-        let majors = if matches!(operands, DType::Bf16 | DType::F16) { &majors[..] } else { &majors[..1] };
+        let majors = if matches!(operands, DType::Bf16 | DType::F16) && terms == 1 { &majors[..] } else { &majors[..1] };
         let keep = if promote { Keep::Promoted } else { Keep::InPlace };
         let exact = d == DType::I32;
         let epilogue = EpilogueSpec { stores_d: false, exact, ..EpilogueSpec::plain(OperandSpec { dtype: d, walk: Walk::Row }) };
         for (shape, &majors) in SHAPES.iter().flat_map(|shape| majors.iter().map(move |major| (shape, major))) {
             let ways = [(Out::Tma, false), (Out::Tma, true), (Out::Rows, false), (Out::Rows, true), (Out::Direct, false)];
             for (out, swap_ab) in ways {
-                let given = Given { a: operands, b: operands, majors, keep, scaled: [Scaled::No; 2], out, swap_ab };
+                let given = Given { a: operands, b: operands, majors, terms, keep, scaled: [Scaled::No; 2], out, swap_ab };
                 let elements = EpilogueSpec { stores_d: true, d: OperandSpec::strided(d), ..epilogue.clone() };
                 specs.extend(given.spec(shape, if out == Out::Direct { elements } else { epilogue.clone() }));
                 specs.extend(given.in_parts(shape).filter(|_| out == Out::Direct));
@@ -459,7 +545,7 @@ pub(crate) fn sums() -> Vec<KernelRef> {
         for (shape, majors) in SUM_SHAPES.iter().flat_map(|&shape| majors.map(|majors| (&SHAPES[shape], majors))) {
             for out in [Out::Tma, Out::Rows] {
                 let scaled = [Scaled::No; 2];
-                let given = Given { a: operands, b: operands, majors, keep: Keep::InPlace, scaled, out, swap_ab: false };
+                let given = Given { a: operands, b: operands, majors, terms: 1, keep: Keep::InPlace, scaled, out, swap_ab: false };
                 specs.extend(given.spec(shape, epilogue.clone()));
             }
         }
@@ -473,6 +559,7 @@ struct Given {
     a: DType,
     b: DType,
     majors: [Major; 2],
+    terms: u32,
     keep: Keep,
     scaled: [Scaled; 2],
     out: Out,
@@ -484,6 +571,7 @@ impl Given {
     fn spec(self, shape: &Shape, epilogue: EpilogueSpec) -> Option<Spec> {
         let result = match (self.out, epilogue.d.dtype.bytes()) {
             (Out::Tma, 2) => HALVES,
+            (Out::Tma, _) if self.terms > 1 => WORDS | TERMS,
             (Out::Tma, _) => WORDS,
             (Out::Rows, _) => LINES,
             (Out::Direct | Out::Scattered, _) => ELEMENTS,
@@ -505,8 +593,8 @@ impl Given {
     }
 
     fn shaped(self, shape: &Shape, split: Split, epilogue: EpilogueSpec) -> Spec {
-        let Given { a, b, majors, keep, scaled, out, swap_ab } = self;
-        Spec { main: MainLoopSpec { tile: shape.tile, a, b, majors, stages: 2, keep }, split, scaled, out, swap_ab, epilogue }
+        let Given { a, b, majors, terms, keep, scaled, out, swap_ab } = self;
+        Spec { main: MainLoopSpec { tile: shape.tile, a, b, majors, terms, stages: 2, keep }, split, scaled, out, swap_ab, epilogue }
     }
 }
 
@@ -556,8 +644,8 @@ impl Wgmma {
     }
 
     /// The copies to be made of the operands of a view.
-    fn repacks(&self, view: &View) -> [Option<&Repack>; 2] {
-        let [a, b] = self.repacks.each_ref().map(Option::as_ref);
+    fn copies(&self, view: &View) -> [Option<&Copy>; 2] {
+        let [a, b] = self.copies.each_ref().map(Option::as_ref);
         if view.swap_ab { [b, a] } else { [a, b] }
     }
 
@@ -576,6 +664,7 @@ impl Wgmma {
             a: a.dtype,
             b: b.dtype,
             majors: [&a, &b].map(View::major),
+            terms: view.terms,
             out,
             swap_ab: transposed,
         })
@@ -630,12 +719,18 @@ impl Wgmma {
     }
 }
 
-fn operand_map(decl: MapDecl, matrix: &Matrix, rows: u32, depth: u32, batch: u32) -> MapSpec {
+/// The map of an operand of a view; its terms are further matrices of the batch.
+fn operand_map(decl: MapDecl, matrix: &Matrix, [rows, depth]: [u32; 2], view: &View) -> MapSpec {
     let bytes = u64::from(decl.ty.bytes());
     let leading = matrix.leading_dimension().unwrap_or(1) * bytes;
     let contiguous_depth = View::major(matrix) == Major::Depth;
     let dims = if contiguous_depth { [u64::from(depth), u64::from(rows)] } else { [u64::from(rows), u64::from(depth)] };
     let stride = matrix.batch_strides.first().copied().unwrap_or(0) * bytes;
-    let (batches, batch_stride) = if stride == 0 { (1, leading.max(16)) } else { (u64::from(batch), stride) };
-    matrix_map(decl, [dims[0], dims[1], batches], [leading, batch_stride])
+    // Behind the one matrix of an operand that all share lies, if any, its next term.
+    let (batches, batch_stride) = match stride {
+        0 if view.terms > 1 => (1, u64::from(rows) * leading),
+        0 => (1, leading.max(16)),
+        _ => (u64::from(view.batch), stride),
+    };
+    matrix_map(decl, [dims[0], dims[1], batches * u64::from(view.terms)], [leading, batch_stride])
 }

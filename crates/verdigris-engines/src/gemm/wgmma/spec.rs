@@ -45,6 +45,7 @@ impl fmt::Display for Spec {
             (main.keep == Keep::Halves, "_f16sum"),
             (self.split == Split::Fixup, "_split"),
             (main.promotes(), "_promote"),
+            (main.terms > 1, "_terms"),
             (self.swap_ab, "_turned"),
             (self.out == Out::Rows, "_rows"),
         ] {

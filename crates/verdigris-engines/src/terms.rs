@@ -1,10 +1,10 @@
-//! Copies that change values: operands as sums of 16-bit terms, and activations behind their prologue.
+//! Copies that change values: operands as sums of 16-bit terms, and activations behind their prologue. Convolutions and products share them.
 //!
 //! **What.** `v = prologue(x)`, written as `terms` numbers of the type that the tensor cores take: `t₀ = round(v)`, `t₁ = round(v − t₀)`,
 //! `t₂ = round(v − t₀ − t₁)`. A product is then a sum of products of terms, formed one after the other in the depth, those of the smallest
 //! size first. An f32 value of 2⁻¹⁰⁹ and more is three bf16 terms exactly, a smaller one to 2⁻¹³⁴, half of the least bf16; of the nine products, the three that
 //! are left out are below 2⁻²³ of the product. Two terms, and three products, are short of it by 2⁻¹⁶, where tf32 is short by 2⁻¹¹. 8-bit floats are bf16 values as they are.
-//! The copy has its channels last, whatever the order of the source.
+//! The copy of a tensor has its channels last, that of a matrix its depth, whatever the order of the source.
 //! **Cost.** The operand is read once and each term written once.
 //! **Numbers.** What is not finite stands in the last term, behind a first one of 1 with its sign: the last terms are multiplied by first terms
 //! alone, so that an infinity meets no zero but a factor that is one, and what comes of it has the right sign. The last term lies in front of the
@@ -45,6 +45,18 @@ enum Walk {
     Single,
     /// Apart: a tile goes through shared memory.
     Across,
+}
+
+impl Walk {
+    /// That of a source in lines.
+    fn of(source: &Matrix) -> Walk {
+        let even = source.batch_strides.iter().chain([&source.row_stride]).all(|stride| stride.is_multiple_of(2));
+        match source.column_stride {
+            1 if even => Walk::Pairs,
+            1 => Walk::Single,
+            _ => Walk::Across,
+        }
+    }
 }
 
 /// Everything that shapes a kernel.
@@ -88,7 +100,7 @@ impl Spec {
 }
 
 /// The kernels without a prologue.
-pub(super) fn catalog() -> impl Iterator<Item = KernelRef> {
+pub(crate) fn catalog() -> impl Iterator<Item = KernelRef> {
     let kinds = [(DType::F32, 3), (DType::F32, 2), (DType::E4m3, 1), (DType::E5m2, 1)];
     kinds.into_iter().flat_map(|(from, terms)| {
         [Walk::Pairs, Walk::Single, Walk::Across]
@@ -98,7 +110,7 @@ pub(super) fn catalog() -> impl Iterator<Item = KernelRef> {
 
 /// A copy to be made of an operand, in lines of channels.
 #[derive(Clone, Debug)]
-pub(super) struct Terms {
+pub(crate) struct Terms {
     source: Matrix,
     packed: Matrix,
     spec: Spec,
@@ -112,7 +124,7 @@ pub(super) struct Terms {
 impl Terms {
     /// The copy of an operand as `terms` tensors of `to`, one behind the other, each as [`packed_tensor`] places it along dim 1 and in `order`.
     /// `through`: the problem whose prologue the operand passes through.
-    pub(super) fn of_tensor(
+    pub(crate) fn of_tensor(
         source: &Tensor,
         to: DType,
         terms: u32,
@@ -123,12 +135,7 @@ impl Terms {
         let packed = packed_tensor(&Tensor { dtype: to, ..source.clone() }, extents, 1, order);
         let lines = Lines::of(source, &packed, extents, order);
         let [source, packed] = lines.matrices([source, &packed], [source.strides[1], 1]);
-        let even = source.batch_strides.iter().chain([&source.row_stride]).all(|stride| stride.is_multiple_of(2));
-        let walk = match source.column_stride {
-            1 if even => Walk::Pairs,
-            1 => Walk::Single,
-            _ => Walk::Across,
-        };
+        let walk = Walk::of(&source);
         let prologue = through.map_or(PrologueSpec::none(source.dtype), PrologueSpec::of);
         let args = through.filter(|_| !prologue.is_empty()).map(|problem| prologue.arguments(problem));
         let spec = Spec { from: source.dtype, to, terms, walk, prologue };
@@ -136,23 +143,53 @@ impl Terms {
     }
 
     fn term_bytes(&self) -> u64 {
-        self.batch.iter().product::<u64>() * self.lines * self.packed.row_stride * self.spec.to.bytes() as u64
+        self.matrices() * self.lines * self.packed.row_stride * self.spec.to.bytes() as u64
+    }
+
+    /// The copy of an operand of `rows` by `depth` as `terms` stacks of matrices of `to`, one behind the other: each has one matrix for each of the
+    /// batch that the operand has one for, and its rows are lines.
+    pub(crate) fn of_matrix(source: &Matrix, to: DType, terms: u32, [rows, depth]: [u64; 2], batch: &[u64]) -> Terms {
+        // Lines that TMA maps, of whole segments but for those that padding would multiply.
+        let pitch = depth.next_multiple_of(if depth < 64 { 16 / to.bytes() as u64 } else { 64 });
+        let batch: Vec<u64> =
+            batch.iter().zip(&source.batch_strides).map(|(&extent, &stride)| if stride == 0 { 1 } else { extent }).collect();
+        let mut matrices = 1;
+        let mut batch_strides = vec![0; batch.len()];
+        for ((packed, &extent), &stride) in batch_strides.iter_mut().zip(&batch).zip(&source.batch_strides).rev() {
+            if stride != 0 {
+                *packed = matrices * rows * pitch;
+                matrices *= extent;
+            }
+        }
+        let packed = Matrix { dtype: to, row_stride: pitch, column_stride: 1, batch_strides, ..source.clone() };
+        let spec = Spec { from: source.dtype, to, terms, walk: Walk::of(source), prologue: PrologueSpec::none(source.dtype) };
+        Terms { source: source.clone(), packed, spec, lines: rows, length: depth, batch, prologue: None }
+    }
+
+    /// A term of a matrix as it lies in the copy. Its slot is that of the operand, and means nothing.
+    pub(crate) fn packed(&self) -> &Matrix {
+        &self.packed
+    }
+
+    /// Matrices of one term.
+    pub(crate) fn matrices(&self) -> u64 {
+        self.batch.iter().product()
     }
 
     /// The size of the copy.
-    pub(super) fn scratch_bytes(&self) -> u64 {
+    pub(crate) fn scratch_bytes(&self) -> u64 {
         u64::from(self.spec.terms) * self.term_bytes()
     }
 
     /// What the copy asks.
-    pub(super) fn work(&self) -> Stream {
+    pub(crate) fn work(&self) -> Stream {
         let bytes = self.spec.from.bytes() as f64 + self.spec.to.bytes() as f64 * f64::from(self.spec.terms);
-        let elements = self.batch.iter().product::<u64>() as f64 * self.lines as f64 * self.length as f64;
+        let elements = self.matrices() as f64 * self.lines as f64 * self.length as f64;
         Stream::new(if self.spec.walk == Walk::Across { Traffic::Transposed } else { Traffic::Lines }, elements * bytes)
     }
 
     /// The launches that make the copy at `scratch`.
-    pub(super) fn launches(&self, source: Address, scratch: Address) -> Vec<Launch> {
+    pub(crate) fn launches(&self, source: Address, scratch: Address) -> Vec<Launch> {
         let (from_bytes, to_bytes) = (self.spec.from.bytes() as u64, self.spec.to.bytes() as u64);
         let across = self.spec.walk == Walk::Across;
         let pieces = if across { self.length.div_ceil(u64::from(self.spec.tile_channels())) } else { self.length.div_ceil(2) };
@@ -244,7 +281,7 @@ struct Pair<'k> {
 }
 
 /// Where term `term` of so many lies among the copies.
-pub(super) fn place(term: u32, terms: u32) -> u32 {
+pub(crate) fn place(term: u32, terms: u32) -> u32 {
     (term + 1) % terms
 }
 
