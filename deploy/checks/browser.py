@@ -17,7 +17,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from . import Skipped, program
+from . import Skipped, program, traces
 from .live import Exporter, Prometheus, exposition_findings, scraped
 from .promql import metrics_of
 
@@ -138,8 +138,10 @@ def service(tree, chromium, words, request):
 
 
 def demo(tree, chromium, words):
-    """The demo, whose page stays."""
-    with Running([tree.verdigris, *words], VERDIGRIS_METRICS="127.0.0.1:0") as running:
+    """The demo, whose page stays; its trace is held against the importer's rules, and has the device's spans."""
+    folder = tempfile.TemporaryDirectory()
+    path = Path(folder.name) / "trace.json"
+    with folder, Running([tree.verdigris, *words], VERDIGRIS_METRICS="127.0.0.1:0", VERDIGRIS_TRACE=str(path)) as running:
         url = running.wait_for(r"the page stays at (http://\S+) until ctrl-c")[1]
         text = open_page(tree, chromium, url, "metrics-page.png")
         wanted = [r"verdigris_plans_total\{[^}]*\}", r"verdigris_executions_total\{[^}]*\}", r"verdigris_device_seconds_count\{[^}]*\}"]
@@ -147,6 +149,10 @@ def demo(tree, chromium, words):
         code = running.end()
         if code != 0:
             findings.append(f"it ended with {code} on ctrl-c")
+        trace = traces.load(path)
+        findings += [f"its trace: {finding}" for finding in traces.findings_of(trace)[0][:20]]
+        engines = {event["args"].get("engine") for event in trace if event["ph"] == "X"}
+        findings += [f"its trace has no span of {engine}" for engine in ("cpu.conv.gemm", "cpu.pointwise") if engine not in engines]
     return [f"VERDIGRIS_METRICS=9464 {' '.join(words)}: {finding}" for finding in findings]
 
 
