@@ -6,12 +6,14 @@
 Each mistake is planted in a copy of the tree. Tests of a program that is not installed are skipped, with its name.
 """
 
+import gzip
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 import unittest
 from pathlib import Path
 
@@ -64,7 +66,10 @@ class Planted(unittest.TestCase):
         self.root = Path(folder.name)
         for name in ("deploy", "docs"):
             shutil.copytree(ROOT / name, self.root / name, ignore=shutil.ignore_patterns("__pycache__", "performance"))
-        for name in ("Cargo.toml", "LICENSE-MIT", "LICENSE-APACHE"):
+        tests = {test.partition("::")[0] for row in tomllib.loads((ROOT / "deploy/failures.toml").read_text())["failure"] for test in row["tests"]}
+        traces = {path.relative_to(ROOT) for path in (ROOT / "bench/record").glob("**/*trace*.json.gz")}
+        for name in {"Cargo.toml", "LICENSE-MIT", "LICENSE-APACHE", "README.md"} | tests | traces:
+            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, self.root / name)
 
     def plant(self, name, old, new, count=1):
@@ -310,13 +315,111 @@ class Planted(unittest.TestCase):
         self.plant("docs/runbook.md", "](../deploy/README.md)", "](../deploy/READYOU.md)")
         self.find("links", "READYOU.md leads to nothing")
 
+    # From a failure to the command that finds it.
+
+    FAILURES = "deploy/failures.toml"
+
+    def test_a_failure_whose_test_is_gone(self):
+        self.plant("crates/verdigris/tests/observe.rs", "fn a_hang_is_seen_and_nothing_waits_for_it()", "fn a_hang_is_seen()")
+        self.find("failures", "F4 hang: there is no test crates/verdigris/tests/observe.rs::a_hang_is_seen_and_nothing_waits_for_it")
+
+    def test_a_failure_whose_test_is_none_any_more(self):
+        self.plant("crates/verdigris/tests/guards.rs", "#[test]\nfn runs_that_differ", "fn runs_that_differ")
+        self.find("failures", "F5 results that differ between runs: there is no test")
+
+    def test_a_metric_that_no_test_of_its_failure_looks_at(self):
+        self.plant(self.FAILURES, 'metrics = ["verdigris_overdue_executions"]', 'metrics = ["verdigris_pool_grown_total"]')
+        self.find("failures", "none of its tests looks at `verdigris_pool_grown_total`")
+
+    def test_an_alert_that_looks_at_other_metrics(self):
+        self.plant(self.FAILURES, 'alerts = ["VerdigrisExecutionOverdue"]', 'alerts = ["VerdigrisXid"]')
+        self.find("failures", "VerdigrisXid looks at none of the metrics that move")
+
+    def test_an_error_that_is_no_kind(self):
+        self.plant(self.FAILURES, 'error = "driver_old"', 'error = "driver_ancient"')
+        self.find("failures", "`driver_ancient` is no kind")
+
+    def test_a_command_that_its_section_of_the_runbook_does_not_have(self):
+        self.plant("docs/runbook.md", "dmesg | grep -i xid", "dmesg")
+        self.find("failures", "the runbook's section does not have `dmesg | grep -i xid`")
+
+    def test_a_measure_that_stands_nowhere(self):
+        self.plant("docs/telemetry.md", "| M7 batch", "| M70 batch")
+        self.find("measures", "has no row for M7")
+
+    def test_a_measure_of_a_metric_that_does_not_exist(self):
+        self.plant("docs/telemetry.md", "| `verdigris_serve_rows_total`", "| `verdigris_serve_lines_total`")
+        self.find("measures", "M7: there is no metric `verdigris_serve_lines_total`")
+
+    # Traces.
+
+    def change_trace(self, change):
+        path = next(self.root.glob("bench/record/**/*trace*.json.gz"))
+        events = json.loads(gzip.decompress(path.read_bytes()))
+        change(events)
+        path.write_bytes(gzip.compress(json.dumps(events).encode()))
+
+    def test_traces_that_an_importer_would_complain_of(self):
+        first = lambda events, phase: next(event for event in events if event["ph"] == phase)  # noqa: E731
+        mistakes = {
+            "crosses event": lambda events: first(events, "X").update(dur=first(events, "X")["dur"] + 30),
+            "dur is a number": lambda events: first(events, "X").update(dur=-1),
+            "ts is a number": lambda events: first(events, "X").update(ts="soon"),
+            "it ends what never began": lambda events: events.append({**first(events, "E"), "ts": 1e12}),
+            "it comes before the one": lambda events: [event for event in events if event["ph"] == "E"][-1].update(ts=1.0),
+            "the scope of an instant": lambda events: first(events, "i").update(s="x"),
+            "whole numbers of 32 bits": lambda events: first(events, "X").update(tid="one"),
+            "metadata that nobody reads": lambda events: first(events, "M").update(name="process_nam"),
+            "it has no name": lambda events: first(events, "X").update(name=""),
+        }
+        for said, change in mistakes.items():
+            with self.subTest(said):
+                saved = {path: path.read_bytes() for path in self.root.glob("bench/record/**/*trace*.json.gz")}
+                self.change_trace(change)
+                self.find("traces", said)
+                for path, content in saved.items():
+                    path.write_bytes(content)
+
+    def test_a_trace_that_was_cut_off(self):
+        path = next(self.root.glob("bench/record/**/*trace*.json.gz"))
+        path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:-100]))
+        self.find("traces", path.name)
+
+    def test_a_picture_of_another_trace(self):
+        self.plant("docs/operations/step-trace.svg", "batch_norm: ", "batch_norm: about ")
+        self.find("trace-picture", "is not what")
+
+    # README's commands.
+
+    def test_a_page_that_ends_before_anybody_opens_it(self):
+        self.plant("README.md", "demo digits --hold", "demo digits")
+        self.find("browser", "the command lacks --hold")
+
+    def test_a_command_that_readme_has_no_more(self):
+        self.plant("README.md", "-- serve --demo", "-- run --demo")
+        self.find("browser", "README.md has no command `cargo run --release --bin verdigris -- serve")
+
+    def test_a_program_that_ends_before_it_serves(self):
+        program = self.root / "program"
+        program.write_text("#!/bin/sh\necho no such option\nexit 2\n")
+        program.chmod(0o755)
+        self.find("browser", "it ended with 2 and said: no such option", "--verdigris", str(program))
+
     def test_a_licence_that_nobody_allowed(self):
         for name in ("crates", "xtask"):
             shutil.copytree(ROOT / name, self.root / name, ignore=shutil.ignore_patterns("__pycache__", "target", "tests", "python"))
         for name in ("Cargo.lock", "deny.toml"):
             shutil.copy(ROOT / name, self.root / name)
         self.plant("deny.toml", '    "ISC",', '    # "ISC",')
-        self.find("supply-chain", "failed to satisfy license requirements")
+        self.find("supply-chain", "deny.toml does not allow `ISC`")
+
+    def test_a_crate_that_is_banned(self):
+        for name in ("crates", "xtask"):
+            shutil.copytree(ROOT / name, self.root / name, ignore=shutil.ignore_patterns("__pycache__", "target", "tests", "python"))
+        for name in ("Cargo.lock", "deny.toml"):
+            shutil.copy(ROOT / name, self.root / name)
+        self.plant("deny.toml", 'crate = "openssl-sys"', 'crate = "libloading"')
+        self.find("supply-chain", "no C library of the system")
 
     # The exporter.
 

@@ -20,6 +20,8 @@ class Tree:
     metrics: Path
     scrape: str | None = None
     verdigris: Path | None = None
+    # Where screenshots are left.
+    pictures: Path | None = None
     # Seconds that a program may take.
     patience_seconds: int = 900
     cache: dict = field(default_factory=dict)

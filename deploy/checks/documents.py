@@ -1,6 +1,5 @@
-"""Checks of what stands beside the manifests: unit, container, commands in texts, the runbook, links, cargo-deny."""
+"""Checks of what stands beside the manifests: unit, container, commands in texts, the runbook, links."""
 
-import json
 import re
 import tempfile
 from pathlib import Path
@@ -183,12 +182,3 @@ def links(tree):
                 findings.append(f"{page}: {target}: there is no such heading")
     return f"{count} links", findings
 
-
-def supply_chain(tree):
-    """cargo-deny: licences, bans and sources of what Cargo.lock names. (Advisories need a network: README.md, "Supply chain".)"""
-    deny = program("cargo-deny", package="cargo install cargo-deny --locked")
-    code, output = tree.run(deny, "--format", "json", "--locked", "check", "licenses", "bans", "sources", cwd=tree.root)
-    said = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-    errors = [one["fields"]["message"] for one in said if one.get("fields", {}).get("severity") == "error"]
-    warnings = sum(one.get("fields", {}).get("severity") == "warning" for one in said)
-    return f"licences, bans, sources; {warnings} warnings", (errors or [output.strip()[-2000:]]) if code != 0 else []

@@ -3,6 +3,9 @@
 //! A record is a file of JSON lines, as `canary --json`, `tune --json` and `tune --record` write them: rows are matched by suite, class, problem and
 //! element type, and of rows that stand in a file several times the last one counts. For a roll-out: the same list on the same machine with the build that
 //! runs and with the one that shall run. The exit code is 1 where the gate is shut.
+//!
+//! `--workload FILE` judges what an application ran (`VERDIGRIS_RECORD`, measured by `tune workload FILE`): each problem of the list has to stand in both records,
+//! and the mean is that of the application's own time, each problem as often as it ran.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,6 +14,10 @@ use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use serde_json::Value;
 
+use verdigris::explain::describe;
+use verdigris::observe::read_workload;
+
+use crate::tune::{WORKLOAD, dtype_of};
 use verdigris_cli::table::{self, Align, alarm};
 use verdigris_cli::{Verdict, say};
 
@@ -30,6 +37,9 @@ pub(crate) struct Arguments {
     /// Rows that differ by no more microseconds than this are as fast as before.
     #[arg(long, default_value_t = 1.0, value_name = "US")]
     noise_us: f64,
+    /// Judge the problems that an application ran, as `VERDIGRIS_RECORD` wrote them and `tune workload` measured them, each as often as it ran.
+    #[arg(long, value_name = "FILE")]
+    workload: Option<PathBuf>,
     /// Print the rows and the verdict as JSON.
     #[arg(long)]
     json: bool,
@@ -88,7 +98,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         }
     }
     let (old, new) = (record(&arguments.old)?, record(&arguments.new)?);
-    let (rows, summary) = compare(&old, &new, arguments);
+    let ran = arguments.workload.as_deref().map(executions).transpose()?;
+    let (rows, summary) = compare(&old, &new, arguments, ran.as_ref());
     if arguments.json {
         say!("{}", serde_json::to_string_pretty(&serde_json::json!({ "rows": rows, "summary": summary }))?);
     } else {
@@ -127,9 +138,30 @@ fn record(path: &Path) -> Result<BTreeMap<Name, Timed>> {
     Ok(rows)
 }
 
-fn compare(old: &BTreeMap<Name, Timed>, new: &BTreeMap<Name, Timed>, limits: &Arguments) -> (Vec<Compared>, Summary) {
+/// How often an application ran each problem, by what `tune workload` calls it and by its element type. A problem that was planned and not run yet counts
+/// as run once.
+type Ran = BTreeMap<(String, String), u64>;
+
+fn executions(path: &Path) -> Result<Ran> {
+    let mut ran = Ran::new();
+    for entry in read_workload(path)? {
+        let name = describe(&entry.problem);
+        *ran.entry((name, dtype_of(&entry.problem)?)).or_default() += entry.executions.max(1);
+    }
+    if ran.is_empty() {
+        bail!("{} names no problem", path.display());
+    }
+    Ok(ran)
+}
+
+fn compare(old: &BTreeMap<Name, Timed>, new: &BTreeMap<Name, Timed>, limits: &Arguments, ran: Option<&Ran>) -> (Vec<Compared>, Summary) {
     let mut rows = Vec::new();
-    for (name, before) in old {
+    let times_run = |name: &Name| match ran {
+        None => Some(1),
+        Some(ran) if name.class == WORKLOAD => ran.get(&(name.problem.clone(), name.dtype.clone())).copied(),
+        Some(_) => None,
+    };
+    for (name, before) in old.iter().filter(|(name, _)| times_run(name).is_some()) {
         let now = new.get(name);
         let (old_us, new_us) = (before.us, now.and_then(|now| now.us));
         let ratio = old_us.zip(new_us).map(|(old, new)| old / new);
@@ -145,8 +177,14 @@ fn compare(old: &BTreeMap<Name, Timed>, new: &BTreeMap<Name, Timed>, limits: &Ar
         let is_other_engine = now.is_some_and(|now| now.engines != before.engines);
         rows.push(Compared { name: name.clone(), old_us, new_us, ratio, is_other_engine, trouble });
     }
-    let logs: Vec<f64> = rows.iter().filter_map(|row| row.ratio).map(f64::ln).collect();
-    let mean = (!logs.is_empty()).then(|| (logs.iter().sum::<f64>() / logs.len() as f64).exp());
+    for (problem, dtype) in ran.into_iter().flat_map(BTreeMap::keys) {
+        if !rows.iter().any(|row: &Compared| (&row.name.problem, &row.name.dtype) == (problem, dtype)) {
+            let name = Name { suite: "tune".to_owned(), class: WORKLOAD.to_owned(), problem: problem.clone(), dtype: dtype.clone() };
+            let trouble = Some("it is not in the old record".to_owned());
+            rows.push(Compared { name, old_us: None, new_us: None, ratio: None, is_other_engine: false, trouble });
+        }
+    }
+    let mean = if ran.is_some() { mean_of_time(&rows, &times_run) } else { mean_of_rows(&rows) };
     let shut_by = rows.iter().filter(|row| row.trouble.is_some()).count();
     let summary = Summary {
         rows: rows.len(),
@@ -157,6 +195,19 @@ fn compare(old: &BTreeMap<Name, Timed>, new: &BTreeMap<Name, Timed>, limits: &Ar
         is_open: shut_by == 0 && mean.is_some_and(|mean| mean >= limits.mean),
     };
     (rows, summary)
+}
+
+/// The geometric mean of the rows' ratios.
+fn mean_of_rows(rows: &[Compared]) -> Option<f64> {
+    let logs: Vec<f64> = rows.iter().filter_map(|row| row.ratio).map(f64::ln).collect();
+    (!logs.is_empty()).then(|| (logs.iter().sum::<f64>() / logs.len() as f64).exp())
+}
+
+/// Old time over new time of all that was run.
+fn mean_of_time(rows: &[Compared], times_run: &impl Fn(&Name) -> Option<u64>) -> Option<f64> {
+    let timed = rows.iter().filter_map(|row| Some((times_run(&row.name)? as f64, row.old_us?, row.new_us?)));
+    let (old_us, new_us) = timed.fold((0.0, 0.0), |(old, new), (times, old_us, new_us)| (old + times * old_us, new + times * new_us));
+    (new_us > 0.0).then(|| old_us / new_us)
 }
 
 fn print(rows: &[Compared], summary: &Summary, limits: &Arguments) {

@@ -4,6 +4,7 @@
 mod canary;
 mod demo;
 mod doctor;
+mod ending;
 mod gate;
 mod matrix;
 mod run;
@@ -14,9 +15,13 @@ mod tune;
 
 use std::process::ExitCode;
 
+use anyhow::ensure;
 use clap::{Parser, Subcommand};
 use verdigris::Config;
 use verdigris_cli::{Verdict, exit_code, inspect, telemetry};
+use verdigris_telemetry::Guard;
+
+use ending::Ending;
 
 /// Deep-learning primitives for NVIDIA GPUs.
 #[derive(Parser)]
@@ -24,6 +29,9 @@ use verdigris_cli::{Verdict, exit_code, inspect, telemetry};
 struct Arguments {
     #[command(subcommand)]
     command: Command,
+    /// Keep the page of metrics that VERDIGRIS_METRICS names when the work is done, until ctrl-c.
+    #[arg(long, global = true)]
+    hold: bool,
 }
 
 #[derive(Subcommand)]
@@ -52,18 +60,35 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    exit_code("verdigris", run_command(Arguments::parse().command))
+    let arguments = Arguments::parse();
+    exit_code("verdigris", run_command(arguments.command, arguments.hold))
 }
 
-fn run_command(command: Command) -> anyhow::Result<Verdict> {
+fn run_command(command: Command, hold: bool) -> anyhow::Result<Verdict> {
     // These run nothing, and a wrong variable is theirs to tell.
-    let _telemetry = match &command {
+    let telemetry = match &command {
         Command::Doctor(_) | Command::Inspect(_) | Command::Gate(_) | Command::Matrix(_) | Command::ServeMetrics(_) => None,
         // It shows its metrics itself.
         #[cfg(feature = "serve")]
         Command::Serve(_) => None,
         _ => telemetry::install(&Config::from_environment()?)?,
     };
+    let page = telemetry.as_ref().and_then(Guard::prometheus_address);
+    // Before the work, which may be long.
+    ensure!(
+        !hold || page.is_some(),
+        "--hold keeps the page of metrics, and this command has none: one that computes has it with VERDIGRIS_METRICS=9464, `serve` and `serve-metrics` stay by themselves"
+    );
+    let verdict = carry_out(command)?;
+    if let (true, Some(page)) = (hold, page) {
+        let ending = Ending::watch()?;
+        eprintln!("done; the page stays at http://{page}/metrics until ctrl-c");
+        eprintln!("ended by {}", ending.wait());
+    }
+    Ok(verdict)
+}
+
+fn carry_out(command: Command) -> anyhow::Result<Verdict> {
     match command {
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Demo(arguments) => demo::run(&arguments),

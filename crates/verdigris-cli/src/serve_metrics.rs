@@ -6,11 +6,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use metrics::{Key, Label, Level, Metadata, Recorder};
 use verdigris_telemetry::nvml::{Collector, DeviceNames};
 use verdigris_telemetry::{Bounds, Exporter, ListenAddress, Registry};
 
+use crate::ending::Ending;
 use verdigris_cli::{Verdict, say};
 
 /// Options of `serve-metrics`.
@@ -46,11 +47,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         return Ok(Verdict::Good);
     }
     // Signals are taken before anybody is told that we are here.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().context("no thread to wait for signals")?;
-    let end = {
-        let _inside = runtime.enter();
-        end()?
-    };
+    let ending = Ending::watch()?;
     let exporter = Exporter::start(registry, arguments.listen)?;
     say!("metrics on http://{}/metrics", exporter.address());
     if !arguments.listen.is_loopback() {
@@ -59,34 +56,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     if let Some(reason) = missing {
         say!("  without devices: {reason}; looked for again every ten seconds");
     }
-    let signal = runtime.block_on(end);
+    let signal = ending.wait();
     drop(exporter);
     drop(collector);
     say!("ended by {signal}");
     Ok(Verdict::Good)
-}
-
-/// Waits for whoever ends this process in good order.
-#[cfg(unix)]
-fn end() -> Result<impl Future<Output = &'static str>> {
-    use tokio::signal::unix::{SignalKind, signal};
-
-    let take = |kind| signal(kind).context("signals cannot be taken");
-    let (mut terminate, mut interrupt) = (take(SignalKind::terminate())?, take(SignalKind::interrupt())?);
-    Ok(async move {
-        tokio::select! {
-            _ = terminate.recv() => "SIGTERM",
-            _ = interrupt.recv() => "SIGINT",
-        }
-    })
-}
-
-/// Waits for whoever ends this process in good order.
-#[cfg(not(unix))]
-fn end() -> Result<impl Future<Output = &'static str>> {
-    Ok(async {
-        // Where ctrl-c cannot be waited for, the process ends by it all the same.
-        let _ = tokio::signal::ctrl_c().await;
-        "ctrl-c"
-    })
 }

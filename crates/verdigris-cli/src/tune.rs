@@ -220,12 +220,19 @@ impl Graphs {
     }
 }
 
+/// The class of rows that are problems of a workload.
+pub(crate) const WORKLOAD: &str = "workload";
+
+/// The element type that rows of a problem have: that of its first operand.
+pub(crate) fn dtype_of(problem: &Problem) -> Result<String> {
+    Ok(problem.buffers()?.first().map_or_else(|| "-".to_owned(), |operand| operand.dtype.to_string()))
+}
+
 impl Workload {
     fn tasks(&self) -> Result<Vec<Task>> {
         let task = |entry: Entry| {
-            let dtype = entry.problem.buffers()?.first().map_or_else(|| "-".to_owned(), |operand| operand.dtype.to_string());
-            let name = describe(&entry.problem);
-            Ok(Task { class: "workload".to_owned(), dtype, name, problem: entry.problem, limits: Limits::default() })
+            let (dtype, name) = (dtype_of(&entry.problem)?, describe(&entry.problem));
+            Ok(Task { class: WORKLOAD.to_owned(), dtype, name, problem: entry.problem, limits: Limits::default() })
         };
         read_workload(&self.file)?.into_iter().map(task).collect()
     }

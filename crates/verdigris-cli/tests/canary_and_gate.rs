@@ -96,3 +96,50 @@ fn what_cannot_be_judged_is_told() {
         assert!(done.status.code() == Some(2) && text(&done.stderr).contains(told), "{arguments:?}: {}", text(&done.stderr));
     }
 }
+
+/// A workload weighs problems by the application's own time: the same two records open the gate or shut it by what ran how often.
+#[test]
+fn a_workload_says_what_is_judged_and_how_much_it_counts() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    let text_of = |name: &str| at(name).to_str().expect("a path").to_owned();
+    let (mut words, mut names) = (Vec::new(), Vec::new());
+    for m in [64, 128] {
+        let problem = verdigris_graph::GemmProblem::packed(m, 64, 64, verdigris_tensor::DType::F32, verdigris_tensor::DType::F32);
+        let problem = verdigris_graph::Problem::Gemm(problem.expect("a plain product"));
+        names.push(verdigris::explain::describe(&problem));
+        words.push(problem.to_string());
+    }
+    let row = |class: &str, name: &str, us: f64| {
+        serde_json::json!({ "suite": "tune", "class": class, "problem": name, "dtype": "f32", "us": us, "engine": "e", "knobs": "k" })
+            .to_string()
+    };
+    // The first became faster, the second slower, and what the application never ran far slower.
+    write(&at("old"), &[row("workload", &names[0], 100.0), row("workload", &names[1], 100.0), row("square", "other", 10.0)]);
+    write(&at("new"), &[row("workload", &names[0], 50.0), row("workload", &names[1], 108.0), row("square", "other", 90.0)]);
+    let gate = |counts: [u64; 2]| {
+        let lines: Vec<String> =
+            counts.iter().zip(&words).filter(|(count, _)| **count > 0).map(|(count, words)| format!("{count}\t{words}")).collect();
+        std::fs::write(at("workload"), lines.join("\n") + "\n").expect("writes");
+        let done = verdigris(&["gate", &text_of("old"), &text_of("new"), "--workload", &text_of("workload"), "--json"]);
+        let report: serde_json::Value = serde_json::from_slice(&done.stdout).unwrap_or_else(|_| panic!("{}", text(&done.stderr)));
+        (done.status.code(), report["summary"]["rows"].as_u64(), report["summary"]["mean"].as_f64().expect("a mean"))
+    };
+    let near = |mean: f64, wanted: f64| assert!((mean - wanted).abs() < 1e-9, "{mean} {wanted}");
+    let (code, rows, mean) = gate([10, 1]);
+    near(mean, 1100.0 / 608.0);
+    assert_eq!((code, rows), (Some(0), Some(2)));
+    let (code, rows, mean) = gate([1, 100]);
+    near(mean, 10_100.0 / 10_850.0);
+    assert_eq!((code, rows), (Some(1), Some(2)), "the application is slower as a whole");
+    let (code, rows, mean) = gate([5, 0]);
+    near(mean, 2.0);
+    assert_eq!((code, rows), (Some(0), Some(1)));
+    // A problem that was not measured shuts it.
+    write(&at("old"), &[row("workload", &names[0], 100.0)]);
+    let (code, rows, _) = gate([1, 1]);
+    assert_eq!((code, rows), (Some(1), Some(2)));
+    std::fs::write(at("workload"), "").expect("writes");
+    let none = verdigris(&["gate", &text_of("old"), &text_of("new"), "--workload", &text_of("workload")]);
+    assert!(none.status.code() == Some(2) && text(&none.stderr).contains("names no problem"), "{}", text(&none.stderr));
+}

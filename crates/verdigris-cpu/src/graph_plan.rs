@@ -55,6 +55,8 @@ pub struct StepReport {
     pub name: String,
     /// The engine's id.
     pub engine: Engine,
+    /// When it began.
+    pub begun: Instant,
     /// Wall time.
     pub time: Duration,
     /// The most scratch that the call held at once, temporaries between steps not counted.
@@ -160,7 +162,7 @@ impl GraphPlan {
         let mut buffers = kept.unwrap_or_else(|| vec![Vec::new(); self.buffers.len()]);
         let mut report = RunReport { steps: Vec::with_capacity(self.steps.len()), temporary_bytes: self.temporary_bytes() };
         for step in &self.steps {
-            let start = Instant::now();
+            let begun = Instant::now();
             self.scratch.take_peak_bytes();
             let mut written = Vec::with_capacity(step.outputs.len());
             for uid in &step.outputs {
@@ -190,7 +192,8 @@ impl GraphPlan {
             report.steps.push(StepReport {
                 name: self.name_of(step),
                 engine: step.engine,
-                time: start.elapsed(),
+                begun,
+                time: begun.elapsed(),
                 workspace_bytes: self.scratch.take_peak_bytes(),
                 flops: step.flops,
             });

@@ -44,6 +44,8 @@ thread_local! {
     static REACHED: Cell<Option<u32>> = const { Cell::new(None) };
     /// Requests of this thread for device memory that are still served, and how many behind them are refused; `None` serves all.
     static REFUSED: Cell<Option<(u32, u32)>> = const { Cell::new(None) };
+    /// How many times longer than the fake's own time each launch of this thread takes.
+    static SLOWNESS: Cell<u64> = const { Cell::new(1) };
     /// What this thread asked of [`CountingAllocator`] and of the fake's memory.
     static ALLOCATIONS: Cell<Allocations> = const { Cell::new(Allocations { host: 0, device: 0 }) };
 }
@@ -130,6 +132,12 @@ pub fn launch_count() -> usize {
 /// thread calls this with `None`.
 pub fn hang_behind(events: Option<u32>) {
     REACHED.set(events);
+}
+
+/// Kernels that are slow: each launch of this thread takes so many times longer from now on, by the fake's clock, which has a microsecond for a launch and ten
+/// nanoseconds for each of its CTAs.
+pub fn slow_down(factor: u64) {
+    SLOWNESS.set(factor);
 }
 
 /// A device that is full: of the requests for device memory that this thread makes from now on, so many are served and so many behind them find
@@ -560,7 +568,7 @@ fn take_down(config: *const sys::CUlaunchConfig, parameters: *mut *mut c_void) {
         }
     };
     let ctas: u64 = recorded.grid.iter().map(|&extent| u64::from(extent)).product();
-    CLOCK.fetch_add(1000 + 10 * ctas, Ordering::Relaxed);
+    CLOCK.fetch_add((1000 + 10 * ctas).saturating_mul(SLOWNESS.get()), Ordering::Relaxed);
     LAUNCHES.with_borrow_mut(|launches| launches.push(recorded));
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
+use verdigris::observe::{Listen, Sampling};
 use verdigris_telemetry::{Error, Guard, Registry};
 
 use crate::errors::{Kind, raise};
@@ -42,6 +43,16 @@ impl Telemetry {
         })
     }
 
+    /// Nobody listens until `resume()`: calls cost what they cost without telemetry, and the endpoint goes on with what was counted.
+    fn pause(&self, py: Python<'_>) {
+        py.detach(|| self.guard.lock().unwrap_or_else(PoisonError::into_inner).as_mut().map_or((), Guard::pause));
+    }
+
+    /// Listens again, as before `pause()`.
+    fn resume(&self, py: Python<'_>) {
+        py.detach(|| self.guard.lock().unwrap_or_else(PoisonError::into_inner).as_mut().map_or((), Guard::resume));
+    }
+
     /// Ends the endpoint and the files; once more does nothing.
     fn close(&self, py: Python<'_>) {
         // Threads are waited for, and none of them may wait for Python.
@@ -64,9 +75,10 @@ enum Address {
     Text(String),
 }
 
-/// Starts what is named, once in a process.
+/// Starts what is named, once in a process. `sample` is (N, a second): every Nth execution of a plan has its time taken, at most so many a second; (0, 0)
+/// takes none.
 #[pyfunction]
-#[pyo3(signature = (*, prometheus = None, trace = None, events = None, nvml = None, nvtx = None))]
+#[pyo3(signature = (*, prometheus = None, trace = None, events = None, nvml = None, nvtx = None, sample = None))]
 fn telemetry(
     py: Python<'_>,
     prometheus: Option<Address>,
@@ -74,6 +86,7 @@ fn telemetry(
     events: Option<PathBuf>,
     nvml: Option<f64>,
     nvtx: Option<PathBuf>,
+    sample: Option<(u32, u32)>,
 ) -> PyResult<Telemetry> {
     let mut telemetry = verdigris_telemetry::Telemetry::builder();
     if let Some(address) = prometheus {
@@ -96,6 +109,9 @@ fn telemetry(
     }
     if let Some(injection) = nvtx {
         telemetry = telemetry.nvtx(Some(injection));
+    }
+    if let Some((every, per_second)) = sample {
+        telemetry = telemetry.listen(Listen { sampling: Sampling { every, per_second }, ..Listen::default() });
     }
     let guard = py.detach(|| telemetry.install()).map_err(exception)?;
     Ok(Telemetry {

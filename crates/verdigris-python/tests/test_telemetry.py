@@ -62,6 +62,32 @@ def test_a_block_ends_it():
     )
 
 
+def test_nobody_listens_in_a_pause():
+    done(
+        """
+        import numpy as np
+        import verdigris as vd
+
+        def count(text):
+            return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("verdigris_executions_total"))
+
+        with vd.telemetry(sample=(1, 100000)) as running:
+            g = vd.Graph("relu")
+            x = g.tensor("x", "f32", (4,))
+            g.store(g.unary("relu", x), "y", "f32")
+            plan = vd.Device("cpu").plan(g)
+            run = lambda: plan.execute({"x": np.ones(4, "f4"), "y": np.empty(4, "f4")})
+            counts = []
+            for step in (lambda: None, running.pause, running.pause, running.resume, running.resume):
+                step()
+                run()
+                counts.append(count(running.text()))
+            assert counts == [1, 1, 1, 2, 3], counts
+        running.pause()  # ended: nothing to pause
+        """
+    )
+
+
 def test_mistakes_are_named(tmp_path):
     said = done(
         """

@@ -248,7 +248,8 @@ impl Telemetry {
             absent,
             registry,
             _reader: reader,
-            _listening: listening,
+            listening: Some(listening),
+            listen: self.listen,
             _nvml: nvml,
             _otlp: otlp,
             exporter,
@@ -363,7 +364,8 @@ pub struct Guard {
     registry: Arc<Registry>,
     // In this order they end: the last samples are read, nobody tells any more, then those go who send and write.
     _reader: Reader,
-    _listening: Listening,
+    listening: Option<Listening>,
+    listen: Listen,
     _nvml: Option<Collector>,
     _otlp: Option<Otlp>,
     exporter: Option<Exporter>,
@@ -380,6 +382,30 @@ impl Guard {
     /// Where scrapers find `/metrics`, if they were asked for.
     pub fn prometheus_address(&self) -> Option<std::net::SocketAddr> {
         self.exporter.as_ref().map(Exporter::address)
+    }
+
+    /// Nobody listens until [`Guard::resume`]: the library counts, times and tells nothing, and calls cost what they cost without telemetry. The
+    /// endpoint goes on with what was counted, device metrics are read, and the application's own spans are written.
+    ///
+    /// ```
+    /// use verdigris_telemetry::{Telemetry, observe};
+    ///
+    /// let mut guard = Telemetry::builder().install()?;
+    /// guard.pause();
+    /// assert!(!observe::is_listening());
+    /// guard.resume();
+    /// assert!(observe::is_listening());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn pause(&mut self) {
+        self.listening = None;
+    }
+
+    /// Listens again, as it did before.
+    pub fn resume(&mut self) {
+        if self.listening.is_none() {
+            self.listening = Some(observe::listen(self.listen));
+        }
     }
 
     /// What was asked for and is not there on this machine, with the reason: NVML without a driver, NVTX without a profiler.

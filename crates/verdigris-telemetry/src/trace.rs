@@ -308,7 +308,8 @@ impl State {
             }
             None => {
                 let track = Track { number: self.tracks.len() as u64 + 1, last_start_ns: i64::MIN, last_end_ns: i64::MIN };
-                let name = format!("{} stream {stream}", key.0);
+                // The CPU has no streams: its plans run on the threads that call them.
+                let name = format!("{} {} {stream}", key.0, if key.0 == "cpu" { "thread" } else { "stream" });
                 self.add(
                     &json!({ "ph": "M", "pid": device_process(), "tid": track.number, "name": "thread_name", "args": { "name": name } }),
                 );

@@ -482,6 +482,9 @@ impl GraphPlan {
         let Some(events) = self.watch.wants(&self.turns, rung.parts.len(), stream) else {
             return rung.parts.iter().try_for_each(|part| self.submit_part(part, stream, bindings, places, workspace));
         };
+        // What the host does for it, beside the device's spans.
+        let _execute =
+            tracing::trace_span!(target: "verdigris", "execute", graph = self.explanation.graph, device = self.watch.device()).entered();
         self.submit_timed(rung, stream, bindings, places, workspace, &events)?;
         self.watch.keep(events, rung.parts.iter().map(|part| Arc::clone(part.plan.meter())).collect(), stream);
         Ok(())

@@ -132,7 +132,8 @@ impl Plan {
     /// The CPU has one way for each op, whose results are the same each time.
     pub(crate) fn on_cpu(graph: &Graph) -> Result<Plan, Error> {
         let begun = Instant::now();
-        let plan = verdigris_cpu::GraphPlan::new(graph).map_err(Error::from).inspect_err(|error| observe::failed(error, "cpu"))?;
+        let plan = tracing::debug_span!(target: "verdigris", "plan", graph = graph.name, device = "cpu")
+            .in_scope(|| verdigris_cpu::GraphPlan::new(graph).map_err(Error::from).inspect_err(|error| observe::failed(error, "cpu")))?;
         observe::planned_on_cpu(plan.engines().map(|(engine, _)| engine.id()), begun.elapsed());
         Ok(Plan::of(graph, described(graph, plan.tensors()), On::Cpu(Box::new(plan))))
     }
@@ -348,9 +349,7 @@ impl Plan {
         if let (Some(check), Ok(borrowed)) = (check, borrow(slices_of(bindings))) {
             check.done_on_host(|uid| bytes_of(&borrowed, uid));
         }
-        for step in &done.steps {
-            observe::cpu_step(step.engine.id(), &self.dtype, step.time);
-        }
+        observe::cpu_run(&self.dtype, &done.steps);
         let workspace_bytes = done.workspace_bytes();
         let us = |time: std::time::Duration| time.as_secs_f64() * 1e6;
         let parts = done.steps.into_iter().map(|step| PartReport {

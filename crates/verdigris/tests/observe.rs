@@ -73,6 +73,20 @@ impl Seen {
     }
 }
 
+impl Seen {
+    /// The values of the histograms of a name whose labels hold all of these, in order.
+    fn values(&self, name: &str, labels: &[&str]) -> Vec<f64> {
+        let is_meant = |key: &str| key.starts_with(&format!("{name}{{")) && labels.iter().all(|label| key.contains(label));
+        let of = |value: &DebugValue| match value {
+            DebugValue::Histogram(values) => values.iter().map(|value| value.into_inner()).collect(),
+            DebugValue::Counter(_) | DebugValue::Gauge(_) => Vec::new(),
+        };
+        let mut values: Vec<f64> = self.0.iter().filter(|(key, _)| is_meant(key)).flat_map(|(_, value)| of(value)).collect();
+        values.sort_by(f64::total_cmp);
+        values
+    }
+}
+
 /// What `work` moves while somebody listens, from one reading to the next.
 fn seen<R>(listen: Listen, work: impl FnOnce(&dyn Fn() -> Seen) -> R) -> R {
     let recorder = DebuggingRecorder::new();
@@ -219,6 +233,73 @@ fn a_slow_execution_is_counted() {
     };
     assert!(run(1e-9) >= 2, "each part is slow beside a limit of nothing");
     assert_eq!(run(1e9), 0);
+}
+
+/// F3: a planted slow choice. The plan cache names another way than the estimate, and that way is slow: by the limits that everybody has, its executions are
+/// counted under the engine that was chosen, and the choice says who made it.
+#[test]
+fn a_planted_slow_choice_is_seen_under_its_engine() {
+    let _turn = turn();
+    seen(every(1), |read| {
+        let handle = handle(&Config { shipped: false, ..Config::default() });
+        let problem = Problem::Gemm(GemmProblem::packed(96, 96, 64, DType::F32, DType::F32).expect("a plain product"));
+        let limits = verdigris::Limits::default();
+        let best = handle.choose(&problem, &limits).expect("chooses");
+        let survey = handle.survey(&problem, &verdigris::Limits { settings: verdigris::Settings::All, ..limits.clone() }).expect("asks");
+        let is_other = |way: &&verdigris::Ranked| (way.engine.name, &way.knobs) != (best.way.engine.name, &best.way.knobs);
+        let planted = survey.ranked.iter().find(is_other).expect("another way");
+        handle.plan_cache().keep(&handle.question(&problem, &limits), &Answer::of(planted, 0.5)).expect("in memory");
+        handle.load(&problem, planted).expect("loads");
+        let plan = handle.plan(&problem, &limits).expect("plans");
+        let buffer = || handle.pool().alloc(handle.stream(), 96 * 96 * 4).expect("allocates");
+        let (a, b, d) = (buffer(), buffer(), buffer());
+        let workspace = handle.pool().alloc(handle.stream(), plan.workspace_bytes()).expect("allocates");
+        let run = || {
+            for _ in 0..4 {
+                plan.execute(handle.stream(), &[&a, &b, &d].map(|buffer| Binding::Buffer(buffer.slice())), workspace.slice())
+                    .expect("executes");
+            }
+            observe::collect();
+            read()
+        };
+        let engine = format!("engine={},", planted.engine.name);
+        let quick = run();
+        assert_eq!(quick.count("verdigris_slow_executions_total", &[]), 0, "as fast as its estimate");
+        assert_eq!(quick.count("verdigris_choices_total", &[&engine, "chosen_by=plan_cache"]), 1);
+        // The fake's launch takes a microsecond; a tenth of a second is beyond any estimate of this product.
+        fake::slow_down(100_000);
+        let slow = run();
+        fake::slow_down(1);
+        assert_eq!(slow.count("verdigris_slow_executions_total", &["op=gemm", &engine]), 4);
+    });
+}
+
+/// F6: a build whose kernels are slower. The same graph is counted under the same labels, so that the new build's times stand beside the old one's.
+#[test]
+fn a_slower_build_moves_the_times_of_the_same_series() {
+    let _turn = turn();
+    let times = |factor: u64| {
+        seen(every(1), |read| {
+            fake::slow_down(factor);
+            let handle = handle(&Config::default());
+            let plan = handle.plan_graph(&graph(), &Policy::default()).expect("plans");
+            let buffers = buffers(&handle, &plan);
+            for _ in 0..20 {
+                plan.execute_from(handle.stream(), &bound(&buffers), handle.pool()).expect("executes");
+            }
+            fake::slow_down(1);
+            observe::collect();
+            let seen = read();
+            assert_eq!(seen.count("verdigris_build_info", &[]), 1);
+            seen.values("verdigris_device_seconds", &["op=gemm", "dtype=bf16", "device=cuda:0"])
+        })
+    };
+    let (old, new) = (times(9), times(12));
+    assert!(old.len() == new.len() && !old.is_empty(), "{old:?} {new:?}");
+    // VerdigrisSlowerAfterUpgrade fires beyond 1.2.
+    let p95 = |values: &[f64]| values[values.len() * 95 / 100];
+    let ratio = p95(&new) / p95(&old);
+    assert!((1.3..1.37).contains(&ratio), "{ratio}: {old:?} {new:?}");
 }
 
 /// F4: an execution that does not end is seen while it hangs, and forgotten once it has ended.

@@ -5,7 +5,7 @@
 //! device is taken ([`Sampling`]): by events that the stream passes, which nobody waits for. [`collect`] reads those that were passed, and
 //! sets the gauges; exporters call it before they answer.
 //!
-//! The metrics are those of [`METRICS`] (`docs/metrics.md`). Events of `tracing` have the target `verdigris`: a span `plan`; `choice`, `switch`,
+//! The metrics are those of [`METRICS`] (`docs/metrics.md`). Events of `tracing` have the target `verdigris`: a span `plan`, a span `execute` around the submission of each sampled execution; `choice`, `switch`,
 //! `fallback`, `kernel`, `slow`, `overdue`, `memory`, `nonfinite`, `drift` and `error`, with what they are about as fields. Under the target [`DEVICE_TARGET`] stands
 //! each sampled execution as a span of the device's time.
 //!
@@ -42,12 +42,12 @@ pub use watchdog::Watchdog;
 pub use workload::{Entry, WorkloadError, read_workload};
 
 pub(crate) use guard::{Check, Subject, wanted};
-pub(crate) use meter::{Meter, cpu_op, cpu_step};
+pub(crate) use meter::{Meter, cpu_op, cpu_run};
 pub(crate) use watch::Watch;
 pub(crate) use workload::Workload;
 
-/// The target of events that are spans of a device's time: `device`, `stream` (a number that tells streams apart), `name` (the problem),
-/// `engine`, `start_us` (since [`epoch`]) and `duration_us`.
+/// The target of events that are spans of a device's time: `device`, `stream` (a number that tells streams apart, and on the CPU the threads that run plans),
+/// `name` (the problem; on the CPU the ops), `engine`, `start_us` (since [`epoch`]) and `duration_us`.
 pub const DEVICE_TARGET: &str = "verdigris::device";
 
 /// What is listened for.
@@ -63,6 +63,9 @@ pub struct Listen {
 
 /// Which executions have their time taken on the device. A sampled execution has an event before it and one behind each of its parts: some
 /// two microseconds of host time, and its parts do not overlap.
+///
+/// The CPU's times cost nothing and are all in the metrics; of its executions so many a second as `per_second` says are told of as spans, the first of each
+/// plan among them, unless `every` is 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sampling {
     /// Of each plan, the second execution and every one of that many; 0 takes none.

@@ -1,0 +1,56 @@
+//! Whoever ends a program that stays: SIGTERM and SIGINT, or ctrl-c.
+
+use std::pin::Pin;
+
+use anyhow::{Context, Result};
+
+/// Signals that are taken, and waited for later: whoever is told that a program is there may end it from then on.
+pub(crate) struct Ending {
+    runtime: tokio::runtime::Runtime,
+    signal: Pin<Box<dyn Future<Output = &'static str>>>,
+}
+
+impl Ending {
+    /// Takes the signals.
+    ///
+    /// # Errors
+    /// Where the system gives no thread or no signals.
+    pub(crate) fn watch() -> Result<Ending> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().context("no thread to wait for signals")?;
+        let signal = {
+            let _inside = runtime.enter();
+            Box::pin(signal()?)
+        };
+        Ok(Ending { runtime, signal })
+    }
+
+    /// Waits for one of them: its name.
+    pub(crate) fn wait(self) -> &'static str {
+        self.runtime.block_on(self.signal)
+    }
+}
+
+/// Waits for whoever ends this process in good order.
+#[cfg(unix)]
+fn signal() -> Result<impl Future<Output = &'static str>> {
+    use tokio::signal::unix::{SignalKind, signal};
+
+    let take = |kind| signal(kind).context("signals cannot be taken");
+    let (mut terminate, mut interrupt) = (take(SignalKind::terminate())?, take(SignalKind::interrupt())?);
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => "SIGTERM",
+            _ = interrupt.recv() => "SIGINT",
+        }
+    })
+}
+
+/// Waits for whoever ends this process in good order.
+#[cfg(not(unix))]
+fn signal() -> Result<impl Future<Output = &'static str>> {
+    Ok(async {
+        // Where ctrl-c cannot be waited for, the process ends by it all the same.
+        let _ = tokio::signal::ctrl_c().await;
+        "ctrl-c"
+    })
+}
