@@ -79,18 +79,17 @@ impl<'k> Offsets<'k> {
 }
 
 impl<'k> RowsOut<'k> {
-    /// Stores the first `count` rows of the stage `panel` of a warpgroup, which has the elements of that panel, to rows from `first` on: 16 bytes of each thread. All
-    /// threads of the warpgroup call it, after what they have written to the stage is seen by all.
+    /// Stores the first `count` rows of a stage, which has the elements of panel `panel`, to rows from `first` on: 16 bytes of each thread. All threads of a
+    /// warpgroup call it, after what was written to the stage is seen by all.
     #[track_caller]
     pub(super) fn store(
         &self,
         k: Kernel<'k>,
         staging: &Staging<'k>,
-        [warpgroup, thread]: [Val<'k, u32>; 2],
+        [stage, thread]: [Val<'k, u32>; 2],
         panel: u32,
         [head, first, count]: [Val<'k, u32>; 3],
     ) {
-        let stage = staging.stage(warpgroup, panel);
         let [of_head, of_row] = self.strides_bytes;
         let head = self.at.moved(head.widen() * of_head);
         k.range_step(thread, (count << 3).min(STAGE_ROWS * 8), WARPGROUP, |number| {

@@ -71,6 +71,20 @@ impl HeadTile {
         })
     }
 
+    /// Makes the rows from `first` on 0, by `threads` threads of the CTA from `first_thread` on. What copies bring there has landed.
+    #[track_caller]
+    pub(super) fn clear<'k>(&self, slot: Val<'k, u32>, first: Val<'k, u32>, [first_thread, threads]: [u32; 2]) {
+        let k = slot.kernel();
+        k.scope(Location::caller(), || {
+            let zeros = [k.constant(0u32); 4];
+            for panel in 0..self.panels() {
+                k.range_step((first << 3) + (k.thread() - first_thread), self.rows * 8, threads, |chunk| {
+                    k.st_shared_vector(slot + (chunk << 4), i64::from(panel * self.panel_bytes()), &zeros);
+                });
+            }
+        });
+    }
+
     /// The low word of a descriptor that reads along the head, from row `first_row` on.
     #[track_caller]
     pub(super) fn along<'k>(&self, slot: Val<'k, u32>, first_row: Val<'k, u32>) -> Val<'k, u32> {

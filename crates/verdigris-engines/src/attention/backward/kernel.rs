@@ -12,12 +12,14 @@ use verdigris_kir::inst::{Atomic, BulkReduce, Cache, Fence, Order as MemoryOrder
 use verdigris_kir::ir::{Access, Ty};
 use verdigris_kir::params::{AtExecution, Map, Read, ReadWrite};
 use verdigris_kir::tile::fragment::Fragment;
-use verdigris_kir::tile::ring::{Ring, RingScope};
+use verdigris_kir::tile::ring::{Cursor, Ring, RingScope};
 use verdigris_kir::tile::staging::{STAGE_BYTES, Staging};
 
 use super::super::order::{OrderArgs, Place};
+use super::super::ragged::RowsOutArgs;
 use super::super::score_mod::{KeyRows, ScoreModArgs, elements};
 use super::super::tile::{HeadTile, PANEL, descriptor};
+use super::sequences::{Own, SequencesArgs};
 use super::spec::{BOTH, CONSUMERS, Mask, NUMBERS_BYTES, OWN_KEYS, QUERIES, ROOM, STAGING, Spec, WRITTEN, own_elements, piece_bytes};
 use crate::hopper::{WARPGROUP, roles};
 
@@ -56,6 +58,17 @@ verdigris_kir::parameters! {
         pub(super) band: Option<BandArgs> = (spec.mask == Mask::Band).then_some(()),
         pub(super) turns: Option<TurnsArgs> = spec.in_order.then_some(()),
         pub(super) score_mod: Option<ModArgs> = spec.score_mod.then_some(()),
+        pub(super) ragged: Option<RaggedArgs> = spec.ragged.then_some(()),
+    }
+}
+
+verdigris_kir::parameters! {
+    /// Ragged tensors. The band is that of a sequence whose corner is 0.
+    pub(super) struct Ragged / RaggedArgs of () as _spec {
+        pub(super) sequences: SequencesArgs = (),
+        /// Gradients of keys and of values, where a sequence ends.
+        pub(super) dk: RowsOutArgs = (),
+        pub(super) dv: RowsOutArgs = (),
     }
 }
 
@@ -100,6 +113,11 @@ pub(super) struct Tile<'k> {
     pub(super) first_head: Val<'k, u32>,
     query_blocks: Val<'k, u32>,
     pub(super) first_key: Val<'k, u32>,
+    /// Keys of the batch.
+    pub(super) keys: Val<'k, u32>,
+    pub(super) reach: Option<Reach<'k>>,
+    /// Of ragged tensors, the sequence.
+    pub(super) own: Option<Own<'k>>,
     /// Blocks of queries, from `first` on and below `end`, at least one; between `first_whole` and `end_whole`, nothing is masked.
     pub(super) first: Val<'k, u32>,
     pub(super) end: Val<'k, u32>,
@@ -108,6 +126,14 @@ pub(super) struct Tile<'k> {
     /// Blocks below this one attend to none of the keys.
     pub(super) first_attending: Val<'k, u32>,
     pub(super) end_attending: Val<'k, u32>,
+}
+
+/// Query `i` of the batch attends to keys from `i + before` to below `i + behind`; those from `queries` on to none.
+#[derive(Clone, Copy)]
+pub(super) struct Reach<'k> {
+    pub(super) before: Val<'k, i32>,
+    pub(super) behind: Val<'k, i32>,
+    pub(super) queries: Val<'k, i32>,
 }
 
 /// Where the loads go.
@@ -160,14 +186,14 @@ impl<'k> Slots<'k> {
         k.when(k.elect(), || {
             let full = self.keys_full.at(0u32);
             full.arrive_expect_tx(key_tile.bytes() + value_tile.bytes());
-            let at = [tile.first_key, tile.place.head, tile.place.batch];
+            let at = [tile.key_row(tile.first_key), tile.place.head, tile.map_batch(k)];
             key_tile.load(self.keys.address(), &params.k, at, full, options);
             value_tile.load(self.values.address(), &params.v, at, full, options);
             k.range(params.group, |member| {
                 let head = tile.first_head + member;
                 k.range_step(tile.first, tile.end, 1, |block| {
-                    let numbers = tile.block_number(head, block);
-                    let at = [block * QUERIES, head, tile.place.batch];
+                    let numbers = tile.block_number(params, head, block);
+                    let at = [tile.query_row(block * QUERIES), head, tile.map_batch(k)];
                     let full = q_cursor.acquire(query_tile.bytes() + NUMBERS_BYTES);
                     let stage = q_cursor.stage();
                     query_tile.load(self.queries.address() + stage * query_tile.bytes(), &params.q, at, full, options);
@@ -184,12 +210,44 @@ impl<'k> Slots<'k> {
             });
         });
     }
+
+    /// Keys behind the last one of a sequence become 0: what is there is the next one's, and no factor of 0 hides what is not finite. All consumers call it, when
+    /// keys have arrived; values there reach no key that counts.
+    pub(super) fn clear_keys(&self, k: Kernel<'k>, spec: &Spec, tile: &Tile<'k>) {
+        let Some(own) = &tile.own else { return };
+        k.when(own.keys.count.lt(tile.first_key + spec.keys()), || {
+            spec.key_tile().clear(self.keys.address(), own.keys.count - tile.first_key, CONSUMER_THREADS);
+            meet(k);
+        });
+    }
+
+    /// The same of queries and gradients of results in a stage each, where a block has the last query. Waits for the latter, where it has.
+    pub(super) fn clear_queries(&self, k: Kernel<'k>, spec: &Spec, tile: &Tile<'k>, block: Val<'k, u32>, [q, d_o]: [&Cursor<'k>; 2]) {
+        let Some(own) = &tile.own else { return };
+        let first_query = block * QUERIES;
+        k.when(own.queries.count.lt(first_query + QUERIES), || {
+            d_o.wait();
+            for (of, slots, cursor) in [(spec.query_tile(), &self.queries, q), (spec.result_tile(), &self.d_o, d_o)] {
+                of.clear(slots.address() + cursor.stage() * of.bytes(), own.queries.count - first_query, CONSUMER_THREADS);
+            }
+            meet(k);
+        });
+    }
+}
+
+/// The first thread that multiplies, and how many do.
+const CONSUMER_THREADS: [u32; 2] = [WARPGROUP, CONSUMERS * WARPGROUP];
+
+/// What either consumer has written to shared memory is seen by the products of both.
+pub(super) fn meet(k: Kernel<'_>) {
+    k.fence_proxy_async();
+    k.barrier_sync(BOTH, CONSUMERS * WARPGROUP);
 }
 
 impl<'k> Tile<'k> {
-    /// This CTA's: all threads call it.
+    /// This CTA's: all threads call it. It ends where a sequence has no keys of this block.
     pub(super) fn of_cta(k: Kernel<'k>, spec: &Spec, params: &Params<'k>, slots: &Slots<'k>) -> Self {
-        let (keys, query_blocks) = (spec.keys(), params.query_blocks);
+        let keys = spec.keys();
         let block_log2 = QUERIES.trailing_zeros();
         let number = match &params.turns {
             None => k.cta(),
@@ -206,14 +264,23 @@ impl<'k> Tile<'k> {
         // The first keys have the most queries where there is a diagonal, and are first; but in order, whoever is first has nobody to wait for.
         let place = if spec.in_order { place } else { Place { row: params.order.rows - 1 - place.row, ..place } };
         let first_key = place.row * keys;
+        let own = params.ragged.as_ref().map(|ragged| ragged.sequences.of_batch(k, place.batch));
+        if let Some(own) = &own {
+            k.stop_when(first_key.ge(own.keys.count));
+        }
+        let (query_blocks, all_keys) = own.map_or((params.query_blocks, params.keys), |own| (own.blocks, own.keys.count));
+        let reach = params.band.as_ref().map(|band| match &own {
+            None => Reach { before: band.before, behind: band.behind, queries: band.queries },
+            Some(own) => Reach { before: own.corner + band.before, behind: own.corner + band.behind, queries: own.queries.count.signed() },
+        });
         // Blocks of queries by the first and the last key of this block.
         let batch_heads = place.batch * params.heads;
         let first_head = place.head * params.group;
         {
             let zero = k.constant(0u32);
             // Rows of keys beyond the last are masked in each block.
-            let is_ragged = (first_key + keys).gt(params.keys);
-            match &params.band {
+            let is_ragged = (first_key + keys).gt(all_keys);
+            match &reach {
                 None => {
                     let first_whole = k.select(is_ragged, query_blocks, 0u32);
                     let end = query_blocks;
@@ -223,6 +290,9 @@ impl<'k> Tile<'k> {
                         first_head,
                         query_blocks,
                         first_key,
+                        keys: all_keys,
+                        reach,
+                        own,
                         first: zero,
                         end,
                         first_whole,
@@ -231,24 +301,31 @@ impl<'k> Tile<'k> {
                         end_attending: end,
                     }
                 }
-                Some(band) => {
+                Some(reach_of_query) => {
                     // The first query that attends to a key, and the one behind the last.
-                    let from = |key: Val<'k, u32>| (key.signed() - band.behind + 1).max(0).unsigned();
-                    let until = |key: Val<'k, u32>| (key.signed() - band.before + 1).max(0).unsigned();
+                    let from = |key: Val<'k, u32>| (key.signed() - reach_of_query.behind + 1).max(0).unsigned();
+                    let until = |key: Val<'k, u32>| (key.signed() - reach_of_query.before + 1).max(0).unsigned();
                     let (first, last) = (first_key, first_key + (keys - 1));
                     let up = |query: Val<'k, u32>| (query + (QUERIES - 1)) >> block_log2;
                     let first_attending = from(first) >> block_log2;
                     let end_attending = up(until(last)).min(query_blocks);
-                    let first_turn = first_attending.min(query_blocks - 1);
+                    // A sequence without queries has one block of none: keys get the gradient 0 from it.
+                    let last_turn = if own.is_some() { query_blocks.max(1) } else { query_blocks } - 1;
+                    let first_turn = first_attending.min(last_turn);
                     let end = end_attending.max(first_turn + 1);
                     let first_whole = k.select(is_ragged, end, up(from(last)).max(first_turn).min(end));
                     let end_whole = (until(first) >> block_log2).min(end);
+                    // What is behind a sequence's last query is the next one's, and masked turns alone clear it.
+                    let end_whole = own.map_or(end_whole, |own| end_whole.min(own.queries.count >> block_log2));
                     Tile {
                         place,
                         batch_heads,
                         first_head,
                         query_blocks,
                         first_key,
+                        keys: all_keys,
+                        reach,
+                        own,
                         first: first_turn,
                         end,
                         first_whole,
@@ -262,8 +339,25 @@ impl<'k> Tile<'k> {
     }
 
     /// Of all blocks of queries of all heads.
-    pub(super) fn block_number(&self, head: Val<'k, u32>, block: Val<'k, u32>) -> Val<'k, u32> {
-        (self.batch_heads + head) * self.query_blocks + block
+    pub(super) fn block_number(&self, params: &Params<'k>, head: Val<'k, u32>, block: Val<'k, u32>) -> Val<'k, u32> {
+        match (&self.own, &params.ragged) {
+            (Some(own), Some(ragged)) => ragged.sequences.block_number(own, head, block),
+            _ => (self.batch_heads + head) * self.query_blocks + block,
+        }
+    }
+
+    /// The row of the tensors that has a query of this batch, and the one that has a key.
+    fn query_row(&self, query: Val<'k, u32>) -> Val<'k, u32> {
+        self.own.map_or(query, |own| own.queries.begin + query)
+    }
+
+    pub(super) fn key_row(&self, key: Val<'k, u32>) -> Val<'k, u32> {
+        self.own.map_or(key, |own| own.keys.begin + key)
+    }
+
+    /// The batch of the tensors.
+    pub(super) fn map_batch(&self, k: Kernel<'k>) -> Val<'k, u32> {
+        if self.own.is_some() { k.constant(0) } else { self.place.batch }
     }
 
     /// Whether the keys have a share in the gradient of a block of queries.
@@ -274,12 +368,12 @@ impl<'k> Tile<'k> {
 
 impl<'k> Turns<'k> {
     /// Waits, by one thread, until those with later keys have added to a block of queries, of which so many have counted at `at`.
-    pub(super) fn wait(&self, k: Kernel<'k>, spec: &Spec, params: &Params<'k>, tile: &Tile<'k>, block: Val<'k, u32>, at: Val<'k, u64>) {
-        let last = match &params.band {
+    pub(super) fn wait(&self, k: Kernel<'k>, spec: &Spec, tile: &Tile<'k>, block: Val<'k, u32>, at: Val<'k, u64>) {
+        let last = match &tile.reach {
             None => self.key_blocks - 1,
-            Some(band) => {
+            Some(reach) => {
                 let last_query = (block * QUERIES + (QUERIES - 1)).signed();
-                let until = (last_query + band.behind).max(1).min(params.keys.signed());
+                let until = (last_query + reach.behind).max(1).min(tile.keys.signed());
                 ((until - 1).unsigned() >> spec.keys().trailing_zeros()).min(self.key_blocks - 1)
             }
         };
@@ -329,14 +423,14 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                 if let Some(turns) = &params.turns {
                     // Those with later keys have added before.
                     k.when(leader & adds, || {
-                        turns.wait(k, spec, &params, &tile, block, turns.added.at(tile.block_number(head, block), 4));
+                        turns.wait(k, spec, &tile, block, turns.added.at(tile.block_number(&params, head, block), 4));
                         k.fence(Fence::ProxyAsync);
                     });
                 }
                 for warpgroup in 0..CONSUMERS {
                     k.barrier_sync(WRITTEN + warpgroup, SENDER_AND_CONSUMER);
                     k.when(leader & adds, || {
-                        let to = params.dq.at(tile.block_number(head, block) * CONSUMERS + warpgroup, piece_bytes);
+                        let to = params.dq.at(tile.block_number(&params, head, block) * CONSUMERS + warpgroup, piece_bytes);
                         k.bulk_reduce(BulkReduce::Add, Ty::F32, to, dq_slots.address() + warpgroup * piece_bytes, piece_bytes);
                         k.bulk_commit();
                     });
@@ -345,7 +439,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                     k.when(leader & adds, || {
                         k.bulk_wait(0);
                         k.fence(Fence::ProxyAsync);
-                        let at = turns.added.at(tile.block_number(head, block), 4);
+                        let at = turns.added.at(tile.block_number(&params, head, block), 4);
                         k.red_global(Atomic::Add, at, 0, &[k.constant(1u32)], MemoryOrder::Release(Scope::Gpu));
                     });
                 }
@@ -381,11 +475,11 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
         // Of a row's key: the first query that attends to it, and the one behind the last.
         let limits = [0, 8].map(|below| {
             let key = tile.first_key + warpgroup * OWN_KEYS + Fragment::<f32>::row(thread) + below;
-            let (from, until) = match &params.band {
+            let (from, until) = match &tile.reach {
                 None => (k.constant(0i32), k.constant(NEVER)),
-                Some(band) => (key.signed() - band.behind + 1, (key.signed() - band.before + 1).min(band.queries)),
+                Some(reach) => (key.signed() - reach.behind + 1, (key.signed() - reach.before + 1).min(reach.queries)),
             };
-            (k.select(key.lt(params.keys), from, NEVER) - column.signed(), until - column.signed())
+            (k.select(key.lt(tile.keys), from, NEVER) - column.signed(), until - column.signed())
         });
 
         // Keys by queries, both along the head.
@@ -419,6 +513,9 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
 
         let turn = |block: Val<'k, u32>, masked: bool, mods: Option<(&Mod<'k>, Val<'k, u32>)>| {
             q_cursor.wait();
+            if masked {
+                slots.clear_queries(k, spec, &tile, block, [&q_cursor, &d_o_cursor]);
+            }
             let q_stage = q_cursor.stage();
             multiply_transposed(&s, k_low, q_low + query_tile.slots(q_stage));
             d_o_cursor.wait();
@@ -456,7 +553,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                         keys: [0, 8].map(|below| (own_key + below).min(score_mod.last_key)),
                         first_query: first_query.unsigned() + column,
                         last_query: score_mod.last_query,
-                        shift: score_mod.shift,
+                        shift: tile.own.map_or(score_mod.shift, |own| own.shift),
                     };
                     // A few at a time, for registers are short: the probabilities of a part are packed before they get the slope of the cap.
                     let of_part = |part: u32| {
@@ -496,8 +593,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
             for (step, values) in (0..).zip(&ds_values) {
                 ds.write_halves_transposed(stage, thread, step, values);
             }
-            k.fence_proxy_async();
-            k.barrier_sync(BOTH, CONSUMERS * WARPGROUP);
+            meet(k);
             k.wgmma_fence();
             for step in 0..spec.keys() / 16 {
                 let consumer = (step / 4 * ds.stages() * STAGE_BYTES) >> 4;
@@ -528,6 +624,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
         };
 
         keys_full.at(0u32).wait(0u32);
+        slots.clear_keys(k, spec, &tile);
         k.range(params.group, |member| {
             if let Some(score_mod) = &params.score_mod {
                 // Beside what makes the scores, a mask costs little, and a second loop much room for instructions.
@@ -544,6 +641,11 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
         // The other consumer's last product may still read this one's stages.
         k.barrier_sync(BOTH, CONSUMERS * WARPGROUP);
         let row = tile.first_key + warpgroup * OWN_KEYS;
+        // What is behind the last key of a sequence belongs to the next one.
+        let ragged = params.ragged.as_ref().zip(tile.own.as_ref()).map(|(ragged, own)| {
+            let count = (own.keys.count.signed() - row.signed()).max(0).unsigned();
+            (ragged, count, count.ge(OWN_KEYS))
+        });
         dk.map_in_place(|value, _, _| value * scale);
         let results = [(&dv, &params.dv, params.has_dv), (&dk, &params.dk, params.has_dk)];
         let panels = results.into_iter().flat_map(|result| (0..spec.head / PANEL).map(move |panel| (result, panel)));
@@ -555,13 +657,26 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
             }
             k.fence_proxy_async();
             k.barrier_sync(warpgroup + STAGING, WARPGROUP);
-            k.when(thread.eq(0), || {
-                k.when(is_written.ne(0), || {
-                    let at = [k.constant(panel * PANEL), row, place.head, place.batch].map(|at| at.signed());
-                    k.tma_store(map, &at, stage);
+            let store_all = || {
+                k.when(thread.eq(0), || {
+                    k.when(is_written.ne(0), || {
+                        let at = [k.constant(panel * PANEL), tile.key_row(row), place.head, tile.map_batch(k)].map(|at| at.signed());
+                        k.tma_store(map, &at, stage);
+                    });
+                    k.bulk_commit();
                 });
-                k.bulk_commit();
-            });
+            };
+            let Some((ragged, count, is_whole)) = &ragged else {
+                store_all();
+                continue;
+            };
+            let rows_out = if turn < spec.head / PANEL { &ragged.dv } else { &ragged.dk };
+            let store_rows = || {
+                k.when(is_written.ne(0), || {
+                    rows_out.store(k, &ds, [stage, thread], panel, [place.head, tile.key_row(row), *count]);
+                });
+            };
+            k.when_else(*is_whole, store_all, store_rows);
         }
         ds.finish(thread);
     };

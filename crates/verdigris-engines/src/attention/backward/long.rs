@@ -19,10 +19,11 @@ use std::f32::consts::LOG2_E;
 use verdigris_kir::face::{Kernel, Role, Val, Var, WgmmaA};
 use verdigris_kir::inst::{Atomic, Order as MemoryOrder, Scope};
 use verdigris_kir::tile::fragment::Fragment;
+use verdigris_kir::tile::staging::Staging;
 
 use super::super::score_mod::{KeyRows, elements};
 use super::super::tile::{HeadTile, PANEL, descriptor};
-use super::kernel::{Mod, NEVER, Params, Slots, Tile};
+use super::kernel::{Mod, NEVER, Params, Slots, Tile, meet};
 use super::spec::{BOTH, CONSUMERS, Mask, NUMBERS_BYTES, Part, QUERIES, STAGING, Spec, parts, piece_bytes};
 use crate::hopper::WARPGROUP;
 
@@ -72,11 +73,11 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
         let own_key = tile.first_key + Fragment::<f32>::row(thread);
         let limits = [0, 8].map(|below| {
             let key = own_key + below;
-            let (from, until) = match &params.band {
+            let (from, until) = match &tile.reach {
                 None => (k.constant(0i32), k.constant(NEVER)),
-                Some(band) => (key.signed() - band.behind + 1, (key.signed() - band.before + 1).min(band.queries)),
+                Some(reach) => (key.signed() - reach.behind + 1, (key.signed() - reach.before + 1).min(reach.queries)),
             };
-            (k.select(key.lt(params.keys), from, NEVER) - column.signed(), until - column.signed())
+            (k.select(key.lt(tile.keys), from, NEVER) - column.signed(), until - column.signed())
         });
 
         // Keys by this consumer's queries, both along the head.
@@ -111,10 +112,6 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
             let chunk = (lane >> 4) + warpgroup * (OWN_QUERIES / 8);
             k.stmatrix(false, scores_tile.chunk(slot, row, chunk, step), 0, values);
         };
-        let meet = || {
-            k.fence_proxy_async();
-            k.barrier_sync(BOTH, CONSUMERS * WARPGROUP);
-        };
         // One number for each query: a column of the transposed products.
         let queries_numbers = |slot: Val<'k, u32>, part: u32| k.ld_shared_vector::<f32>(slot + (column << 2), i64::from(32 * part), 2);
 
@@ -122,6 +119,9 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
 
         let turn = |head: Val<'k, u32>, block: Val<'k, u32>, masked: bool, mods: Option<&Mod<'k>>| {
             q_cursor.wait();
+            if masked {
+                slots.clear_queries(k, spec, &tile, block, [&q_cursor, &d_o_cursor]);
+            }
             let q_stage = q_cursor.stage();
             multiply_transposed(&s, [key_tile, query_tile], [k_low, q_low + query_tile.slots(q_stage)]);
             d_o_cursor.wait();
@@ -161,7 +161,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                         keys: [0, 8].map(|below| (own_key + below).min(score_mod.last_key)),
                         first_query: first_query.unsigned() + column,
                         last_query: score_mod.last_query,
-                        shift: score_mod.shift,
+                        shift: tile.own.map_or(score_mod.shift, |own| own.shift),
                     };
                     // The probabilities of a part are packed before they get the slope of the cap.
                     let of_part = |part: u32| {
@@ -180,7 +180,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                     }
                 }
             }
-            meet();
+            meet(k);
             add_keys(&dv, p_low + parity_low, result_tile, d_o_across_low + result_tile.slots(d_o_stage));
 
             k.wgmma_wait(1);
@@ -198,7 +198,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
             }
             let ds_slot = ds_slots.address() + parity_bytes;
             (0..OWN_QUERIES / 16).for_each(|step| write(ds_slot, step, &dp.pack_a(step, spec.ty.packed())));
-            meet();
+            meet(k);
             k.wgmma_fence();
             for (part, d) in &dq {
                 let b_low = k_across_low + warpgroup * key_tile.across_elements(part.of_consumer);
@@ -226,7 +226,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                 k.wgmma_wait(1);
             }
             k.when(tile.adds(block), || {
-                let piece = tile.block_number(head, block) * CONSUMERS + warpgroup;
+                let piece = tile.block_number(&params, head, block) * CONSUMERS + warpgroup;
                 let add = || {
                     let to = params.dq.at(piece, piece_bytes(spec.head)) + (thread << 4).widen();
                     let registers = dq.iter().flat_map(|(_, d)| d.registers());
@@ -237,7 +237,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                 };
                 let Some(turns) = &params.turns else { return add() };
                 let at = turns.added.at(piece, 4);
-                k.when(thread.eq(0), || turns.wait(k, spec, &params, &tile, block, at));
+                k.when(thread.eq(0), || turns.wait(k, spec, &tile, block, at));
                 k.barrier_sync(warpgroup + STAGING, WARPGROUP);
                 add();
                 k.barrier_sync(warpgroup + STAGING, WARPGROUP);
@@ -251,6 +251,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
         };
 
         slots.keys_full.at(0u32).wait(0u32);
+        slots.clear_keys(k, spec, &tile);
         k.range(params.group, |member| {
             let head = tile.first_head + member;
             if let Some(score_mod) = &params.score_mod {
@@ -282,21 +283,39 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                 }
             }
         }
-        meet();
-        k.when(thread.eq(0), || {
-            // One of the two for each consumer.
-            let sends = [(&params.dv, params.has_dv, value_tile, &slots.values), (&params.dk, params.has_dk, key_tile, &slots.keys)];
-            for (consumer, (map, is_written, from, slot)) in (0..).zip(sends) {
+        meet(k);
+        // One of the two for each consumer.
+        let sends = [(&params.dv, params.has_dv, value_tile, slots.values), (&params.dk, params.has_dk, key_tile, slots.keys)];
+        let store_all = || {
+            k.when(thread.eq(0), || {
+                for (consumer, (map, is_written, from, slot)) in (0..).zip(&sends) {
+                    k.when(warpgroup.eq(consumer) & is_written.ne(0), || {
+                        for panel in 0..from.panels() {
+                            let row = tile.key_row(tile.first_key);
+                            let at = [k.constant(panel * PANEL), row, tile.place.head, tile.map_batch(k)].map(|at| at.signed());
+                            k.tma_store(map, &at, slot.address() + panel * (from.bytes() / from.panels()));
+                        }
+                    });
+                }
+                k.bulk_commit();
+                k.bulk_wait(0);
+            });
+        };
+        let (Some(ragged), Some(own)) = (&params.ragged, &tile.own) else { return store_all() };
+        // What is behind the last key belongs to the next sequence.
+        let is_whole = (tile.first_key + spec.keys()).le(own.keys.count);
+        let store_rows = || {
+            let rows = [tile.place.head, tile.key_row(tile.first_key), own.keys.count - tile.first_key];
+            for (consumer, (rows_out, (_, is_written, from, slot))) in (0..).zip([&ragged.dv, &ragged.dk].into_iter().zip(&sends)) {
+                let staging = Staging::within(k, *slot, from.panels(), STAGING);
                 k.when(warpgroup.eq(consumer) & is_written.ne(0), || {
                     for panel in 0..from.panels() {
-                        let at = [k.constant(panel * PANEL), tile.first_key, tile.place.head, tile.place.batch].map(|at| at.signed());
-                        k.tma_store(map, &at, slot.address() + panel * (from.bytes() / from.panels()));
+                        rows_out.store(k, &staging, [staging.stage(k.constant(0), panel), thread], panel, rows);
                     }
                 });
             }
-            k.bulk_commit();
-            k.bulk_wait(0);
-        });
+        };
+        k.when_else(is_whole, store_all, store_rows);
     };
 
     k.warp_roles(&[

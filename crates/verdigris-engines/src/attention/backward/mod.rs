@@ -2,12 +2,14 @@
 //!
 //! **What.** bf16 and f16, heads of up to 256 elements (multiples of 8), grouped heads, windows around either diagonal, sinks and biases without their gradients;
 //! between the products a soft cap, a bias, slopes, a mask and a factor that is given at execution ([`super::score_mod`]), in kernels of their own. Tensors of
-//! any strides that TMA takes. Workspace is of the size of the queries, in f32.
+//! any strides that TMA takes; and ragged tensors ([`super::ragged`], [`sequences`]), in kernels of their own. Workspace is of the size of the queries, in f32,
+//! with up to 64 rows more for each sequence.
 //!
 //! **Method.** Three launches: two numbers of each query; the products, a CTA for each 128 keys ([`kernel`]; where queries or values have more than 128
 //! elements, for each 64: [`long`]), which goes through all queries that attend to them and through all heads that share them; the gradient of the queries,
 //! which the CTAs have added up in f32, rounded. Shares of it are added as they come, or in one order: then the CTA of the last keys is first, and each waits
-//! for the one behind it.
+//! for the one behind it. Of ragged tensors, keys, queries and gradients of results behind the end of a sequence become 0 in shared memory, and gradients are
+//! stored row by row there; CTAs beyond a sequence's end stop at once.
 //!
 //! **When it wins.** On compute capability 9.0, wherever it takes the problem.
 //!
@@ -19,6 +21,7 @@
 mod around;
 mod kernel;
 mod long;
+mod sequences;
 mod spec;
 
 #[cfg(test)]
@@ -32,7 +35,7 @@ use verdigris_tensor::DType;
 use super::half::Half;
 use super::mapped::{self, UNBOUNDED};
 use super::order::OrderArgs;
-use super::ragged;
+use super::ragged::{self, RowsOutArgs};
 use super::score_mod::{self, ScoreModArgs};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
@@ -42,7 +45,8 @@ use crate::fuse::steps::host_number;
 use crate::layout::space::element;
 
 use around::{BeforeArgs, BehindArgs, MOST_ELEMENTS, ROWS, RowsArgs};
-use kernel::{BandArgs, ModArgs, ParamsArgs, TurnsArgs};
+use kernel::{BandArgs, ModArgs, ParamsArgs, RaggedArgs, TurnsArgs};
+use sequences::SequencesArgs;
 use spec::{Around, CONSUMERS, HEADS, Mask, QUERIES, Spec, is_long, keys_of, piece_bytes};
 
 /// Blocks of queries in shared memory at a time.
@@ -87,7 +91,7 @@ impl Algorithm for Backward {
         let optional = [("dq", dq), ("dk", dk), ("dv", dv)].into_iter().filter_map(|(name, view)| Some((name, view.as_ref()?)));
         let mapped: Vec<(&str, &View)> =
             [("q", &p.q), ("k", &p.k), ("v", &p.v), ("o", o), ("d_o", d_o)].into_iter().chain(optional).collect();
-        ragged::refuse(Self::ID, p)?;
+        ragged::require(Self::ID, p)?;
         let ty = mapped::require(Self::ID, p, &mapped)?;
         let score_mod = score_mod::is_needed(p);
         score_mod::require(Self::ID, p)?;
@@ -109,7 +113,13 @@ impl Algorithm for Backward {
         )?;
         let rows = u128::from(p.b) * u128::from(p.h) * u128::from(p.s_q.max(p.s_kv) + 256);
         Self::ID.require(rows < 1 << 31, Reason::Extent, format_args!("{rows} rows of all heads, taken are fewer than 2^31"))?;
-        let mask = if score_mod || p.left.is_some() || p.right.is_some() { Mask::Band } else { Mask::End };
+        let padded = u128::from(p.h) * u128::from(sequences::blocks_of_head(p)) * u128::from(QUERIES);
+        Self::ID.require(
+            !p.is_ragged() || padded < 1 << 31,
+            Reason::Extent,
+            format_args!("{padded} rows of all heads in whole blocks of each sequence, taken are fewer than 2^31"),
+        )?;
+        let mask = if score_mod || p.is_ragged() || p.left.is_some() || p.right.is_some() { Mask::Band } else { Mask::End };
         // The longest take whatever is left.
         let (head, value) = HEADS.into_iter().find(|&(d, d_v)| p.d <= d.into() && p.d_v <= d_v.into()).unwrap_or(HEADS[HEADS.len() - 1]);
         Ok(Backward {
@@ -130,7 +140,8 @@ impl Algorithm for Backward {
 
     fn configs(&self) -> Vec<Spec> {
         let Backward { ty, head, value, mask, score_mod, .. } = *self;
-        [false, true].map(|in_order| Spec { ty, head, value, stages: STAGES, mask, in_order, score_mod }).to_vec()
+        let ragged = self.problem.is_ragged();
+        [false, true].map(|in_order| Spec { ty, head, value, stages: STAGES, mask, in_order, score_mod, ragged }).to_vec()
     }
 
     fn knobs(spec: &Spec) -> Knobs {
@@ -144,6 +155,9 @@ impl Algorithm for Backward {
     }
 
     fn work(&self, spec: &Spec) -> Work {
+        if self.problem.is_ragged() {
+            return Backward { problem: self.problem.of_mean_length(), ..self.clone() }.work(spec);
+        }
         let p = &self.problem;
         let [queries, keys, head, value] = [QUERIES, spec.keys(), spec.head, spec.value].map(f64::from);
         let matrices = (p.b * p.h_kv) as f64;
@@ -217,8 +231,9 @@ impl Algorithm for Backward {
         let p = &self.problem;
         let mut program = empty_program(&p.slots());
         let (query_blocks, key_blocks) = (self.query_blocks(), self.key_blocks() as u32);
-        let heads = p.b * p.h;
-        let blocks = heads * query_blocks;
+        // Of ragged tensors, tiles are those of the longest sequence for each, and blocks those of all rows.
+        let tiles = p.b * p.h * query_blocks;
+        let blocks = if spec.ragged { p.h * sequences::blocks_of_head(p) } else { tiles };
         let padded = blocks * u64::from(QUERIES);
         let [delta, lse_log2] = ["delta", "log-sum-exp"].map(|name| program.add_scratch(name, padded * 4));
         let pieces_bytes = blocks * u64::from(CONSUMERS * piece_bytes(spec.head));
@@ -245,12 +260,14 @@ impl Algorithm for Backward {
             vectors: (p.d_v / 8) as u32,
             ctas: (query_blocks * u64::from(QUERIES / ROWS)) as u32,
             heads: p.h as u32,
+            sequences: SequencesArgs::of(p),
         };
-        let grid = [(padded / u64::from(ROWS)) as u32, 1, 1];
-        program.launch(Launch::new(Around::Before(self.ty).kernel(), grid, before.bound(&())));
+        let grid = [(tiles * u64::from(QUERIES / ROWS)) as u32, 1, 1];
+        program.launch(Launch::new(Around::Before(self.ty, spec.ragged).kernel(), grid, before.bound(&spec.ragged)));
 
         let map = |name: &str, view: &View, decl| mapped::map(decl, view, p.dims(name, view));
-        let corner = if p.corner == Corner::BottomRight { p.s_kv as i32 - p.s_q as i32 } else { 0 };
+        // Each sequence has its own corner.
+        let corner = if p.corner == Corner::BottomRight && !spec.ragged { p.s_kv as i32 - p.s_q as i32 } else { 0 };
         let band = BandArgs {
             before: p.left.map_or(-UNBOUNDED, |left| corner - left as i32),
             behind: p.right.map_or(UNBOUNDED, |right| corner + right as i32 + 1),
@@ -286,6 +303,11 @@ impl Algorithm for Backward {
                 last_key: p.s_kv as u32 - 1,
                 shift: p.s_kv as i32 - p.s_q as i32,
             }),
+            ragged: SequencesArgs::of(p).map(|sequences| {
+                // Of one that is not written, rows that are not used.
+                let rows = |view: &Option<View>, of: &View, elements| RowsOutArgs::new(view.as_ref().unwrap_or(of), elements);
+                RaggedArgs { sequences, dk: rows(dk, &p.k, p.d), dv: rows(dv, &p.v, p.d_v) }
+            }),
         };
         program.launch(Launch::new(spec.kernel(), [order.tiles, 1, 1], args.bound(spec)).overlapping());
 
@@ -303,10 +325,11 @@ impl Algorithm for Backward {
                 scale: host_number(p.scale),
                 pieces_of_head: (query_blocks * u64::from(CONSUMERS)) as u32,
                 heads: p.h as u32,
+                sequences: SequencesArgs::of(p),
             };
-            let grid = [(blocks * u64::from(CONSUMERS)) as u32, 1, 1];
-            let behind = Around::Behind(self.ty, spec.head);
-            program.launch(Launch::new(behind.kernel(), grid, args.bound(&())).overlapping());
+            let grid = [(tiles * u64::from(CONSUMERS)) as u32, 1, 1];
+            let behind = Around::Behind(self.ty, spec.head, spec.ragged);
+            program.launch(Launch::new(behind.kernel(), grid, args.bound(&spec.ragged)).overlapping());
         }
         Ok(program)
     }
@@ -319,16 +342,18 @@ impl Algorithm for Backward {
         for ty in Half::ALL {
             let mut behind = Vec::new();
             for (head, value) in HEADS {
-                for (mask, score_mod) in [(Mask::End, false), (Mask::Band, false), (Mask::Band, true)] {
-                    kernels
-                        .extend([false, true].map(|in_order| Spec { ty, head, value, stages: STAGES, mask, in_order, score_mod }.kernel()));
+                let (end, band) = (Mask::End, Mask::Band);
+                let of = [(end, false, false), (band, false, false), (band, true, false), (band, false, true), (band, true, true)];
+                for (mask, score_mod, ragged) in of {
+                    let spec = |in_order| Spec { ty, head, value, stages: STAGES, mask, in_order, score_mod, ragged };
+                    kernels.extend([false, true].map(|in_order| spec(in_order).kernel()));
                 }
                 if !behind.contains(&head) {
                     behind.push(head);
-                    kernels.push(Around::Behind(ty, head).kernel());
+                    kernels.extend([false, true].map(|ragged| Around::Behind(ty, head, ragged).kernel()));
                 }
             }
-            kernels.push(Around::Before(ty).kernel());
+            kernels.extend([false, true].map(|ragged| Around::Before(ty, ragged).kernel()));
         }
         kernels
     }

@@ -89,6 +89,8 @@ pub(in crate::attention) struct Spec {
     pub(super) in_order: bool,
     /// Something stands between the products and the softmax; with a mask of bands.
     pub(super) score_mod: bool,
+    /// Sequences lie behind each other; with a mask of bands.
+    pub(super) ragged: bool,
 }
 
 impl fmt::Display for Spec {
@@ -100,7 +102,7 @@ impl fmt::Display for Spec {
             write!(f, "_v{value}")?;
         }
         write!(f, "_m{QUERIES}_n{keys}_s{stages}_{}", self.mask.name())?;
-        let marks = [(self.in_order, "_ordered"), (self.score_mod, "_scoremod")];
+        let marks = [(self.in_order, "_ordered"), (self.score_mod, "_scoremod"), (self.ragged, "_ragged")];
         marks.iter().filter(|(has, _)| *has).try_for_each(|(_, name)| f.write_str(name))
     }
 }
@@ -188,18 +190,19 @@ pub(super) const WRITTEN: u32 = ROOM + CONSUMERS;
 /// The launches in front of the main one and behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Around {
-    /// Two numbers of each query.
-    Before(Half),
-    /// The gradient of the queries, rounded; of heads of so many elements.
-    Behind(Half, u32),
+    /// Two numbers of each query; of ragged tensors or others.
+    Before(Half, bool),
+    /// The gradient of the queries, rounded; of heads of so many elements, in ragged tensors or others.
+    Behind(Half, u32, bool),
 }
 
 impl fmt::Display for Around {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Around::Before(ty) => write!(f, "attention_backward_rows_{}", ty.name()),
-            Around::Behind(ty, head) => write!(f, "attention_backward_queries_{}_d{head}", ty.name()),
-        }
+        let ragged = match self {
+            Around::Before(ty, ragged) => write!(f, "attention_backward_rows_{}", ty.name()).map(|()| ragged),
+            Around::Behind(ty, head, ragged) => write!(f, "attention_backward_queries_{}_d{head}", ty.name()).map(|()| ragged),
+        }?;
+        f.write_str(if *ragged { "_ragged" } else { "" })
     }
 }
 
@@ -207,13 +210,13 @@ impl Around {
     pub(super) fn kernel(self) -> KernelRef {
         KernelRef::new(self.to_string(), move || {
             let threads = match self {
-                Around::Before(_) => around::THREADS,
+                Around::Before(..) => around::THREADS,
                 Around::Behind(..) => WARPGROUP,
             };
             let header = Header { name: self.to_string(), target: Target::Sm90a, threads, min_ctas: 1, cluster: 1 };
             build(header, |k| match self {
-                Around::Before(ty) => around::before(k, ty),
-                Around::Behind(ty, head) => around::behind(k, ty, head),
+                Around::Before(ty, ragged) => around::before(k, ty, ragged),
+                Around::Behind(ty, head, ragged) => around::behind(k, ty, head, ragged),
             })
         })
     }

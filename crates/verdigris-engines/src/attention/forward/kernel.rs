@@ -233,13 +233,7 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
                     v_cursor.wait();
                     let first = (tile.keys.signed() - (block * spec.block).signed()).max(0).unsigned().min(spec.block);
                     let slot = v_slots.address() + v_cursor.stage() * v_tile.bytes();
-                    let zeros = [k.constant(0u32); 4];
-                    for panel in 0..v_tile.panels() {
-                        let panel_bytes = spec.block * 128;
-                        k.range_step((first << 3) + (k.thread() - WARPGROUP), spec.block * 8, spec.consumers * WARPGROUP, |chunk| {
-                            k.st_shared_vector(slot + (chunk << 4), i64::from(panel * panel_bytes), &zeros);
-                        });
-                    }
+                    v_tile.clear(slot, first, [WARPGROUP, spec.consumers * WARPGROUP]);
                     k.fence_proxy_async();
                     k.barrier_sync(all_barrier, spec.consumers * WARPGROUP);
                 });
@@ -330,7 +324,7 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
                         let count = (own.count.signed() - own_row.signed()).max(0).unsigned();
                         for panel in 0..v_tile.panels() {
                             let rows = [tile.head, tile.query_row(own_row), count];
-                            rows_out.store(k, &staging, [warpgroup, thread], panel, rows);
+                            rows_out.store(k, &staging, [staging.stage(warpgroup, panel), thread], panel, rows);
                         }
                         // Queries of the next tile come to where these rows were read.
                         k.barrier_sync(warpgroup + own_barrier, WARPGROUP);

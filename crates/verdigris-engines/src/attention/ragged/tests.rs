@@ -6,6 +6,7 @@ use verdigris_graph::Problem;
 use verdigris_kir::interp::{self, Kernels, Memory};
 
 use super::super::backward::Backward;
+use super::super::decode::Decode;
 use super::super::forward::Forward;
 use super::super::half::Half;
 use super::super::simt::Simt;
@@ -17,10 +18,12 @@ const LONGEST: [usize; 2] = [70, 90];
 const ROWS: [usize; 2] = [140, 200];
 const H: usize = 2;
 const H_KV: usize = 1;
+/// Elements of a short head, and of a long one.
 const D: usize = 24;
+const LONG_D: usize = 136;
 const SCALE: f64 = 0.25;
 
-/// Offsets of three sequences, and whether the last one's keys and values are no numbers.
+/// Offsets of three sequences, and whether the last one's tensors are no numbers.
 type Told = ([[i32; 4]; 2], bool);
 
 const TOLD: &[Told] = &[
@@ -29,6 +32,11 @@ const TOLD: &[Told] = &[
     // A sequence without keys; what is behind those in front is no number.
     ([[0, 65, 66, 130], [0, 64, 64, 140]], true),
     ([[0, 1, 66, 67], [0, 85, 110, 200]], true),
+    // Ends at the edges of tiles and beside them, with a sequence without queries between no numbers.
+    ([[0, 64, 64, 134], [0, 63, 128, 200]], true),
+    ([[0, 63, 128, 140], [0, 65, 129, 193]], true),
+    // Sequences of which the later ones lie in front.
+    ([[70, 140, 0, 70], [110, 200, 20, 110]], true),
     // Below 0, falling, beyond the rows, and longer than may be.
     ([[-7, i32::MIN, 20, i32::MAX], [90, -5, 250, 10]], false),
     ([[i32::MAX, i32::MIN, 139, 140], [199, 200, 5, 6]], false),
@@ -57,40 +65,44 @@ struct Data {
     d_o: Vec<f32>,
 }
 
-fn data((offsets, spoiled): Told) -> Data {
+fn data((offsets, spoiled): Told, d: usize) -> Data {
     let mut numbers = Numbers::new(offsets[0][1].unsigned_abs().into());
-    let (q, mut k, mut v) = (numbers.take(ROWS[0] * H * D), numbers.take(ROWS[1] * H_KV * D), numbers.take(ROWS[1] * H_KV * D));
-    let d_o = numbers.take(ROWS[0] * H * D);
+    let (mut q, mut k, mut v) = (numbers.take(ROWS[0] * H * d), numbers.take(ROWS[1] * H_KV * d), numbers.take(ROWS[1] * H_KV * d));
+    let mut d_o = numbers.take(ROWS[0] * H * d);
     // What is in no sequence is never multiplied, nor is what is in another one.
-    for row in 0..ROWS[1] {
-        let of = (0..3).find(|&n| rows(1, &offsets[1], n).contains(&row));
-        if of.is_none() || (spoiled && of == Some(2)) {
-            k[row * H_KV * D..][..H_KV * D].fill(f32::NAN);
-            v[row * H_KV * D..][..H_KV * D].fill(f32::INFINITY);
+    for which in [0, 1] {
+        for row in 0..ROWS[which] {
+            let of = (0..3).find(|&n| rows(which, &offsets[which], n).contains(&row));
+            if of.is_none() || (spoiled && of == Some(2)) {
+                let (width, tensors) = if which == 0 { (H * d, [&mut q, &mut d_o]) } else { (H_KV * d, [&mut k, &mut v]) };
+                let [first, second] = tensors.map(|values| &mut values[row * width..][..width]);
+                first.fill(f32::NAN);
+                second.fill(f32::INFINITY);
+            }
         }
     }
     Data { q, k, v, d_o }
 }
 
-fn right((offsets, _): Told, data: &Data) -> Right {
+fn right((offsets, _): Told, data: &Data, d: usize) -> Right {
     let nan = |n: usize| vec![f64::NAN; n];
     let mut right = Right {
-        o: nan(ROWS[0] * H * D),
+        o: nan(ROWS[0] * H * d),
         lse: nan(H * ROWS[0]),
-        dq: nan(ROWS[0] * H * D),
-        dk: nan(ROWS[1] * H_KV * D),
-        dv: nan(ROWS[1] * H_KV * D),
+        dq: nan(ROWS[0] * H * d),
+        dk: nan(ROWS[1] * H_KV * d),
+        dv: nan(ROWS[1] * H_KV * d),
     };
     for n in 0..3 {
         let (queries, keys) = (rows(0, &offsets[0], n), rows(1, &offsets[1], n));
         let shift = keys.len() as i64 - queries.len() as i64;
         keys.clone().for_each(|key| {
-            right.dk[key * D..][..D].fill(0.0);
-            right.dv[key * D..][..D].fill(0.0);
+            right.dk[key * d..][..d].fill(0.0);
+            right.dv[key * d..][..d].fill(0.0);
         });
         for h in 0..H {
             for (i, query) in queries.clone().enumerate() {
-                let at = |values: &[f32], row: usize| -> Vec<f64> { values[row * D..][..D].iter().map(|&x| f64::from(x)).collect() };
+                let at = |values: &[f32], row: usize| -> Vec<f64> { values[row * d..][..d].iter().map(|&x| f64::from(x)).collect() };
                 let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
                 let own = query * H + h;
                 let (q, d_o) = (at(&data.q, own), at(&data.d_o, own));
@@ -99,21 +111,21 @@ fn right((offsets, _): Told, data: &Data) -> Right {
                 let sum: f64 = scores.iter().map(|s| s.exp()).sum();
                 let lse = sum.ln();
                 let p: Vec<f64> = scores.iter().map(|s| (s - lse).exp()).collect();
-                let mut o = vec![0.0; D];
+                let mut o = vec![0.0; d];
                 for (p, &key) in p.iter().zip(&attended) {
                     o.iter_mut().zip(at(&data.v, key)).for_each(|(o, v)| *o += p * v);
                 }
                 right.lse[h * ROWS[0] + query] = lse;
-                right.o[own * D..][..D].copy_from_slice(&o);
+                right.o[own * d..][..d].copy_from_slice(&o);
                 let rest = dot(&d_o, &o);
-                let mut dq = vec![0.0; D];
+                let mut dq = vec![0.0; d];
                 for (p, &key) in p.iter().zip(&attended) {
                     let ds = SCALE * p * (dot(&d_o, &at(&data.v, key)) - rest);
                     dq.iter_mut().zip(at(&data.k, key)).for_each(|(dq, k)| *dq += ds * k);
-                    right.dk[key * D..][..D].iter_mut().zip(&q).for_each(|(dk, q)| *dk += ds * q);
-                    right.dv[key * D..][..D].iter_mut().zip(&d_o).for_each(|(dv, d_o)| *dv += p * d_o);
+                    right.dk[key * d..][..d].iter_mut().zip(&q).for_each(|(dk, q)| *dk += ds * q);
+                    right.dv[key * d..][..d].iter_mut().zip(&d_o).for_each(|(dv, d_o)| *dv += p * d_o);
                 }
-                right.dq[own * D..][..D].copy_from_slice(&dq);
+                right.dq[own * d..][..d].copy_from_slice(&dq);
             }
         }
     }
@@ -121,10 +133,10 @@ fn right((offsets, _): Told, data: &Data) -> Right {
 }
 
 /// A problem of these sequences.
-fn problem(dtype: &str, pass: &str, outputs: &str) -> Problem {
+fn problem(dtype: &str, pass: &str, outputs: &str, d: usize) -> Problem {
     let [[s_q, s_kv], [q_rows, kv_rows]] = [LONGEST, ROWS];
     let words = format!(
-        "attention {pass} {dtype} b=3 h={H} h_kv={H_KV} s_q={s_q} s_kv={s_kv} q_rows={q_rows} kv_rows={kv_rows} ragged d={D} corner=bottom_right \
+        "attention {pass} {dtype} b=3 h={H} h_kv={H_KV} s_q={s_q} s_kv={s_kv} q_rows={q_rows} kv_rows={kv_rows} ragged d={d} corner=bottom_right \
          right=0 q=bshd k=bshd v=bshd q_offsets=i32 kv_offsets=i32 scale={SCALE} o=bshd {outputs}"
     );
     let problem: Problem = words.parse().unwrap_or_else(|error| panic!("{words}: {error}"));
@@ -168,11 +180,11 @@ fn wide(values: &[f32]) -> Vec<u8> {
 }
 
 fn forward<A: Algorithm>(ty: Option<Half>, dtype: &str, slack: f64) {
-    let problem = problem(dtype, "forward", "log_sum_exp=f32");
+    let problem = problem(dtype, "forward", "log_sum_exp=f32", D);
     let accepted = A::accept(&problem, &Arch::virtual_device(3)).expect("taken");
     for told in TOLD {
-        let (data, bytes) = (data(*told), |values: &[f32]| ty.map_or_else(|| wide(values), |ty| halves(ty, values)));
-        let right = right(*told, &data);
+        let (data, bytes) = (data(*told, D), |values: &[f32]| ty.map_or_else(|| wide(values), |ty| halves(ty, values)));
+        let right = right(*told, &data, D);
         for options in schedules() {
             let mut memory = Memory::new();
             for values in [&data.q, &data.k, &data.v] {
@@ -199,16 +211,12 @@ fn sequences_stay_by_themselves() {
     forward::<Forward>(Some(Half::Bf16), "bf16", 2e-2);
 }
 
-fn backward<A: Algorithm>(ty: Option<Half>, dtype: &str, slack: f64) {
-    let problem = problem(dtype, "backward", "log_sum_exp=f32 d_o=bshd dq=bshd dk=bshd dv=bshd");
+fn backward<A: Algorithm>(ty: Option<Half>, dtype: &str, d: usize, slack: f64) {
+    let problem = problem(dtype, "backward", "log_sum_exp=f32 d_o=bshd dq=bshd dk=bshd dv=bshd", d);
     let accepted = A::accept(&problem, &Arch::virtual_device(3)).expect("taken");
     for told in TOLD {
-        let (mut data, bytes) = (data(*told), |values: &[f32]| ty.map_or_else(|| wide(values), |ty| halves(ty, values)));
-        let right = right(*told, &data);
-        let is_own = owned(0, &told.0[0], H, D, false);
-        // What is in no sequence has no result either, and its gradient may be anything.
-        data.d_o.iter_mut().zip(&is_own).filter(|(_, own)| !**own).for_each(|(d_o, _)| *d_o = f32::NAN);
-        data.q.iter_mut().zip(&is_own).filter(|(_, own)| !**own).for_each(|(q, _)| *q = f32::INFINITY);
+        let (data, bytes) = (data(*told, d), |values: &[f32]| ty.map_or_else(|| wide(values), |ty| halves(ty, values)));
+        let right = right(*told, &data, d);
         let narrow = |values: &[f64]| values.iter().map(|&value| value as f32).collect::<Vec<f32>>();
         for (number, options) in schedules().into_iter().enumerate() {
             let mut memory = Memory::new();
@@ -231,7 +239,7 @@ fn backward<A: Algorithm>(ty: Option<Half>, dtype: &str, slack: f64) {
             for (what, slot, right, which, heads) in
                 [("dq", dq, &right.dq, 0, H), ("dk", dk, &right.dk, 1, H_KV), ("dv", dv, &right.dv, 1, H_KV)]
             {
-                judge(what, told, &numbers(ty, &memory.to_vec(slot)), right, &owned(which, &told.0[which], heads, D, false), slack);
+                judge(what, told, &numbers(ty, &memory.to_vec(slot)), right, &owned(which, &told.0[which], heads, d, false), slack);
             }
         }
     }
@@ -239,12 +247,22 @@ fn backward<A: Algorithm>(ty: Option<Half>, dtype: &str, slack: f64) {
 
 #[test]
 fn gradients_of_sequences_stay_by_themselves() {
-    backward::<Simt>(None, "f32", 1e-4);
+    backward::<Simt>(None, "f32", D, 1e-4);
+    backward::<Backward>(Some(Half::Bf16), "bf16", D, 4e-2);
+}
+
+#[test]
+fn gradients_of_sequences_with_long_heads_stay_by_themselves() {
+    backward::<Backward>(Some(Half::Bf16), "bf16", LONG_D, 8e-2);
 }
 
 #[test]
 fn who_takes_ragged_tensors() {
-    let of = problem("bf16", "backward", "log_sum_exp=f32 d_o=bshd dq=bshd");
-    let refusal = Backward::accept(&of, &Arch::h200()).expect_err("offsets");
+    let of = |pass, outputs| problem("bf16", pass, outputs, D);
+    let few = of("forward", "log_sum_exp=f32").to_string().replace(&format!("s_q={}", LONGEST[0]), "s_q=7");
+    let refusal = Decode::accept(&few.parse().expect(&few), &Arch::h200()).expect_err("offsets");
     assert!(refusal.to_string().contains("ragged"), "{refusal}");
+    let told = of("backward", "log_sum_exp=f32 d_o=bshd dq=bshd").to_string().replace(" q_offsets=", " q_lengths=i32 q_offsets=");
+    let refusal = Backward::accept(&told.parse().expect(&told), &Arch::h200()).expect_err("lengths");
+    assert!(refusal.to_string().contains("lengths"), "{refusal}");
 }
