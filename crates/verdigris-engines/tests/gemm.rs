@@ -5,13 +5,19 @@ mod harness;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use harness::{Outcome, verify, verify_where};
+use harness::{Outcome, execute_with, verify, verify_where};
 use rayon::prelude::*;
 use verdigris_engines::arch::Arch;
-use verdigris_engines::engine::Knobs;
-use verdigris_graph::{GemmProblem, Precision, Problem, Slot};
+use verdigris_engines::engine::{Knobs, Reason};
+use verdigris_engines::layout::batch::{BatchIndexArgs, BatchStridesBytes, Chunk};
+use verdigris_graph::{GemmProblem, HostScalar, Precision, Problem, Slot};
+use verdigris_kir::face::{Header, build};
+use verdigris_kir::inst::Special;
 use verdigris_kir::interp::matrix::Accumulation;
 use verdigris_kir::interp::{self, Kernels, Memory, Options};
+use verdigris_kir::ir::Target;
+use verdigris_kir::params::Write;
+use verdigris_kir::program::{Address, KernelRef, Launch, Program};
 use verdigris_reference::cases::{Case, load_file};
 use verdigris_reference::data;
 use verdigris_reference::run::{Inputs, Positions, run};
@@ -111,16 +117,7 @@ fn operands_are_rounded_to_tf32_without_tensor_cores() {
     let candidate = engine.accept(&case.problem, &arch).expect("it is taken");
     for knobs in candidate.knobs().configs() {
         let program = candidate.program(knobs).expect("a config of its own");
-        let result = |given: &Inputs| -> Vec<u8> {
-            let expected = run(&case.problem, given, Positions::All).expect("a reference").remove(0);
-            let mut memory = Memory::new();
-            for slot in (0..3).map(Slot) {
-                memory.add(&if slot == problem.d.slot { data::output_buffer(&expected, given) } else { given.buffers[&slot].clone() });
-            }
-            let options = Options { sms: arch.sm_count, ..Options::schedule(1) };
-            interp::run(&program, &kernels, &mut memory, &options).unwrap_or_else(|findings| panic!("{findings}"));
-            memory.to_vec(problem.d.slot.0 as usize)
-        };
+        let result = |given: &Inputs| result(&case, &program, given, &arch, &kernels);
         assert!(result(&inputs) == result(&rounded), "{knobs}");
     }
 }
@@ -208,4 +205,114 @@ fn terms_keep_what_is_special() {
         let near = (f64::from(got) - f64::from(expected)).abs() <= 2f64.powi(-22) * f64::from(expected).abs() + 2f64.powi(-134);
         assert!(got == expected || got.is_nan() && expected.is_nan() || near, "{row}, {column}: {got:e}, expected {expected:e}");
     }
+}
+
+/// The bytes that a program leaves in D, of a case without host scalars.
+fn result(case: &Case, program: &Program, given: &Inputs, arch: &Arch, kernels: &Kernels) -> Vec<u8> {
+    let Problem::Gemm(problem) = &case.problem else { panic!("a product") };
+    let expected = run(&case.problem, given, Positions::All).expect("a reference").remove(0);
+    let mut memory = Memory::new();
+    for slot in (0..3).map(Slot) {
+        memory.add(&if slot == problem.d.slot { data::output_buffer(&expected, given) } else { given.buffers[&slot].clone() });
+    }
+    let options = Options { sms: arch.sm_count, ..Options::schedule(1) };
+    interp::run(program, kernels, &mut memory, &options).unwrap_or_else(|findings| panic!("{findings}"));
+    memory.to_vec(problem.d.slot.0 as usize)
+}
+
+/// Nor does the rounding model see sums that are kept more exact than in f16, which the precision is; again the bits do, where D has more of them.
+#[test]
+fn sums_in_f16_are_numbers_of_f16() {
+    let (arch, kernels) = (Arch::virtual_device(2), Kernels::new());
+    let case = cases().into_iter().find(|case| case.id == "gemm/f16-sums-wide/nt/64x32x48").expect("a case");
+    let inputs = data::inputs(&case.problem, case.distribution, case.seed);
+    for engine in ["gemm.simt", "gemm.mma", "gemm.wgmma"] {
+        let engine = verdigris_engines::engine(engine).expect("the engine is registered");
+        let candidate = engine.accept(&case.problem, &arch).expect("it is taken");
+        for knobs in candidate.knobs().configs() {
+            let program = candidate.program(knobs).expect("a config of its own");
+            let bytes = result(&case, &program, &inputs, &arch, &kernels);
+            let words = bytes.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().expect("four bytes")));
+            // An f32 that is a number of f16 has its last 13 bits free. Behind D the buffer goes on.
+            let wrong = words.take(64 * 32).filter(|word| word & 0x1fff != 0).count();
+            assert_eq!(wrong, 0, "{} with {knobs}: so many of {} sums are none of f16", engine.id(), 64 * 32);
+        }
+    }
+}
+
+/// What tensor maps cannot describe is refused for that, before anything asks for a map of it: a depth of 0, and two batch dims.
+#[test]
+fn what_maps_cannot_describe_is_refused() {
+    let engine = verdigris_engines::engine("gemm.wgmma").expect("the engine is registered");
+    for (id, reason, seen) in [
+        ("gemm/f16-tiny/nn/8x8x0", Reason::Extent, "m, n, k = 8, 8, 0; none may be 0"),
+        ("gemm/f16-batch-two-dims/nn/17x24x16", Reason::Batch, "2 batch dims, takes at most 1"),
+    ] {
+        let case = cases().into_iter().find(|case| case.id == id).expect("a case");
+        let refusal = engine.accept(&case.problem, &Arch::virtual_device(2)).err().expect("it is refused");
+        assert!(refusal.reason == reason && refusal.seen == seen, "{id}: {refusal}");
+    }
+}
+
+/// A β that is 0 at execution leaves C out, NaN and all, as one does that is known beforehand.
+#[test]
+fn c_is_not_read_where_beta_is_bound_to_zero() {
+    let (arch, kernels) = (Arch::virtual_device(2), Kernels::new());
+    let case = cases().into_iter().find(|case| case.id.starts_with("gemm/f16-alpha-beta-bound/")).expect("a case");
+    let Problem::Gemm(problem) = &case.problem else { panic!("a product") };
+    let (Some(c), HostScalar::Bound(beta)) = (&problem.c, problem.beta) else { panic!("a C, and a β that is bound") };
+    let mut inputs = data::inputs(&case.problem, case.distribution, case.seed);
+    assert!(inputs.scalars.insert(beta, 0.0).is_some_and(|usual| usual != 0.0));
+    inputs.buffers.get_mut(&c.slot).expect("C").fill(0xff);
+    let mut taken = 0;
+    for engine in ["gemm.simt", "gemm.mma", "gemm.wgmma"] {
+        let engine = verdigris_engines::engine(engine).expect("the engine is registered");
+        let Ok(candidate) = engine.accept(&case.problem, &arch) else { continue };
+        let program = candidate.program(candidate.knobs().default_config()).expect("a config of its own");
+        let outcome = execute_with(&case, &inputs, &program, &arch, &kernels, 1);
+        assert!(outcome.is_ok(), "{}: {}", engine.id(), outcome.unwrap_err());
+        taken += 1;
+    }
+    assert!(taken >= 2, "{taken} engines take it");
+}
+
+verdigris_kir::parameters! {
+    /// A product of a batch, and where its number goes.
+    struct Product / ProductArguments of () as _spec {
+        batch: BatchIndexArgs = (),
+        strides: BatchStridesBytes = (),
+        y: Write = 4,
+    }
+}
+
+/// More products than a row of the grid has CTAs, in dims that lie apart: each is taken once, at its own place, and CTAs beyond the last do nothing.
+#[test]
+fn products_beyond_a_row_of_the_grid_are_each_taken_once() {
+    let kernel = KernelRef::new("products", || {
+        build(Header { name: "products".into(), target: Target::Sm80, threads: 32, ..Header::default() }, |k| {
+            let Product { batch, strides, y } = Product::declare(k, &());
+            let indices = batch.of_cta();
+            let number = k.special(Special::CtaZ) * k.special(Special::GridY) + k.special(Special::CtaY);
+            k.when(k.thread().eq(0), || k.st_global(strides.matrix(y, indices), 0, number));
+        })
+    });
+    // A word is left free behind each run of the innermost dim, and three behind each of the middle one.
+    let [outer, middle, inner] = [2u64, 3, 10_923];
+    let [run, block] = [inner + 1, middle * (inner + 1) + 3];
+    let chunks = Chunk::all(&[outer, middle, inner]);
+    let [chunk] = &chunks[..] else { panic!("{} launches", chunks.len()) };
+    let args = ProductArguments { batch: chunk.index(), strides: [4 * block, 4 * run, 4], y: Address::buffer(0) };
+    let [y, z] = chunk.grid();
+    let mut program = Program::default();
+    program.launch(Launch::new(kernel, [1, y, z], args.bound(&())));
+    let mut memory = Memory::new();
+    memory.add_filled(4 * outer * block, 0xff);
+    interp::run(&program, &Kernels::new(), &mut memory, &Options::schedule(1)).unwrap_or_else(|findings| panic!("{findings}"));
+    let mut wanted = vec![u32::MAX; (outer * block) as usize];
+    for number in 0..outer * middle * inner {
+        let (i, j, l) = (number / (middle * inner), number / inner % middle, number % inner);
+        wanted[(i * block + j * run + l) as usize] = number as u32;
+    }
+    let got: Vec<u32> = memory.to_vec(0).chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().expect("four bytes"))).collect();
+    assert!(got == wanted, "the first wrong word is {:?}", got.iter().zip(&wanted).position(|(got, wanted)| got != wanted));
 }

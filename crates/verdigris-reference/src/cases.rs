@@ -18,6 +18,7 @@
 //! broadcast = ["b"]            # operands (a, b, c) that all batches share
 //! pad = { a = 1, b = 0, c = 0, d = 8 } # added to the packed leading dimension
 //! batch_gap = 5                # elements between the matrices of a batch
+//! run_gap = 4                  # elements behind each run of a batch dim, before the next one of the dim outside: such dims are not one
 //! alpha = 0.5                  # or "bound": passed at execution; default 1
 //! beta = 1.0                   # default 0
 //! c = "bf16"                   # type of C, default none
@@ -192,6 +193,8 @@ struct Group {
     pad: Pad,
     #[serde(default)]
     batch_gap: u64,
+    #[serde(default)]
+    run_gap: u64,
     alpha: Option<ScalarText>,
     beta: Option<ScalarText>,
     c: Option<DType>,
@@ -282,12 +285,14 @@ enum Per {
 pub(crate) struct Placement<'a> {
     pub(crate) batch: &'a [u64],
     pub(crate) batch_gap: u64,
+    /// Elements behind each run of a batch dim.
+    pub(crate) run_gap: u64,
     next_slot: u32,
 }
 
 impl<'a> Placement<'a> {
     pub(crate) fn new(batch: &'a [u64], batch_gap: u64) -> Placement<'a> {
-        Placement { batch, batch_gap, next_slot: 0 }
+        Placement { batch, batch_gap, run_gap: 0, next_slot: 0 }
     }
 
     pub(crate) fn slot(&mut self) -> Slot {
@@ -318,7 +323,7 @@ impl<'a> Placement<'a> {
             let mut stride = span.checked_add(self.batch_gap).ok_or_else(too_large)?;
             for (entry, extent) in batch_strides.iter_mut().zip(self.batch).rev() {
                 *entry = stride;
-                stride = stride.checked_mul(*extent).ok_or_else(too_large)?;
+                stride = stride.checked_mul(*extent).and_then(|run| run.checked_add(self.run_gap)).ok_or_else(too_large)?;
             }
         }
         Ok(Matrix { slot: self.slot(), dtype, row_stride, column_stride, batch_strides })
@@ -403,7 +408,7 @@ impl Group {
             return self.field("layouts", letters, "a layout is two letters, of A and of B");
         };
         let no = |why| self.no_matrix(why);
-        let mut place = Placement::new(&self.batch, self.batch_gap);
+        let mut place = Placement { run_gap: self.run_gap, ..Placement::new(&self.batch, self.batch_gap) };
         let shared = |name: &str| self.broadcast.iter().any(|known| known == name);
         let b_dtype = self.b.unwrap_or(self.a);
         let d_dtype = self.d.unwrap_or(self.a);
@@ -550,6 +555,16 @@ mod tests {
         assert!(padded.to_string().contains("64 bits"), "{padded}");
         let apart = group(&format!("sizes = [[4, 4, 4]]\nbatch = [{MOST}, {MOST}]\nbatch_gap = {MOST}"));
         assert!(apart.to_string().contains("64 bits"), "{apart}");
+    }
+
+    #[test]
+    fn runs_that_lie_apart_stay_two_batch_dims() {
+        for (gap, batch) in [(0, vec![6]), (16, vec![2, 3])] {
+            let text = format!("[[group]]\nid = \"x\"\na = \"f16\"\nsizes = [[4, 4, 4]]\nbatch = [2, 3]\nbatch_gap = 8\nrun_gap = {gap}\n");
+            let cases = load("gemm", &text).expect("a case");
+            let Problem::Gemm(gemm) = &cases[0].problem else { panic!("a product") };
+            assert_eq!(gemm.batch, batch);
+        }
     }
 
     #[test]

@@ -15,6 +15,9 @@ use crate::tree::Tree;
 /// What nothing in the copy reads, and is large.
 const LEFT_OUT: [&str; 2] = ["bench/record/", "mutants/"];
 
+/// What is left out of the compilation of the engines, which is most of that of the copy: they make kernels and do not run them.
+const PLAIN: [&str; 2] = ["profile.dev.package.verdigris-engines.opt-level=0", "profile.dev.package.verdigris-engines.debug=false"];
+
 /// The programs of the copy, and where they are run.
 pub(super) struct Programs {
     pub(super) folder: PathBuf,
@@ -33,29 +36,25 @@ pub(super) fn programs(root: &Path, tree: &Tree, list: &List, selected: &[&Mutan
     let folder = root.join("target").join("mutants");
     let (copy, target) = (folder.join("tree"), folder.join("build"));
     write(tree, list, &copy)?;
-    let mut tests: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-    for one in selected {
-        if let (Some(package), Some(test)) = (&one.run.package, &one.run.test) {
-            tests.entry(package).or_default().insert(test);
-        }
-    }
-    // By the program's name and not its package's, so that dependencies have the features that the whole workspace asks for.
-    let mut commands = vec![vec!["build", "--bin", "workshop"]];
-    for (package, names) in &tests {
-        let mut command = vec!["test", "--no-run", "--package", *package];
-        for name in names {
-            command.extend(if *name == "lib" { vec!["--lib"] } else { vec!["--test", *name] });
-        }
-        commands.push(command);
-    }
+    // By the programs' names and not their packages', so that dependencies have the features that the whole workspace asks for; and all of them, whatever is
+    // selected, so that they keep those.
+    let tests_of = |mutants: &mut dyn Iterator<Item = &Mutant>| -> BTreeSet<(String, String)> {
+        mutants.filter_map(|one| Some((one.run.package.clone()?, one.run.test.clone()?))).collect()
+    };
+    let (wanted, all) = (tests_of(&mut selected.iter().copied()), tests_of(&mut list.mutants.iter()));
+    let mut command = vec!["build", "--bin", "workshop"];
+    command.extend(all.iter().filter(|(_, name)| name != "lib").flat_map(|(_, name)| ["--test", name]));
+    // Unit tests have no name of their own.
+    let of_units = wanted.iter().filter(|(_, name)| name == "lib");
+    let of_units = of_units.map(|(package, _)| vec!["test", "--no-run", "--package", package, "--lib"]);
+    let commands: Vec<Vec<&str>> = std::iter::once(command).chain(of_units).collect();
     let mut built = BTreeMap::new();
     for command in &commands {
         built.extend(cargo(command, &copy, &target)?);
     }
     let program = |key: &(String, String)| built.get(key).cloned().with_context(|| format!("cargo built no {} of {}", key.1, key.0));
     let workshop = program(&("verdigris-workshop".to_owned(), "workshop".to_owned()))?;
-    let tests = tests.iter().flat_map(|(package, names)| names.iter().map(|name| ((*package).to_owned(), (*name).to_owned())));
-    let tests = tests.map(|key| program(&key).map(|path| (key, path))).collect::<Result<_>>()?;
+    let tests = wanted.into_iter().map(|key| program(&key).map(|path| (key, path))).collect::<Result<_>>()?;
     Ok(Programs { folder: copy, workshop, tests, build_seconds: begun.elapsed().as_secs_f64() })
 }
 
@@ -72,6 +71,7 @@ fn cargo(arguments: &[&str], copy: &Path, target: &Path) -> Result<BTreeMap<(Str
     let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args(arguments)
         .args(["--quiet", "--locked", "--message-format=json"])
+        .args(PLAIN.iter().flat_map(|plain| ["--config", plain]))
         .env("CARGO_TARGET_DIR", target)
         .env("CARGO_INCREMENTAL", "1")
         .current_dir(copy)

@@ -12,8 +12,12 @@ use serde_json::Value;
 use super::build::Programs;
 use super::list::Run;
 
-/// What takes longer hangs.
+/// A process that has had a processor for longer hangs. What others have the processors for does not count.
 const LIMIT: Duration = Duration::from_secs(120);
+/// A process that is not done by then hangs, though it had no processor: it waits, or the machine is too busy to tell.
+const WAIT: Duration = Duration::from_secs(1_200);
+/// The unit of the times that Linux tells of a process.
+const TICKS_PER_SECOND: u64 = 100;
 /// How often a process is looked after.
 const LOOK: Duration = Duration::from_millis(10);
 /// Exit codes of a program that found faults, and of a test program with a failed test.
@@ -73,7 +77,7 @@ pub(super) fn run(programs: &Programs, run: &Run, seed: u64, number: u64) -> Res
     let reached = err.lines().any(|line| line == "mutant reached");
     let err: String = err.lines().filter(|line| *line != "mutant reached").map(|line| format!("{line}\n")).collect();
     let (found, ran) = match status {
-        None => (Some(Found { by: "hang".to_owned(), line: format!("still running after {} s", LIMIT.as_secs()) }), 0),
+        None => (Some(Found { by: "hang".to_owned(), line: format!("still running after {seconds:.0} s") }), 0),
         Some(status) if run.has_seed() => of_verify(status, &out, &err),
         Some(status) => of_tests(status, &out, &err, run.shows.as_deref().unwrap_or("test")),
     };
@@ -90,7 +94,7 @@ fn finish(command: &mut Command) -> Result<(Option<ExitStatus>, String, String)>
         if let Some(status) = child.try_wait()? {
             break Some(status);
         }
-        if begun.elapsed() > LIMIT {
+        if begun.elapsed() > LIMIT && (begun.elapsed() > WAIT || processor_time(child.id()).is_none_or(|time| time > LIMIT)) {
             child.kill()?;
             child.wait()?;
             break None;
@@ -104,6 +108,18 @@ fn finish(command: &mut Command) -> Result<(Option<ExitStatus>, String, String)>
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     };
     Ok((status, text(&mut out)?, text(&mut err)?))
+}
+
+/// How long a process has had a processor, all its threads together; nothing where the system does not tell in the way of Linux.
+fn processor_time(id: u32) -> Option<Duration> {
+    of_stat(&std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?)
+}
+
+/// The times of user and of system in a line of `/proc/ID/stat`. The program's name, in brackets, may hold anything.
+fn of_stat(line: &str) -> Option<Duration> {
+    let mut fields = line.rsplit_once(')')?.1.split_whitespace().skip(11);
+    let mut ticks = || fields.next()?.parse::<u64>().ok();
+    Some(Duration::from_millis((ticks()? + ticks()?) * 1000 / TICKS_PER_SECOND))
 }
 
 /// What `workshop verify --json` says.
@@ -163,6 +179,14 @@ fn first_line(message: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_tells_its_processor_time() {
+        let line = "7 (a) b) S 1 2 3 4 5 6 7 8 9 10 150 25 0 0 20 0 1 0 9 8 7";
+        assert_eq!(of_stat(line), Some(Duration::from_millis(1_750)));
+        assert_eq!(of_stat("7 (a"), None);
+        assert_eq!(of_stat("7 (a) S 1 2"), None);
+    }
 
     #[test]
     fn messages_are_told_apart() {

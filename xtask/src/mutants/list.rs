@@ -129,6 +129,11 @@ impl Run {
         self.test.is_none()
     }
 
+    /// Whether what it runs takes a compilation of the engines of its own: their unit tests do, which is minutes.
+    pub(super) fn compiles_engines_again(&self) -> bool {
+        self.package.as_deref() == Some("verdigris-engines") && self.test.as_deref() == Some("lib")
+    }
+
     fn check(&self) -> Result<()> {
         let kinds = [&self.verify, &self.catalog, &self.test].iter().filter(|kind| kind.is_some()).count();
         ensure!(kinds == 1, "a run has one of `verify`, `catalog` and `test`, and this has {kinds}");

@@ -33,7 +33,27 @@ pub(super) fn place(tree: &Tree, mutant: &Mutant) -> Result<Range<usize>> {
                 .with_context(|| format!("mutant {}: in {} this does not stand behind `{after}`:\n{}", mutant.id, entry.file, entry.find))?
         }
     };
+    if let Some(why) = torn(&text[..start], &entry.find) {
+        bail!("mutant {}: in {} its text {why}:\n{}", mutant.id, entry.file, entry.find);
+    }
     Ok(start..start + entry.find.len())
+}
+
+/// Why a text cannot stand in a branch, as far as it and what stands before it tell; only the compiler knows all of it.
+fn torn(before: &str, find: &str) -> Option<&'static str> {
+    let is_name = |c: char| c.is_alphanumeric() || c == '_';
+    let behind_name = find.trim_start_matches(is_name);
+    if find.starts_with('.') || (before.ends_with('.') && !before.ends_with("..")) {
+        return Some("is what is called on an expression, and has to hold that as well");
+    }
+    if behind_name.len() < find.len() && behind_name.starts_with(": ") {
+        return Some("is a field, and has to be its value, or the whole expression");
+    }
+    let line = before.rsplit('\n').next().unwrap_or_default().trim();
+    if find.ends_with(';') && !(line.is_empty() || line.ends_with(['{', '}', ';'])) {
+        return Some("ends a statement that begins before it");
+    }
+    None
 }
 
 /// The sources that change, with all mutants in them.
@@ -144,6 +164,17 @@ mod tests {
     fn mutants_of_one_place_and_in_one_another_are_all_planted() {
         let text = planted(&[("", "1 + g(2)", "1"), ("", "1 + g(2)", "0"), ("1 + ", "g(2)", "g(3)")]).expect("fits");
         assert!(text.contains("(if is(0) { 1 } else if is(1) { 0 } else { 1 + (if is(2) { g(3) } else { g(2) }) })"), "{text}");
+    }
+
+    #[test]
+    fn texts_that_no_branch_can_hold_are_named() {
+        assert_eq!(torn("    ", "first(1);"), None);
+        assert_eq!(torn("k.when(x, || { ", "first(1);"), None);
+        assert_eq!(torn("let x = ", "a::<u8>(1)"), None);
+        assert_eq!(torn("1..", "a.b()"), None);
+        assert!(torn("let x = ", "first(1);").is_some_and(|why| why.contains("begins before it")));
+        assert!(torn("a.", "first(1)").is_some() && torn("a", ".first(1)").is_some());
+        assert!(torn("P { ", "first: 1, second: 2").is_some_and(|why| why.contains("a field")));
     }
 
     #[test]

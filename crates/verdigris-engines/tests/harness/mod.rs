@@ -44,15 +44,26 @@ pub(crate) fn verify_where(
 }
 
 fn execute(case: &Case, program: &Program, arch: &Arch, kernels: &Kernels, schedule: u64) -> Result<(), String> {
-    let inputs = data::inputs(&case.problem, case.distribution, case.seed);
-    let expected = run::run(&case.problem, &inputs, run::Positions::All).map_err(|error| error.to_string())?;
+    execute_with(case, &data::inputs(&case.problem, case.distribution, case.seed), program, arch, kernels, schedule)
+}
+
+/// Runs a program on inputs other than the case's own.
+pub(crate) fn execute_with(
+    case: &Case,
+    inputs: &run::Inputs,
+    program: &Program,
+    arch: &Arch,
+    kernels: &Kernels,
+    schedule: u64,
+) -> Result<(), String> {
+    let expected = run::run(&case.problem, inputs, run::Positions::All).map_err(|error| error.to_string())?;
     let mut memory = Memory::new();
     let slots = case.problem.slots().iter().map(|slot| slot.0 + 1).max().unwrap_or(0);
     let mut host_scalars = vec![0.0.into(); slots as usize];
     let mut before = Vec::new();
     for slot in (0..slots).map(Slot) {
         let bytes = match expected.iter().find(|output| output.id == slot) {
-            Some(output) => data::output_buffer(output, &inputs),
+            Some(output) => data::output_buffer(output, inputs),
             None => inputs.buffers.get(&slot).cloned().unwrap_or_default(),
         };
         if let Some(&scalar) = inputs.scalars.get(&slot) {
