@@ -240,13 +240,15 @@ fn sums_in_f16_are_numbers_of_f16() {
     }
 }
 
-/// What tensor maps cannot describe is refused for that, before anything asks for a map of it: a depth of 0, and two batch dims.
+/// What tensor maps cannot describe is refused for that, before anything asks for a map of it: a depth of 0, and two batch dims. So is what the tensor
+/// cores do not multiply as precisely as asked.
 #[test]
-fn what_maps_cannot_describe_is_refused() {
+fn what_hopper_cannot_multiply_is_refused_for_that() {
     let engine = verdigris_engines::engine("gemm.wgmma").expect("the engine is registered");
     for (id, reason, seen) in [
         ("gemm/f16-tiny/nn/8x8x0", Reason::Extent, "m, n, k = 8, 8, 0; none may be 0"),
         ("gemm/f16-batch-two-dims/nn/17x24x16", Reason::Batch, "2 batch dims, takes at most 1"),
+        ("gemm/f32-ieee/nt/67x35x41", Reason::Precision, "Ieee of f32 and f32"),
     ] {
         let case = cases().into_iter().find(|case| case.id == id).expect("a case");
         let refusal = engine.accept(&case.problem, &Arch::virtual_device(2)).err().expect("it is refused");
