@@ -385,6 +385,12 @@ class Planted(unittest.TestCase):
         path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:-100]))
         self.find("traces", path.name)
 
+    def test_no_trace_at_all(self):
+        for path in self.root.glob("bench/record/**/*trace*.json.gz"):
+            path.unlink()
+        self.find("traces", "no trace is recorded")
+        self.find("trace-picture", "no trace is recorded")
+
     def test_a_picture_of_another_trace(self):
         self.plant("docs/operations/step-trace.svg", "batch_norm: ", "batch_norm: about ")
         self.find("trace-picture", "is not what")

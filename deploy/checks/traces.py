@@ -113,8 +113,9 @@ def findings_of(trace):
 
 def traces(tree):
     """Every recorded trace keeps the importer's rules."""
-    shell, findings, spans = shutil.which("trace_processor_shell") or shutil.which("trace_processor"), [], 0
+    shell, spans = shutil.which("trace_processor_shell") or shutil.which("trace_processor"), 0
     paths = recorded(tree)
+    findings = [] if paths else [f"no trace is recorded under {RECORDS}"]
     for path in paths:
         try:
             trace = load(path)
@@ -139,7 +140,7 @@ def picture_fresh(tree):
     """The picture in the documentation is that of the newest recorded trace."""
     paths = recorded(tree)
     if not paths:
-        return "no trace is recorded", []
+        return "", [f"no trace is recorded under {RECORDS}"]
     path = tree.root / PICTURE
     wanted = picture(load(paths[-1]), paths[-1].relative_to(tree.root).as_posix())
     is_fresh = path.is_file() and path.read_text(encoding="utf-8") == wanted

@@ -1,25 +1,16 @@
 //! `verdigris serve-metrics` as a service manager and a scraper meet it.
 
 mod program;
+mod running;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use program::{Program, stdout};
+use running::Running;
 
 const VERDIGRIS: Program = Program(env!("CARGO_BIN_EXE_verdigris"));
-
-/// Ended whatever becomes of the test.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 #[test]
 #[cfg(unix)]

@@ -1,26 +1,17 @@
 //! What a command tells of its work where the environment asks for it: a trace in which the CPU's ops are spans, and a page of metrics that stays.
 
 mod program;
+mod running;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use program::{Program, stdout};
+use running::Running;
 
 const VERDIGRIS: Program = Program(env!("CARGO_BIN_EXE_verdigris"));
-
-/// Ended whatever becomes of the test.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// A graph of a softmax and a `relu` behind it, as a file, with a tensor to read and one to write.
 fn graph(folder: &Path) -> [String; 3] {

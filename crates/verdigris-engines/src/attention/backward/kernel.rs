@@ -280,26 +280,10 @@ impl<'k> Tile<'k> {
             let zero = k.constant(0u32);
             // Rows of keys beyond the last are masked in each block.
             let is_ragged = (first_key + keys).gt(all_keys);
-            match &reach {
+            let (first, end, [first_whole, end_whole], [first_attending, end_attending]) = match &reach {
                 None => {
                     let first_whole = k.select(is_ragged, query_blocks, 0u32);
-                    let end = query_blocks;
-                    Tile {
-                        place,
-                        batch_heads,
-                        first_head,
-                        query_blocks,
-                        first_key,
-                        keys: all_keys,
-                        reach,
-                        own,
-                        first: zero,
-                        end,
-                        first_whole,
-                        end_whole: end,
-                        first_attending: zero,
-                        end_attending: end,
-                    }
+                    (zero, query_blocks, [first_whole, query_blocks], [zero, query_blocks])
                 }
                 Some(reach_of_query) => {
                     // The first query that attends to a key, and the one behind the last.
@@ -317,23 +301,24 @@ impl<'k> Tile<'k> {
                     let end_whole = (until(first) >> block_log2).min(end);
                     // What is behind a sequence's last query is the next one's, and masked turns alone clear it.
                     let end_whole = own.map_or(end_whole, |own| end_whole.min(own.queries.count >> block_log2));
-                    Tile {
-                        place,
-                        batch_heads,
-                        first_head,
-                        query_blocks,
-                        first_key,
-                        keys: all_keys,
-                        reach,
-                        own,
-                        first: first_turn,
-                        end,
-                        first_whole,
-                        end_whole,
-                        first_attending,
-                        end_attending,
-                    }
+                    (first_turn, end, [first_whole, end_whole], [first_attending, end_attending])
                 }
+            };
+            Tile {
+                place,
+                batch_heads,
+                first_head,
+                query_blocks,
+                first_key,
+                keys: all_keys,
+                reach,
+                own,
+                first,
+                end,
+                first_whole,
+                end_whole,
+                first_attending,
+                end_attending,
             }
         }
     }
