@@ -13,6 +13,8 @@ from conftest import close, error_of
 
 import verdigris as vd
 import verdigris.torch as vt
+from verdigris import _native
+from torch.utils._python_dispatch import TorchDispatchMode
 
 F = torch.nn.functional
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -566,8 +568,6 @@ def test_compile_with_changing_shapes():
 
 
 def test_modes_see_the_calls():
-    from torch.utils._python_dispatch import TorchDispatchMode
-
     seen = []
 
     class Watch(TorchDispatchMode):
@@ -597,8 +597,50 @@ def test_autocast():
     close(y, F.conv2d(x.bfloat16().double(), w.bfloat16().double(), b.bfloat16().double()))
 
 
-@pytest.mark.parametrize("is_profiled", [False, True], ids=["straight", "through the dispatcher"])
-def test_autocast_casts_what_pytorch_casts(is_profiled):
+class PassOn(TorchDispatchMode):
+    """A mode that changes nothing, and before which calls go through the dispatcher."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_profiled_step_is_the_step():
+    """The profiler sees the calls, with their shapes, and changes neither which plans run nor what they give."""
+    model, _ = vt.convert(torch.nn.Sequential(torch.nn.Linear(12, 7), torch.nn.GELU(), torch.nn.LayerNorm(7), torch.nn.Linear(7, 5)))
+    x = torch.randn(3, 12)
+
+    def step():
+        model.zero_grad(set_to_none=True)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = model(x)
+        y.float().square().sum().backward()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    before = step()
+    plans = _native.plan_count()
+    with torch.profiler.profile(record_shapes=True) as profile:
+        during = step()
+    assert _native.plan_count() == plans
+    assert all(torch.equal(one, other) for one, other in zip(before, during))
+    counts = {event.key: event.count for event in profile.key_averages()}
+    assert counts["verdigris::linear"] == 2 and counts["verdigris::norm"] == 1, counts
+    # Both layers, the activation and the norm, each of which has all of its gradients by one call.
+    assert counts["verdigris::gradient"] == 4, counts
+    shapes = [event.input_shapes for event in profile.events() if event.name == "verdigris::linear"]
+    assert [3, 12] in shapes[0] and [7, 12] in shapes[0], shapes
+
+
+def test_a_profiled_call_that_fails_ends_its_range():
+    with torch.profiler.profile() as profile:
+        with pytest.raises(vd.Error):
+            vt.linear(torch.randn(2, 3), torch.randn(4, 5))
+        vt.relu(torch.randn(3))
+    roots = [event for event in profile.events() if event.name == "verdigris::activation"]
+    assert roots and all(event.cpu_parent is None or "linear" not in event.cpu_parent.name for event in roots)
+
+
+@pytest.mark.parametrize("is_dispatched", [False, True], ids=["straight", "through the dispatcher"])
+def test_autocast_casts_what_pytorch_casts(is_dispatched):
     """The two ways of a call agree with PyTorch about types, gradients and values."""
     wide, narrow = torch.randn(2, 3, 6, 6, requires_grad=True), torch.randn(2, 3, 6, 6).bfloat16()
     w = torch.randn(4, 3, 3, 3, requires_grad=True)
@@ -613,8 +655,8 @@ def test_autocast_casts_what_pytorch_casts(is_profiled):
         yield lambda: of.relu(narrow)
         yield lambda: of.avg_pool2d(narrow, 2)
 
-    profile = torch.profiler.profile() if is_profiled else contextlib.nullcontext()
-    with torch.autocast("cpu", dtype=torch.bfloat16), profile:
+    mode = PassOn() if is_dispatched else contextlib.nullcontext()
+    with torch.autocast("cpu", dtype=torch.bfloat16), mode:
         ours, plain = [[call() for call in calls(of)] for of in (vt, F)]
     for mine, theirs in zip(ours, plain):
         assert mine.dtype == theirs.dtype and mine.requires_grad == theirs.requires_grad
@@ -696,7 +738,7 @@ def test_the_dispatcher_is_asked_for_one_gradient_at_a_time():
     """A mode sees each, and what it sees are the same numbers."""
     x, w, b = torch.randn(2, 6, 9, 8), torch.randn(4, 6, 3, 3), torch.randn(4)
 
-    class Seen(torch.utils._python_dispatch.TorchDispatchMode):
+    class Seen(TorchDispatchMode):
         names = []
 
         def __torch_dispatch__(self, function, types, arguments=(), keywords=None):

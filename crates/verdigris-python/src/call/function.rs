@@ -6,7 +6,7 @@
 use pyo3::PyResult;
 use verdigris::recipe::{
     self, AttentionGradient, BatchNormGradient, BatchNormSpec, ConvBatchNormGradient, Convolution, Divisor, ElementLoss, Extents, Gradient,
-    Input, LossForm, MAX_INPUTS, Saved, Targets,
+    Input, LossForm, MAX_INPUTS, MlpGradient, Saved, Targets,
 };
 use verdigris_graph::{AttentionSpec, Causal, CrossEntropySpec, LossReduction, NormKind, NormSpec, PoolWindows, Precision, Real, UnaryOp};
 use verdigris_tensor::DType;
@@ -72,10 +72,18 @@ pub(crate) enum Function {
     /// `x, target, weight?, positive weight?` → loss. `loss=squared|absolute|huber|smooth_l1|binary_cross_entropy|soft_margin|divergence`, `bend=` of the two that have one,
     /// `log=1` for targets of a divergence that are logarithms; `reduction=`.
     ElementLoss,
+    /// `x [..., k], w [h, k], bias?, w' [n, h], bias'?` → `[..., n]`: two linear layers with an activation between them. `f=` and its attributes. For inference:
+    /// it has no gradient.
+    MlpInference,
+    /// As `MlpInference`, and the hidden values before and behind the activation.
+    Mlp,
+    /// `dy, x, w, w', the hidden values before and behind the activation` → the gradients of `x`, `w`, the bias, `w'` and its bias, each with a 1 behind `wanted=11111`,
+    /// then `as1=` with the element type of the gradient of tensor 1 where it is not that of `x`, then `|` and the attributes of `Mlp`.
+    MlpBackward,
 }
 
 impl Function {
-    pub(crate) const ALL: [Function; 21] = [
+    pub(crate) const ALL: [Function; 24] = [
         Function::ConvFprop,
         Function::ConvNorm,
         Function::ConvDgrad,
@@ -97,6 +105,9 @@ impl Function {
         Function::AttentionBackward,
         Function::Dropout,
         Function::ElementLoss,
+        Function::MlpInference,
+        Function::Mlp,
+        Function::MlpBackward,
     ];
 
     pub(crate) fn numbered(number: u8) -> Option<Function> {
@@ -113,8 +124,9 @@ impl Function {
             Function::ConvBatchNorm | Function::Attention => (7, false),
             Function::AttentionBackward => (10, false),
             Function::ElementLoss => (4, false),
+            Function::MlpInference | Function::Mlp => (5, false),
             Function::ConvDgrad => (3, true),
-            Function::BatchNorm | Function::BatchNormBackward | Function::BatchNormInference => (6, false),
+            Function::MlpBackward | Function::BatchNorm | Function::BatchNormBackward | Function::BatchNormInference => (6, false),
             // What comes in, and five tensors that were saved.
             Function::Gradient => (6, true),
         }
@@ -123,8 +135,10 @@ impl Function {
     /// What autocast makes of its floating-point tensors; `None` where they stay as they are. PyTorch's own lists.
     pub(crate) const fn autocast(self) -> Option<Autocast> {
         match self {
-            Function::ConvFprop | Function::ConvDgrad | Function::Linear => Some(Autocast::Lower),
-            Function::ConvNorm | Function::ConvBatchNorm => Some(Autocast::LowerOperands),
+            Function::ConvFprop | Function::ConvDgrad | Function::Linear | Function::ConvNorm | Function::ConvBatchNorm => {
+                Some(Autocast::LowerOperands)
+            }
+            Function::MlpInference | Function::Mlp => Some(Autocast::LowerLayers),
             Function::Attention => Some(Autocast::LowerAttended),
             Function::Softmax | Function::Norm | Function::CrossEntropy | Function::ClassLoss | Function::ElementLoss => {
                 Some(Autocast::F32)
@@ -133,13 +147,16 @@ impl Function {
             // Statistics are f32 whatever the input is.
             Function::BatchNorm | Function::BatchNormBackward | Function::BatchNormInference => None,
             // Its tensors are what the forward call kept, cast already.
-            Function::ConvBatchNormBackward | Function::AttentionBackward => None,
+            Function::ConvBatchNormBackward | Function::AttentionBackward | Function::MlpBackward => None,
         }
     }
 
     /// Whether its differentiable call casts parameters itself, so that their gradients come in their own types without a node for each cast.
     pub(crate) const fn casts_parameters(self) -> bool {
-        matches!(self, Function::ConvFprop | Function::ConvDgrad | Function::Linear | Function::Norm | Function::ConvBatchNorm)
+        matches!(
+            self,
+            Function::ConvFprop | Function::ConvDgrad | Function::Linear | Function::Norm | Function::ConvBatchNorm | Function::Mlp
+        )
     }
 
     /// What the gradients of its first result are computed from, beside the gradient of that.
@@ -154,6 +171,7 @@ impl Function {
             // Their gradients are functions of their own, or none.
             Function::BatchNorm | Function::BatchNormBackward | Function::ConvBatchNorm | Function::ConvBatchNormBackward => &[],
             Function::Attention | Function::AttentionBackward | Function::Dropout => &[],
+            Function::MlpInference | Function::Mlp | Function::MlpBackward => &[],
             Function::BatchNormInference => &[Tensor(0), Tensor(1), Tensor(2), Tensor(3), Tensor(4)],
             Function::ElementLoss => &[Tensor(0), Tensor(1), Tensor(2), Tensor(3)],
             Function::Activation => &[Tensor(0)],
@@ -188,6 +206,9 @@ impl Function {
             Function::AttentionBackward => "attention_backward",
             Function::Dropout => "dropout",
             Function::ElementLoss => "element_loss",
+            Function::MlpInference => "mlp_inference",
+            Function::Mlp => "mlp",
+            Function::MlpBackward => "mlp_backward",
         }
     }
 }
@@ -195,10 +216,11 @@ impl Function {
 /// A type that autocast casts to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Autocast {
-    /// That of `torch.get_autocast_dtype`.
-    Lower,
-    /// The same for the first two tensors, which are multiplied; statistics and what is beside them stay.
+    /// That of `torch.get_autocast_dtype` for the first two tensors, which are multiplied. Biases and statistics stay: they are added to sums that are wide
+    /// anyway, and a bias that is not cast costs no launch and is not rounded.
     LowerOperands,
+    /// The same for what two linear layers multiply: the input and both weights.
+    LowerLayers,
     /// The same for queries, keys, values and the bias; slopes stay.
     LowerAttended,
     /// f32.
@@ -206,20 +228,21 @@ pub(crate) enum Autocast {
 }
 
 impl Autocast {
-    /// How many of a call's first tensors it casts.
-    pub(crate) const fn tensors(self) -> usize {
+    /// Whether it casts the tensor at a place.
+    pub(crate) const fn casts(self, place: usize) -> bool {
         match self {
-            Autocast::LowerOperands => 2,
-            Autocast::LowerAttended => 4,
-            Autocast::Lower | Autocast::F32 => MAX_INPUTS,
+            Autocast::LowerOperands => place < 2,
+            Autocast::LowerLayers => matches!(place, 0 | 1 | 3),
+            Autocast::LowerAttended => place < 4,
+            Autocast::F32 => true,
         }
     }
 
     /// Its word, as the package's Python half speaks of it.
     pub(crate) const fn name(self) -> &'static str {
         match self {
-            Autocast::Lower => "lower",
             Autocast::LowerOperands => "lower operands",
+            Autocast::LowerLayers => "lower layers",
             Autocast::LowerAttended => "lower attended",
             Autocast::F32 => "float32",
         }
@@ -390,6 +413,7 @@ impl Function {
         // An activation behind a convolution has its attributes behind `|`.
         let (own, behind) = attributes.split_once('|').map_or((attributes, None), |(own, behind)| (own, Some(behind)));
         let activation = behind.map(|text| unary(&Attributes(text)));
+        let between = |attributes: &Attributes<'_>| if attributes.get("f").is_some() { unary(attributes) } else { Ok(UnaryOp::Identity) };
         let attributes = &Attributes(own);
         let tensor = |place: usize| {
             let tensor = given.get(place).copied().flatten();
@@ -453,11 +477,33 @@ impl Function {
             Function::AttentionBackward => {
                 F::AttentionBackward(AttentionGradient { spec: attention(attributes)?, wanted: attributes.flags("wanted") })
             }
+            Function::MlpInference | Function::Mlp => {
+                F::Mlp { precision: precision()?, activation: between(attributes)?, keeps: self == Function::Mlp }
+            }
+            Function::MlpBackward => {
+                let mut dtypes = [None; 5];
+                for (name, dtype) in ["as0", "as1", "as2", "as3", "as4"].into_iter().zip(&mut dtypes) {
+                    *dtype = attributes.get(name).map(|text| attributes.parse("as", text)).transpose()?;
+                }
+                F::MlpBackward(MlpGradient {
+                    precision: self::precision(policy, tensor(1)?, tensor(2)?)?,
+                    activation: activation.unwrap_or(Ok(UnaryOp::Identity))?,
+                    wanted: attributes.flags("wanted"),
+                    dtypes,
+                })
+            }
             Function::Dropout => F::Dropout(Real(attributes.one("p", 0.5)?)),
             Function::ElementLoss => F::ElementLoss(element_loss(attributes)?, reduction(attributes)?),
             Function::Gradient => return Err(raise(Kind::Graph, "a gradient has its function's attributes behind its own")),
         })
     }
+}
+
+const BIAS_RULE: &str = "they are of one floating-point type, and a bias is of that or, beside 16-bit operands, of f32";
+
+/// Whether a bias of this type may be added to products of the other.
+fn is_bias_of(bias: DType, operands: DType) -> bool {
+    bias == operands || bias == DType::F32 && matches!(operands, DType::Bf16 | DType::F16)
 }
 
 impl Function {
@@ -466,8 +512,8 @@ impl Function {
         let tensor = |place: usize| given.get(place).copied().flatten();
         match (self, tensor(0), tensor(1), tensor(2)) {
             (Function::ConvFprop | Function::ConvDgrad | Function::Linear, Some(x), Some(w), Some(bias)) => {
-                if bias.dtype != x.dtype {
-                    return Err(unfit(format_args!("a bias of {} beside {}", bias.dtype, x.dtype), "they are of one type"));
+                if !is_bias_of(bias.dtype, x.dtype) {
+                    return Err(unfit(format_args!("a bias of {} beside {}", bias.dtype, x.dtype), BIAS_RULE));
                 }
                 let (dims, filter) = (bias.layout.dims(), w.layout.dims());
                 let groups: u64 = attributes.one("groups", 1)?;
@@ -481,6 +527,24 @@ impl Function {
                     return Err(unfit(what, "a bias has one dim, with an element for each channel"));
                 }
                 Ok(())
+            }
+            (Function::MlpInference | Function::Mlp, Some(x), ..) => {
+                let is_vector = |bias: usize, weight: usize| {
+                    let (Some(bias), Some(weight)) = (tensor(bias), tensor(weight)) else { return true };
+                    bias.layout.rank() == 1 && bias.layout.dims().first() == weight.layout.dims().first()
+                };
+                let is_other = |place: usize, tensor: Input| match place {
+                    2 | 4 => !is_bias_of(tensor.dtype, x.dtype),
+                    _ => tensor.dtype != x.dtype || !x.dtype.is_float(),
+                };
+                let other = given.iter().enumerate().find_map(|(place, tensor)| tensor.filter(|tensor| is_other(place, *tensor)));
+                match other {
+                    Some(other) => Err(unfit(format_args!("linear layers of {} and {}", x.dtype, other.dtype), BIAS_RULE)),
+                    None if is_vector(2, 1) && is_vector(4, 3) => Ok(()),
+                    None => {
+                        Err(unfit("a bias of other dims than its weight's outputs", "a bias has one dim, with an element for each output"))
+                    }
+                }
             }
             (Function::ElementLoss, Some(x), ..) => {
                 let other = given.iter().flatten().find(|tensor| tensor.dtype != x.dtype || !x.dtype.is_float());
@@ -515,6 +579,9 @@ fn gradient(attributes: &str, place: u64, given: &[Option<Input>], extents: Vec<
         .ok_or_else(|| raise(Kind::Graph, format!("attribute `of` is `{name}`; it names a function")))?;
     if of == Function::ConvNorm {
         return Err(raise(Kind::Unsupported, "conv_norm is of inference and has no gradient; call the convolution and the normalization"));
+    }
+    if of == Function::MlpInference {
+        return Err(raise(Kind::Unsupported, "mlp_inference has no gradient; call mlp"));
     }
     let with_respect_to = usize::try_from(place).unwrap_or(usize::MAX);
     let saved = of.saves().to_vec();

@@ -282,6 +282,12 @@ impl<'a, 'py> Call<'a, 'py> {
         Ok(entry)
     }
 
+    /// As `run`, seen by PyTorch's profiler: the way of those that the dispatcher, which tells it of its own calls, was not asked for.
+    #[inline]
+    fn run_in_range(&self, py: Python<'py>, hooks: &Hooks) -> PyResult<Py<PyAny>> {
+        hooks.in_range(py, self.function.name(), &self.inputs, || self.run(py, hooks))
+    }
+
     /// Computes.
     fn run(&self, py: Python<'py>, hooks: &Hooks) -> PyResult<Py<PyAny>> {
         let seen = self.see(hooks)?;
@@ -359,7 +365,7 @@ fn eager<'py>(py: Python<'py>, function: u8, arguments: &Bound<'py, PyTuple>) ->
         None => 0,
     };
     if !wants_gradient {
-        return call.run(py, hooks);
+        return call.run_in_range(py, hooks);
     }
     if cast == 0 {
         return Ok(py.None());
@@ -379,7 +385,7 @@ fn differentiated<'py>(py: Python<'py>, function: u8, arguments: &Bound<'py, PyT
         Some(kind) if function.casts_parameters() => hooks.cast(py, &mut call.inputs, kind, false)?,
         _ => 0,
     };
-    let output = call.run(py, hooks)?;
+    let output = call.run_in_range(py, hooks)?;
     if cast == 0 {
         return Ok((output, arguments, intern!(py, "")).into_pyobject(py)?.into_any().unbind());
     }
@@ -405,7 +411,7 @@ fn eager_past_autocast<'py>(py: Python<'py>, function: u8, arguments: &Bound<'py
     if hooks.wants_gradient(py, &call.inputs)? {
         return Ok(py.None());
     }
-    call.run(py, hooks)
+    call.run_in_range(py, hooks)
 }
 
 /// As `eager`, whether a gradient is wanted or not, and under autocast too: what the halves of a gradient call. `policy` is the number of one;
@@ -419,7 +425,7 @@ fn plain<'py>(py: Python<'py>, function: u8, policy: Option<u32>, arguments: &Bo
     if !hooks.is_plain(py, &call.inputs)? {
         return Ok(py.NotImplemented());
     }
-    call.run(py, hooks)
+    call.run_in_range(py, hooks)
 }
 
 /// The function's result, without a question: the dispatcher's kernel, and what follows a question.

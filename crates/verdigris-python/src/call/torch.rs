@@ -3,7 +3,7 @@
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyDict, PyList, PyTuple};
 use pyo3::{ffi, intern};
 use verdigris_tensor::DType;
 
@@ -27,6 +27,9 @@ pub(crate) struct Hooks {
     dtypes: Vec<Option<Py<PyAny>>>,
     /// Functions without arguments; anything but 0 and false says that the dispatcher must be asked.
     modes: Vec<Py<PyAny>>,
+    /// Whether PyTorch's profiler records, and its ranges: `(name, tensors)`.
+    is_profiled: Py<PyAny>,
+    range: Py<PyAny>,
     /// Whether any device's autocast is on; whether that of a device type is, and the type that it lowers to.
     is_autocast: Py<PyAny>,
     is_autocast_of: Py<PyAny>,
@@ -73,6 +76,8 @@ pub(crate) fn hook_torch(py: Python<'_>, objects: &Bound<'_, PyDict>) -> PyResul
         empty: get("empty")?,
         dtypes,
         modes,
+        is_profiled: get("is_profiled")?,
+        range: get("range")?,
         is_autocast: get("is_autocast")?,
         is_autocast_of: get("is_autocast_of")?,
         autocast_dtype: get("autocast_dtype")?,
@@ -127,6 +132,27 @@ impl Hooks {
         Ok(true)
     }
 
+    /// Runs a call in a range of PyTorch's profiler where that records. The call itself is the same either way, so that a profile shows what happens
+    /// without one.
+    #[inline]
+    pub(crate) fn in_range<'py, T>(
+        &self,
+        py: Python<'py>,
+        name: &str,
+        inputs: &[Option<Bound<'py, PyAny>>; MAX_INPUTS],
+        run: impl FnOnce() -> PyResult<T>,
+    ) -> PyResult<T> {
+        if !says(py, &self.is_profiled)? {
+            return run();
+        }
+        let tensors = PyList::new(py, inputs.iter().flatten())?;
+        let range = self.range.bind(py).call1((format!("verdigris::{name}"), tensors))?;
+        range.call_method0(intern!(py, "__enter__"))?;
+        let result = run();
+        range.call_method1(intern!(py, "__exit__"), (py.None(), py.None(), py.None()))?;
+        result
+    }
+
     /// Casts the floating-point tensors of the first one's device as PyTorch's autocast does: f64 stays, and so does what has the type. Gives the places
     /// of those that were cast, as bits. The casts are PyTorch's, with gradients of their own where gradients are recorded. With `leaves_stay`, tensors
     /// that no op wrote are left alone.
@@ -153,11 +179,11 @@ impl Hooks {
         }
         let wanted = match kind {
             Autocast::F32 => self.dtype(DType::F32)?.clone_ref(py).into_bound(py),
-            Autocast::Lower | Autocast::LowerOperands | Autocast::LowerAttended => self.autocast_dtype.bind(py).call1((of,))?,
+            Autocast::LowerOperands | Autocast::LowerLayers | Autocast::LowerAttended => self.autocast_dtype.bind(py).call1((of,))?,
         };
         let mut cast = 0;
-        for (place, input) in inputs.iter_mut().enumerate().take(kind.tensors()) {
-            let Some(input) = input else { continue };
+        for (place, input) in inputs.iter_mut().enumerate() {
+            let Some(input) = input.as_mut().filter(|_| kind.casts(place)) else { continue };
             let seen = self.see(input)?;
             let is_narrow = seen.dtype.dtype().is_some_and(|dtype| dtype.is_float() && dtype != DType::F64);
             let is_there = matches!(

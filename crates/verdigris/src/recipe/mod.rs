@@ -62,6 +62,7 @@ mod conv_batch_norm;
 mod element_loss;
 mod gradient;
 mod loss;
+mod mlp;
 mod pool;
 mod products;
 mod view;
@@ -79,6 +80,7 @@ pub use attention::AttentionGradient;
 pub use batch_norm::{BatchNormGradient, BatchNormSpec};
 pub use conv_batch_norm::ConvBatchNormGradient;
 pub use element_loss::ElementLoss;
+pub use mlp::MlpGradient;
 pub(crate) use view::layout_error;
 use view::{View, in_format, in_order_of, like};
 
@@ -171,6 +173,18 @@ pub enum Function {
     },
     /// `dy, x, w, the convolution's result, scale?, mean, inv, y or bias` → the gradients that are wanted.
     ConvBatchNormBackward(ConvBatchNormGradient),
+    /// `x [..., k], w [h, k], bias?, w' [n, h], bias'?` → `f(x · wᵀ + bias) · w'ᵀ + bias'`, and with `keeps` the hidden values `[..., h]` before and behind f,
+    /// from which gradients are computed.
+    Mlp {
+        /// How products are formed and summed.
+        precision: Precision,
+        /// f.
+        activation: UnaryOp,
+        /// Whether the hidden values are results too.
+        keeps: bool,
+    },
+    /// `dy, x, w, w', the hidden values before and behind f` → the gradients that are wanted.
+    MlpBackward(MlpGradient),
     /// `q, k, v, bias or mask?, slopes?, q_offsets?, kv_offsets?` → o, laid out as q, and the log-sum-exp of each query in f32 or f64. A mask is of u8; dims are those of the op.
     Attention(AttentionSpec),
     /// `d_o, q, k, v, o, log_sum_exp, bias or mask?, slopes?, q_offsets?, kv_offsets?` → the gradients that are wanted.
@@ -307,6 +321,8 @@ impl Function {
             Function::BatchNormInference { .. } => "batch_norm_inference",
             Function::ConvBatchNorm { .. } => "conv_batch_norm",
             Function::ConvBatchNormBackward(_) => "conv_batch_norm_backward",
+            Function::Mlp { .. } => "mlp",
+            Function::MlpBackward(_) => "mlp_backward",
             Function::Attention(_) => "attention",
             Function::AttentionBackward(_) => "attention_backward",
             Function::Reshape(_) => "reshape",
@@ -466,6 +482,7 @@ impl Drawing {
             Function::ElementLoss(loss, reduction) => d.element_loss(*loss, *reduction)?,
             Function::BatchNorm(_) | Function::BatchNormBackward(_) | Function::BatchNormInference { .. } => d.batch_norms(function)?,
             Function::ConvBatchNorm { .. } | Function::ConvBatchNormBackward(_) => d.conv_batch_norms(function)?,
+            Function::Mlp { .. } | Function::MlpBackward(_) => d.mlps(function)?,
             Function::Attention(_) | Function::AttentionBackward(_) => d.attentions(function)?,
             Function::Gradient(gradient) => d = gradient::draw(gradient, d.given)?,
             _ => d.elements(function)?,

@@ -72,6 +72,10 @@ pub(super) fn layout(dims: &[u64], strides: &[u64]) -> Result<Layout, Error> {
 
 /// The one stride by which the leading dims can be walked as one, if there is such.
 pub(super) fn folded(dims: &[u64], strides: &[u64]) -> Option<u64> {
+    if dims.contains(&0) {
+        // No row is ever walked to.
+        return Some(strides.last().copied().unwrap_or(0));
+    }
     let mut walked: Option<(u64, u64)> = None;
     for (&dim, &stride) in dims.iter().zip(strides).rev() {
         match walked {

@@ -5,6 +5,9 @@ call (`torch.ops.verdigris.conv_norm`): the normalization is a product and a sum
 gradients are recorded, it is one call too (`conv_batch_norm`), with one node of autograd, if what is behind the normalization is a sum of like tensors or
 ReLU and the convolution has no bias. Else the convolution is a call, and the normalization with what is behind it another, or the modules are called as they stand.
 
+Two linear layers with an activation between them, and dropout that drops nothing, are a chain too: the feed-forward half of a transformer's block. It is one
+call, in training one node of autograd, and the activation is a step of the products.
+
 A chain is found in the `forward` of the module that holds its parts, which is traced with all modules below it opaque. Only what a trace shows
 exactly is traced: a `forward` whose decisions are about attributes of the module other than `training`. Module tree, parameters and `state_dict` stay
 as they are; what changes is the `forward` of the holding module, by a class of its own that is derived from the former one.
@@ -57,6 +60,7 @@ def _is_watched(module):
     )
 
 
+_DROPOUTS = (torch.nn.Dropout, nn.Dropout)
 _OWN_NORMS = tuple(nn.CLASSES[kind] for kind in _PLAIN_NORMS)
 #: Normalizations that compute what PyTorch's do, PyTorch's own and ours.
 _NORMS = (*_PLAIN_NORMS, *_OWN_NORMS)
@@ -103,6 +107,21 @@ def conv_norm(conv, norm, activation, x, addend=None):
     if addend is not None:
         y = y + addend
     return _ops.activation(y, activation) if activation else y
+
+
+def mlp(first, activation, dropout, second, x):
+    """A chain: `second(dropout(f(first(x))))`, `activation` being what the operators call f; `dropout` may be None."""
+    is_one_call = (
+        first.__class__ is nn.Linear
+        and second.__class__ is nn.Linear
+        and (dropout is None or not dropout.training or dropout.p == 0.0)
+        and x.dim() > 0
+        and not (_ops._is_compiling() or _is_watched(first) or _is_watched(second) or dropout is not None and _is_watched(dropout))
+    )
+    if is_one_call:
+        return _ops.mlp_in_mode(x, first.weight, first.bias, second.weight, second.bias, activation)
+    y = _ops.activation(first(x), activation)
+    return second(y if dropout is None else dropout(y))
 
 
 class _Tracer(fx.Tracer):
@@ -247,8 +266,33 @@ def _addend(node, value):
     return others[0] if is_sum and len(others) == 1 and isinstance(others[0], fx.Node) else None
 
 
-def _chain(module, node):
-    """The chain that begins at a node: (its nodes, activation, addend), or None."""
+def _mlp_chain(module, node):
+    """The chain of two linear layers that begins at a node: (its nodes, what is called, its arguments before and behind the input), or None."""
+    first = _module_of(module, node)
+    if type(first) is not nn.Linear or _is_watched(first):
+        return None
+    nodes, dropped = [node, _only_reader(node)], None
+    activation = _activation(module, nodes[1])
+    if activation is None:
+        return None
+    after = _only_reader(nodes[1])
+    if type(_module_of(module, after)) in _DROPOUTS:
+        dropped, after = after, _only_reader(after)
+        nodes.append(dropped)
+    second = _module_of(module, after)
+    if type(second) is not nn.Linear or _is_watched(second):
+        return None
+    nodes.append(after)
+    return nodes, mlp, (_held(node), activation, None if dropped is None else _held(dropped), _held(after)), ()
+
+
+def _held(node):
+    """A module that a chain takes, by its name."""
+    return ("get_attr", node.target)
+
+
+def _conv_chain(module, node):
+    """The chain that begins with a convolution: (its nodes, what is called, its arguments before and behind the input), or None."""
     conv = _module_of(module, node)
     if type(conv) not in _CONVS or conv.padding_mode != "zeros" or _is_watched(conv):
         return None
@@ -266,7 +310,8 @@ def _chain(module, node):
     found = _activation(module, after)
     if found is not None:
         nodes, activation = [*nodes, after], found
-    return nodes, activation, addend
+    behind = () if addend is None else (addend,)
+    return nodes, conv_norm, (_held(node), _held(second), activation), behind
 
 
 def _names(nodes):
@@ -341,25 +386,24 @@ def chain(model, skip=()):
             continue
         if "forward" in vars(module) or hasattr(module, "_chained") or isinstance(module, (torch.jit.ScriptModule, fx.GraphModule)):
             continue
-        if not any(type(child) in _NORMS for child in module.children()):
+        kinds = [type(child) for child in module.children()]
+        if not any(kind in _NORMS for kind in kinds) and kinds.count(nn.Linear) < 2:
             continue
         graph = _traced(module)
         if graph is None:
             continue
-        chains = []
+        chains, taken = [], set()
         for node in list(graph.nodes):
-            one = _chain(module, node)
-            if one is None:
+            one = None if node in taken else _conv_chain(module, node) or _mlp_chain(module, node)
+            if one is None or _is_disturbed(module, graph, one[0]):
                 continue
-            nodes, activation, addend = one
-            if _is_disturbed(module, graph, nodes):
-                continue
+            nodes, function, before, behind = one
             chains.append(_names(nodes))
+            taken.update(nodes)
             last = nodes[-1]
             with graph.inserting_before(last):
-                conv, norm = (graph.create_node("get_attr", node.target) for node in nodes[:2])
-                arguments = (conv, norm, activation, nodes[0].args[0], *([] if addend is None else [addend]))
-                together = graph.call_function(conv_norm, arguments)
+                before = [graph.create_node(*part) if isinstance(part, tuple) else part for part in before]
+                together = graph.call_function(function, (*before, nodes[0].args[0], *behind))
             last.replace_all_uses_with(together)
             for node in reversed(nodes):
                 graph.erase_node(node)

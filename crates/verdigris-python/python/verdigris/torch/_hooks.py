@@ -39,8 +39,10 @@ _native.hook_torch(
             torch._C._len_torch_dispatch_stack,
             torch._C._len_torch_function_stack,
             torch._C._are_functorch_transforms_active,
-            torch._C._autograd._profiler_enabled,
         ],
+        # Profiled calls go the way that they go unseen: another way would have other plans, which would be chosen while somebody measures.
+        "is_profiled": torch._C._autograd._profiler_enabled,
+        "range": torch._C._profiler._RecordFunctionFast,
         "is_autocast": torch._C._is_any_autocast_enabled,
         "is_autocast_of": torch.is_autocast_enabled,
         "autocast_dtype": torch.get_autocast_dtype,

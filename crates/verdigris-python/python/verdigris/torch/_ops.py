@@ -6,7 +6,7 @@ takes to start.
 
 A call goes one of two ways. Plain tensors outside of every mode go straight to the native half, and with a gradient through an
 `autograd.Function`: that is what a model's eager step does, and it costs least; autocast's casts happen on that way too. Everything else (compilation,
-fake tensors, subclasses, modes, transforms, the profiler) goes through the dispatcher to the same kernels and the same formulas.
+fake tensors, subclasses, modes, transforms) goes through the dispatcher to the same kernels and the same formulas.
 """
 
 import functools
@@ -18,6 +18,7 @@ from torch.nn import functional
 from .. import _native
 from .._errors import ConstantError, UnsupportedError
 from . import _hooks  # noqa: F401
+from . import _policy
 
 _library = torch.library.Library("verdigris", "DEF")
 _namespace = torch.ops.verdigris
@@ -27,6 +28,8 @@ _eager, _eager_past_autocast, _plain, _run = _native.eager, _native.eager_past_a
 _differentiated = _native.differentiated
 _current_policy = _native.current_policy
 _is_compiling = torch.compiler.is_compiling
+#: The places of the tensors that autocast casts, by its word; of others all.
+_LOWERED = {"lower operands": range(2), "lower layers": (0, 1, 3), "lower attended": range(4)}
 _AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 
 
@@ -231,8 +234,8 @@ def _operator(name, tensors, results, has_dims, fake, decomposed=None, gradients
 
     def under_autocast(kind, *inputs):
         wanted = torch.float32 if autocast == "float32" else torch.get_autocast_dtype(kind)
-        count = {"lower operands": 2, "lower attended": 4}.get(autocast, len(inputs))
-        inputs = [*(_cast(value, wanted, kind) for value in inputs[:count]), *inputs[count:]]
+        lowered = _LOWERED.get(autocast, range(len(inputs)))
+        inputs = [_cast(value, wanted, kind) if place in lowered else value for place, value in enumerate(inputs)]
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS):
             output = _eager_past_autocast(code, *inputs)
             if output is None:
@@ -591,6 +594,94 @@ conv_batch_norm_backward = _operator(
     _conv_batch_norm_backward_fake,
     gradients=(_keep_nothing, _refuse_gradients),
 )
+
+
+# Two linear layers with an activation between them: one call and one node, whose gradients are one call too.
+
+
+def _mlp_fake(x, up, up_bias, down, down_bias, attributes):
+    hidden = x.new_empty((*x.shape[:-1], up.shape[0]))
+    return x.new_empty((*x.shape[:-1], down.shape[0])), hidden, torch.empty_like(hidden)
+
+
+def _mlp_backward_fake(dy, x, up, down, pre, hidden, attributes):
+    a = parse(attributes.split("|", 1)[0])
+    made = (x.new_empty(x.shape), up, up[:, 0], down, down[:, 0])
+    made = [like.new_empty(like.shape, dtype=_WIDTHS[a[f"as{place}"]] if f"as{place}" in a else x.dtype) for place, like in enumerate(made)]
+    return [result for result, wanted in zip(made, a["wanted"]) if wanted == "1"]
+
+
+def _keep_of_mlp(ctx, inputs, used, output):
+    x, up, up_bias, down, down_bias, attributes = used
+    _, pre, hidden = output
+    biases = (bias is not None and bias.dtype != x.dtype and bias.dtype for bias in (up_bias, down_bias))
+    ctx.types += _words_of_biases(*biases)
+    # What the call was given is kept for the gradients of gradients, which are those of the layers one by one.
+    ctx.save_for_backward(x, up, down, pre, hidden, *inputs[:5])
+    ctx.attributes, ctx.policy = attributes, _current_policy()
+    ctx.mark_non_differentiable(pre, hidden)
+    return output
+
+
+@functools.lru_cache(maxsize=64)
+def _words_of_biases(*dtypes):
+    """The types of biases' gradients, where they are not those of the other operands."""
+    names = {dtype: name for name, dtype in _WIDTHS.items()}
+    return "".join(f" as{place}={names[dtype]}" for place, dtype in zip((2, 4), dtypes) if dtype)
+
+
+@functools.lru_cache(maxsize=4096)
+def _words_of_mlp(attributes, types, wanted):
+    """The attributes of the gradients of a call, from those of the call."""
+    return f"wanted={''.join('01'[want] for want in wanted)}{types}|{attributes}"
+
+
+def _mlp_gradients(ctx, dy, *_):
+    wanted = ctx.needs_input_grad[:5]
+    gradients = [None] * 6
+    if not any(wanted):
+        return tuple(gradients)
+    x, up, down, pre, hidden, *given = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        with _policy.policy(_native.numbered_policy(ctx.policy)):
+            found = _mlp_gradients_to_differentiate(given, dy, ctx.attributes, wanted)
+    else:
+        found = _each_result(mlp_backward.again(ctx.policy, dy, x, up, down, pre, hidden, _words_of_mlp(ctx.attributes, ctx.types, wanted)))
+    found = iter(found)
+    gradients[:5] = [next(found) if want else None for want in wanted]
+    return tuple(gradients)
+
+
+def _mlp_gradients_to_differentiate(given, dy, attributes, wanted):
+    """The gradients that are wanted, as functions of `dy` and of the tensors that have gradients themselves."""
+    x, up, up_bias, down, down_bias = given
+    x, up, down = (value.to(dy.dtype) for value in (x, up, down))
+    y = linear(activation(linear(x, up, up_bias, ""), attributes), down, down_bias, "")
+    return torch.autograd.grad(y, [value for value, want in zip(given, wanted) if want], dy, create_graph=True)
+
+
+def _refuse_gradients_of_mlp(ctx, *_):
+    raise UnsupportedError("this gradient of two linear layers has no gradient; call the layers one by one to have one")
+
+
+_MLP = ["Tensor x", "Tensor up", "Tensor? up_bias", "Tensor down", "Tensor? down_bias"]
+mlp = _operator("mlp", _MLP, "(Tensor, Tensor, Tensor)", False, _mlp_fake, gradients=(_keep_of_mlp, _mlp_gradients))
+mlp_inference = _operator(
+    "mlp_inference", _MLP, "Tensor", False, lambda *inputs: _mlp_fake(*inputs)[0], gradients=(_keep_nothing, _refuse_gradients_of_mlp)
+)
+mlp_backward = _operator(
+    "mlp_backward",
+    ["Tensor dy", "Tensor x", "Tensor up", "Tensor down", "Tensor pre", "Tensor hidden"],
+    "Tensor[]",
+    False,
+    _mlp_backward_fake,
+    gradients=(_keep_nothing, _refuse_gradients_of_mlp),
+)
+
+
+def mlp_in_mode(*inputs):
+    """What `mlp` computes, by the operator for inference where gradients are not recorded."""
+    return mlp(*inputs)[0] if torch.is_grad_enabled() else mlp_inference(*inputs)
 
 
 # Attention. Its gradients share their scores' sums, so they are an operator of their own.

@@ -138,11 +138,23 @@ def conv_transpose3d(input, weight, bias=None, stride=1, padding=0, output_paddi
 
 
 def linear(input, weight, bias=None):
-    """`x [..., in]`, `w [out, in]`, `bias [out]` give `[..., out]`: `x @ w.T + bias`."""
+    """`x [..., in]`, `w [out, in]`, `bias [out]` give `[..., out]`: `x @ w.T + bias`. Beside 16-bit operands the bias may be f32."""
     if weight.dim() == 1:
         # One output feature, without a dim of its own.
         return _ops.linear(input, weight.unsqueeze(0), None if bias is None else bias.reshape(1), "").squeeze(-1)
     return _ops.linear(input, weight, bias, "")
+
+
+def mlp(input, weight1, bias1, weight2, bias2, activation="gelu"):
+    """`linear(f(linear(x)))`: `x [..., in]`, weights `[hidden, in]` and `[out, hidden]`, biases of one dim or None; f is "gelu", "gelu_tanh", "relu" or "silu".
+
+    One call, with one node of autograd, whose gradients are one call too: the activation and its gradient are steps of the products. The hidden values before
+    and behind f are kept for the gradients, rounded to the type of x."""
+    words = {"gelu": "f=gelu_erf", "gelu_tanh": "f=gelu_tanh", "relu": "f=relu", "silu": "f=silu"}
+    if activation not in words:
+        raise GraphError(f"the activation is {activation!r}; it is one of {', '.join(words)}")
+    return _ops.mlp_in_mode(input, weight1, bias1, weight2, bias2, words[activation])
+
 
 
 # Pooling.
