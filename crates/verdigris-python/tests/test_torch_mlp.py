@@ -207,6 +207,22 @@ def test_what_does_not_fit_is_told():
         torch.ops.verdigris.mlp_inference(*wanting, "f=relu").sum().backward()
 
 
+@pytest.mark.parametrize("name", ["mlp", "conv_batch_norm", "max_pool"])
+def test_no_gradient_is_made_of_results_that_have_none(name):
+    """Autograd would fill a tensor of zeros for each, as large as the result."""
+    x = torch.randn(2, 3, 5, 5, requires_grad=True)
+    layers = {
+        "mlp": lambda: vt.mlp(x, torch.randn(7, 5), None, torch.randn(3, 7), None),
+        "conv_batch_norm": lambda: vt.convert(nn.Sequential(nn.Conv2d(3, 4, 1, bias=False), nn.BatchNorm2d(4)))[0](x),
+        "max_pool": lambda: vt.max_pool2d(x, 2),
+    }[name]
+    y = layers().square().sum()
+    with torch.profiler.profile() as profile:
+        y.backward()
+    filled = [event.key for event in profile.key_averages() if event.key in ("aten::zeros", "aten::zero_", "aten::new_zeros", "aten::zeros_like")]
+    assert not filled and x.grad.abs().max() > 0
+
+
 # What `convert` finds.
 
 

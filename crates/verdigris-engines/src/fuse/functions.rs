@@ -127,10 +127,11 @@ fn derivative<'k, T: Compute>(k: Kernel<'k>, f: UnaryOp, x: Val<'k, T>, a: &[Val
         UnaryOp::ClippedRelu { .. } => k.select(x.le(a[0]), a[2], truth(x.lt(a[1]), k)),
         UnaryOp::GeluErf => {
             let x = within(60.0);
-            let tail = math::erfc_positive(x.abs() * number(std::f64::consts::FRAC_1_SQRT_2)) * number(0.5);
+            // The density and the tail have one exponential.
+            let bell = T::fast_exp(x * x * number(-0.5));
+            let tail = math::scaled_erfc(x.abs() * number(std::f64::consts::FRAC_1_SQRT_2)) * (bell * number(0.5));
             let below = k.select(x.lt(zero), tail, one - tail);
-            let density = T::fast_exp(x * x * number(-0.5)) * number(1.0 / (2.0 * std::f64::consts::PI).sqrt());
-            k.fma(x, density, below)
+            k.fma(x, bell * number(1.0 / (2.0 * std::f64::consts::PI).sqrt()), below)
         }
         UnaryOp::GeluTanh => {
             let x = within(8.0);

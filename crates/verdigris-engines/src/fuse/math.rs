@@ -96,9 +96,14 @@ pub(crate) fn tan<T: Compute>(x: Val<'_, T>) -> Val<'_, T> {
 
 /// `erfc(z)` for `z ≥ 0`: absolute error of a few units in the last place of 1.
 pub(crate) fn erfc_positive<T: Compute>(z: Val<'_, T>) -> Val<'_, T> {
+    scaled_erfc(z) * T::fast_exp(-(z * z))
+}
+
+/// `erfc(z) · exp(z²)` for `z ≥ 0`.
+pub(crate) fn scaled_erfc<T: Compute>(z: Val<'_, T>) -> Val<'_, T> {
     let k = z.kernel();
     let t = T::reciprocal(k.fma(z, number(k, 0.3), number(k, 1.0)));
-    polynomial(t, T::ERFC) * t * T::fast_exp(-(z * z))
+    polynomial(t, T::ERFC) * t
 }
 
 /// The error function.

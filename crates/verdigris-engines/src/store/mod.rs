@@ -7,6 +7,7 @@
 
 mod row_staging;
 
+use std::collections::VecDeque;
 use std::panic::Location;
 
 use serde::{Deserialize, Serialize};
@@ -20,7 +21,7 @@ use verdigris_kir::tile::fragment::Fragment;
 use verdigris_kir::tile::staging::{STAGE_ROWS, Staging, store_map_with_rows};
 use verdigris_tensor::DType;
 
-use crate::fuse::epilogue::{Epilogue, EpilogueArgs, EpilogueSpec, Place};
+use crate::fuse::epilogue::{Epilogue, EpilogueArgs, EpilogueSpec, Fetched, Place};
 use crate::layout::batch::{BatchStridesBytes, DIMS, Indices};
 use crate::sums::column_sums::{ColumnSums, ColumnSumsArgs, SumsSpec, TileSums};
 use row_staging::{RowStage, RowStaging};
@@ -285,6 +286,35 @@ struct Block<'w, 'k> {
     column: Val<'k, u32>,
 }
 
+/// The pairs of results in 16 columns: which column block of the two, and which row half.
+const ORDER: [(u32, u32); 4] = [(0, 0), (0, 1), (1, 0), (1, 1)];
+/// What is read of them, of each pair as one or element by element; nothing where the epilogue reads nothing.
+type Ahead<'k> = [Vec<Fetched<'k, f32>>; 4];
+/// How many times 16 columns are read together: 16 registers for each operand, and as many that are on their way meanwhile.
+const TOGETHER: usize = 2;
+
+/// What the epilogue reads of 64 rows, loaded before the results in front of it are computed, so that no load is waited for.
+struct ReadAhead<'k> {
+    /// The column blocks that follow, each the first of 16 columns, in the order in which they are written.
+    left: VecDeque<u32>,
+    held: VecDeque<Ahead<'k>>,
+}
+
+impl<'k> ReadAhead<'k> {
+    fn of(blocks: impl Iterator<Item = u32>) -> ReadAhead<'k> {
+        ReadAhead { left: blocks.collect(), held: VecDeque::new() }
+    }
+
+    /// Has twice as many columns on their way as are read together.
+    fn fill(&mut self, block: &Block<'_, 'k>) {
+        while self.held.len() < 2 * TOGETHER
+            && let Some(next) = self.left.pop_front()
+        {
+            self.held.push_back(block.fetch(next));
+        }
+    }
+}
+
 /// Where results are staged.
 #[derive(Clone, Copy)]
 enum Staged<'s, 'k> {
@@ -328,6 +358,10 @@ impl<'k> Store<'k> {
             }
             let matrix = self.epilogue.begin(tile.indices);
             let totals = self.sums.as_ref().map(|sums| sums.begin(thread));
+            // The first column block of each 16 columns of a stage.
+            let blocks = |first: u32, per_stage: u32| -> Vec<u32> {
+                (0..per_stage.min(spec.tile_columns - first) / 16).map(move |pair| first / 8 + 2 * pair).collect()
+            };
             for (i, sum) in sums.iter().enumerate() {
                 let first_row = tile.row + 64 * i as u32;
                 let row = first_row + Fragment::<T>::row(thread);
@@ -339,6 +373,7 @@ impl<'k> Store<'k> {
                     rows_inside: [upper.1, lower.1],
                     column,
                 };
+                let mut ahead = ReadAhead::of((0..spec.tile_columns / 16).map(|pair| 2 * pair));
                 match &self.path {
                     StorePath::Elements => block.write_direct(sum),
                     StorePath::Scattered { lines, staging } => {
@@ -348,9 +383,7 @@ impl<'k> Store<'k> {
                         for index in 0..stages {
                             let first = index * per_stage;
                             let stage = staging.stage(warpgroup, (i as u32 * stages + index) % staging.stages());
-                            for pair in 0..per_stage.min(spec.tile_columns - first) / 16 {
-                                block.write_columns(sum, Staged::Tma(staging), stage, thread, first / 8 + 2 * pair, pair);
-                            }
+                            block.write_stage(sum, Staged::Tma(staging), stage, thread, &blocks(first, per_stage), &mut ahead, || ());
                             // One barrier a stage: when it is written again, two turns later, all warps have passed the next barrier, and so
                             // have read it.
                             self.kernel.barrier_sync(warpgroup + spec.barrier, WARPGROUP);
@@ -364,10 +397,8 @@ impl<'k> Store<'k> {
                         let d = batch.matrix(*d, tile.indices);
                         let rows_left = (self.rows.max(first_row) - first_row).min(STAGE_ROWS);
                         for first in (0..spec.tile_columns).step_by(per_stage as usize) {
-                            staging.acquire(warpgroup);
-                            for pair in 0..per_stage.min(spec.tile_columns - first) / 16 {
-                                block.write_columns(sum, Staged::Rows(staging), stage, thread, first / 8 + 2 * pair, pair);
-                            }
+                            let ready = || staging.acquire(warpgroup);
+                            block.write_stage(sum, Staged::Rows(staging), stage, thread, &blocks(first, per_stage), &mut ahead, ready);
                             let first_column = tile.column + first;
                             let width = per_stage.min(spec.tile_columns - first);
                             let columns_left = (self.columns.max(first_column) - first_column).min(width);
@@ -386,10 +417,8 @@ impl<'k> Store<'k> {
                             let first = index * per_stage;
                             let turn = i as u32 * stages + index;
                             let stage = staging.stage(warpgroup, turn % staging.stages());
-                            staging.acquire_turn(warpgroup, thread, turn, sums.len() as u32 * stages);
-                            for pair in 0..per_stage.min(spec.tile_columns - first) / 16 {
-                                block.write_columns(sum, Staged::Tma(staging), stage, thread, first / 8 + 2 * pair, pair);
-                            }
+                            let ready = || staging.acquire_turn(warpgroup, thread, turn, sums.len() as u32 * stages);
+                            block.write_stage(sum, Staged::Tma(staging), stage, thread, &blocks(first, per_stage), &mut ahead, ready);
                             let (x, y) = if spec.transposed { (first_row, tile.column + first) } else { (tile.column + first, first_row) };
                             staging.store(stage, warpgroup, thread, map, x, y, tile.batch);
                             // All of the stage is written by now, and it is read until someone writes it again, behind the barrier of its turn.
@@ -518,27 +547,56 @@ impl<'k> Piece<'k> {
 }
 
 impl<'k> Block<'_, 'k> {
-    /// Two neighbouring results: the epilogue applied to the elements of a fragment's column block and row half.
-    fn pair<T: Sum>(&self, sum: &Fragment<'k, T>, block: u32, half: u32) -> [Val<'k, f32>; 2] {
-        let (k, place) = (self.store.kernel, &self.places[half as usize]);
-        let raw = [0, 1].map(|odd| T::to_f32(sum.element(block, half, odd).get()));
-        if !self.store.spec.epilogue.reads_memory() {
-            return [0, 1].map(|odd| place.apply(raw[odd as usize], 8 * block + odd));
-        }
-        // Operands exist only inside of D; what stands outside is clipped by TMA.
-        let results = raw.map(|value| k.var(value));
-        let inside = |odd: u32| self.rows_inside[half as usize] & (self.column + (8 * block + odd)).lt(self.store.columns);
-        if self.store.spec.epilogue.pairs {
-            k.when(inside(1), || {
-                let values = place.apply_pair(raw, 8 * block);
-                results.iter().zip(values).for_each(|(result, value)| result.set(value));
-            });
-        } else {
-            for odd in 0..2 {
-                k.when(inside(odd), || results[odd as usize].set(place.apply(raw[odd as usize], 8 * block + odd)));
+    /// Whether two neighbouring results lie in D, of a column block and row half.
+    fn inside(&self, block: u32, half: u32, odd: u32) -> Val<'k, bool> {
+        self.rows_inside[half as usize] & (self.column + (8 * block + odd)).lt(self.store.columns)
+    }
+
+    /// What the epilogue reads for 16 columns of results, from column block `block` on: of each pair, in [`ORDER`].
+    fn fetch(&self, block: u32) -> Ahead<'k> {
+        ORDER.map(|(b, half)| {
+            let (place, block) = (&self.places[half as usize], block + b);
+            match &self.store.spec.epilogue {
+                spec if !spec.reads_memory() => Vec::new(),
+                spec if spec.pairs => vec![place.fetch(8 * block, 2, self.inside(block, half, 1))],
+                _ => [0, 1].map(|odd| place.fetch(8 * block + odd, 1, self.inside(block, half, odd))).into(),
             }
+        })
+    }
+
+    /// Two neighbouring results: the epilogue applied to the elements of a fragment's column block and row half. Operands exist only inside of D; what stands
+    /// outside is clipped where it is stored.
+    fn pair<T: Sum>(&self, sum: &Fragment<'k, T>, block: u32, half: u32, ahead: &[Fetched<'k, f32>]) -> [Val<'k, f32>; 2] {
+        let place = &self.places[half as usize];
+        let raw = [0, 1].map(|odd| T::to_f32(sum.element(block, half, odd).get()));
+        match ahead {
+            [] => [0, 1].map(|odd| place.apply(raw[odd as usize], 8 * block + odd)),
+            [both] => place.apply_fetched(raw, 8 * block, both),
+            each => std::array::from_fn(|odd| place.apply_fetched([raw[odd]], 8 * block + odd as u32, &each[odd])[0]),
         }
-        results.map(|result| result.get())
+    }
+
+    /// Puts 16 columns from each of these column blocks on into a stage, one pair of chunks behind the other. `ready` comes before anything is written.
+    #[allow(clippy::too_many_arguments, reason = "where from, and where to")]
+    fn write_stage<T: Sum>(
+        &self,
+        sum: &Fragment<'k, T>,
+        to: Staged<'_, 'k>,
+        stage: Val<'k, u32>,
+        thread: Val<'k, u32>,
+        blocks: &[u32],
+        ahead: &mut ReadAhead<'k>,
+        ready: impl FnOnce(),
+    ) {
+        ahead.fill(self);
+        ready();
+        for (pair, &block) in (0..).zip(blocks) {
+            if pair > 0 && pair % TOGETHER as u32 == 0 {
+                ahead.fill(self);
+            }
+            let read = ahead.held.pop_front().unwrap_or_else(|| self.fetch(block));
+            self.write_columns(sum, to, stage, thread, block, pair, &read);
+        }
     }
 
     /// Puts 16 columns of results into a stage: blocks `block` and `block + 1`, the stage's pair of chunks `pair`.
@@ -551,13 +609,13 @@ impl<'k> Block<'_, 'k> {
         thread: Val<'k, u32>,
         block: u32,
         pair: u32,
+        ahead: &Ahead<'k>,
     ) {
         let k = self.store.kernel;
-        const ORDER: [(u32, u32); 4] = [(0, 0), (0, 1), (1, 0), (1, 1)];
         match half_format(self.store.spec.d()) {
             Some(format) => {
-                let packed = ORDER.map(|(b, half)| {
-                    let [low, high] = self.pair(sum, block + b, half);
+                let packed = std::array::from_fn(|i| {
+                    let [low, high] = self.pair(sum, block + ORDER[i].0, ORDER[i].1, &ahead[i]);
                     k.pack(format, low, high)
                 });
                 match to {
@@ -567,11 +625,13 @@ impl<'k> Block<'_, 'k> {
                 }
             }
             None => {
-                for (b, half) in ORDER {
+                for ((b, half), ahead) in ORDER.into_iter().zip(ahead) {
                     let words = match (self.store.spec.epilogue.exact, self.store.spec.d()) {
                         (true, _) => [0, 1].map(|odd| sum.element(block + b, half, odd).get().bitcast::<u32>()),
-                        (false, DType::I32) => self.pair(sum, block + b, half).map(|v| v.convert::<i32>(CvtRound::IntNearest).unsigned()),
-                        (false, _) => self.pair(sum, block + b, half).map(|value| value.bitcast::<u32>()),
+                        (false, DType::I32) => {
+                            self.pair(sum, block + b, half, ahead).map(|v| v.convert::<i32>(CvtRound::IntNearest).unsigned())
+                        }
+                        (false, _) => self.pair(sum, block + b, half, ahead).map(|value| value.bitcast::<u32>()),
                     };
                     let row = Fragment::<T>::row(thread) + 8 * half;
                     let column = Fragment::<T>::column(thread) + (16 * pair + 8 * b);

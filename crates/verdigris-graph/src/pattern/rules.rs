@@ -72,7 +72,7 @@ pub(super) const FUSIONS: &[Fusion] = &[
         host: Host::Matmul,
         pattern: "a pointwise op behind a product",
         walk: Walk::Behind,
-        conditions: &[ONE_READER, POINTWISE, READ_ONCE, BEGIN_BUFFERS, DIMS_OF_VALUE, IN_EPILOGUE, ALONE, SMALL],
+        conditions: &[ONE_READER, STORED_IS_FEW, POINTWISE, READ_ONCE, BEGIN_BUFFERS, DIMS_OF_VALUE, IN_EPILOGUE, ALONE, SMALL],
         becomes: "a step of the epilogue; a result on the way that is stored becomes an auxiliary output",
     },
     Fusion {
@@ -88,7 +88,7 @@ pub(super) const FUSIONS: &[Fusion] = &[
         host: Host::Conv,
         pattern: "a pointwise op behind a convolution",
         walk: Walk::Behind,
-        conditions: &[ONE_READER, POINTWISE, READ_ONCE, BEGIN_BUFFERS, DIMS_OF_VALUE, IN_EPILOGUE, ALONE, SMALL],
+        conditions: &[ONE_READER, STORED_IS_FEW, POINTWISE, READ_ONCE, BEGIN_BUFFERS, DIMS_OF_VALUE, IN_EPILOGUE, ALONE, SMALL],
         becomes: "a step of the epilogue; a result on the way that is stored becomes an auxiliary output",
     },
     Fusion {
@@ -143,6 +143,18 @@ pub(super) const FUSIONS: &[Fusion] = &[
 
 const ONE_READER: Condition =
     Condition { rule: "one op alone reads the value", holds: |cut, site| Ok(cut.web.readers(site.value).len() == 1) };
+
+/// Most elements of a value that an epilogue stores on its way. It does that from registers, which takes longer than a launch that passes over all of them again
+/// where these are many: on an H100, 2.0 ns for a thousand elements beside 1.4 and the launch (`bench/record/h100`, two linear layers).
+const MOST_STORED_ON_THE_WAY: u64 = 1 << 22;
+
+const STORED_IS_FEW: Condition = Condition {
+    rule: "the value is virtual or has at most 4,194,304 elements: more are stored faster by a launch of their own",
+    holds: |cut, site| {
+        let elements = cut.dims(site.value).iter().fold(1_u64, |all, &dim| all.saturating_mul(dim));
+        Ok(cut.web.tensor(site.value).is_virtual || elements <= MOST_STORED_ON_THE_WAY)
+    },
+};
 
 const POINTWISE: Condition = Condition { rule: "it is a pointwise op", holds: |cut, site| Ok(cut.pointwise(site.op).is_some()) };
 

@@ -207,6 +207,17 @@ mod tests {
     }
 
     #[test]
+    fn many_hidden_values_that_are_kept_are_passed_over_once_more() {
+        let (x, up, down) = (half(&[1 << 14, 64]), half(&[512, 64]), half(&[64, 512]));
+        let kinds_of = |keeps| {
+            let forward = Function::Mlp { precision: Precision::Fp32, activation: UnaryOp::GeluErf, keeps };
+            kinds(&draw(&forward, &[x, up, None, down, None]).expect("drawn").graph)
+        };
+        assert_eq!(kinds_of(true), ["gemm", "map", "gemm"]);
+        assert_eq!(kinds_of(false), ["gemm", "gemm"]);
+    }
+
+    #[test]
     fn gradients_come_in_the_types_that_the_parameters_had() {
         let (x, up, down, hidden, y) = (half(&[7, 64]), half(&[128, 64]), half(&[32, 128]), half(&[7, 128]), half(&[7, 32]));
         let dtypes = [None, Some(DType::F32), Some(DType::F32), Some(DType::F32), None];

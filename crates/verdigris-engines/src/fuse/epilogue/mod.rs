@@ -35,8 +35,8 @@ use crate::fuse::steps::{self, Number, Numbers, OperandWord, Step, Steps, host_n
 use crate::layout::batch::Chunk;
 
 pub use crate::fuse::operand::{OperandSpec, Walk};
-pub(crate) use place::Pixel;
 pub use place::{Epilogue, Place};
+pub(crate) use place::{Fetched, Pixel};
 
 /// The part of an epilogue that shapes code.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]

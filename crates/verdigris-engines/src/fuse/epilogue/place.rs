@@ -3,13 +3,13 @@
 use std::marker::PhantomData;
 use std::panic::Location;
 
-use verdigris_kir::face::{Kernel, Val};
+use verdigris_kir::face::{Kernel, Val, Var};
 use verdigris_tensor::DType;
 
 use super::{EpilogueSpec, Values};
 use crate::fuse::compute::{self, Compute};
 use crate::fuse::operand::{Operand, OperandSpec, Walk};
-use crate::fuse::steps::{Code, Operands};
+use crate::fuse::steps::{Code, Operands, Step};
 use crate::fuse::value::AnyVal;
 use crate::layout::batch::Indices;
 
@@ -210,7 +210,47 @@ impl<'k, T: Compute> Place<'_, 'k, T> {
         }
     }
 
-    fn run<const N: usize>(&self, sums: [Val<'k, T>; N], right: u32) -> [Val<'k, T>; N] {
+    /// Loads what the epilogue reads at `lanes` neighbouring elements, where they are `inside`. Called for several elements before [`Place::apply_fetched`]
+    /// for the first of them, so that their loads are on their way together: a warpgroup's epilogue has few warps to wait behind each other.
+    #[track_caller]
+    pub(crate) fn fetch(&self, right: u32, lanes: u32, inside: Val<'k, bool>) -> Fetched<'k, T> {
+        let at = Location::caller();
+        let k = self.epilogue.k;
+        k.scope(at, || {
+            let EpilogueSpec { c, ref steps, .. } = self.epilogue.spec;
+            let room = |spec: OperandSpec| -> Vec<Var<'k, T>> {
+                (0..if spec.walk == Walk::PerRow { 1 } else { lanes }).map(|_| k.var(T::constant(k, 0.0))).collect()
+            };
+            let fill = |room: &[Var<'k, T>], index: usize, spec: OperandSpec, operand: &Operand<'k>| {
+                room.iter().zip(self.load(index, spec, operand, right, lanes)).for_each(|(room, value)| room.set(value));
+            };
+            let c = match (self.epilogue.values.beta, c, &self.epilogue.values.c) {
+                (Some(beta), Some(spec), Some(operand)) => {
+                    let room = room(spec);
+                    k.when(inside & beta.get::<T>().ne(T::constant(k, 0.0)), || fill(&room, 0, spec, operand));
+                    room
+                }
+                _ => Vec::new(),
+            };
+            let all = ToTheRight { place: self, right, lanes };
+            let read = |step: &Step<OperandSpec>| if let Step::Load(from) = step { Some(*from) } else { None };
+            let loaded: Vec<Vec<Var<'k, T>>> = steps.iter().map(|step| read(step).map_or_else(Vec::new, room)).collect();
+            if loaded.iter().any(|room| !room.is_empty()) {
+                k.when(inside, || {
+                    for (i, (step, room)) in steps.iter().zip(&loaded).enumerate() {
+                        if let Some(from) = read(step) {
+                            let (index, operand) = all.operand(i);
+                            fill(room, index, from, operand);
+                        }
+                    }
+                });
+            }
+            let got = |room: Vec<Var<'k, T>>| room.into_iter().map(|held| held.get()).collect();
+            Fetched { inside, c: got(c), loaded: loaded.into_iter().map(got).collect() }
+        })
+    }
+
+    fn run<const N: usize>(&self, sums: [Val<'k, T>; N], right: u32, fetched: Option<&Fetched<'k, T>>) -> [Val<'k, T>; N] {
         let k = self.epilogue.k;
         let mut values = sums;
         if let Some(alpha) = self.alpha {
@@ -222,7 +262,7 @@ impl<'k, T: Compute> Place<'_, 'k, T> {
             let beta = beta.get::<T>();
             let with_c = values.map(|value| k.var(value));
             k.when(beta.ne(T::constant(k, 0.0)), || {
-                let c = self.load(0, spec, operand, right, N as u32);
+                let c = fetched.map_or_else(|| self.load(0, spec, operand, right, N as u32), |fetched| fetched.c.clone());
                 for (value, &c) in with_c.into_iter().zip(c.iter().cycle()) {
                     value.set(k.fma(beta, c, value));
                 }
@@ -230,7 +270,11 @@ impl<'k, T: Compute> Place<'_, 'k, T> {
             values = with_c.map(|value| value.get());
         }
         let code = Code { steps, numbers, computed: Some(T::DTYPE), lanes: N };
-        let all = code.run(k, &values.map(AnyVal::of), &ToTheRight { place: self, right, lanes: N as u32 });
+        let (given, there) = (values.map(AnyVal::of), ToTheRight { place: self, right, lanes: N as u32 });
+        let all = match fetched {
+            Some(fetched) => code.run(k, &given, &Held { there, fetched }),
+            None => code.run(k, &given, &there),
+        };
         // Loads and stores are never the last that gives a value.
         match all.iter().rfind(|value| !value.is_empty()) {
             Some(last) => std::array::from_fn(|lane| last[lane].get(k)),
@@ -242,7 +286,7 @@ impl<'k, T: Compute> Place<'_, 'k, T> {
     #[track_caller]
     pub fn apply(&self, sum: Val<'k, T>, right: u32) -> Val<'k, T> {
         let at = Location::caller();
-        self.epilogue.k.scope(at, || self.run([sum], right)[0])
+        self.epilogue.k.scope(at, || self.run([sum], right, None)[0])
     }
 
     /// The same for two neighbouring columns, of which the first is even.
@@ -250,7 +294,15 @@ impl<'k, T: Compute> Place<'_, 'k, T> {
     pub fn apply_pair(&self, sums: [Val<'k, T>; 2], right: u32) -> [Val<'k, T>; 2] {
         assert!(self.epilogue.spec.pairs, "pairs need strides of whole pairs");
         let at = Location::caller();
-        self.epilogue.k.scope(at, || self.run(sums, right))
+        self.epilogue.k.scope(at, || self.run(sums, right, None))
+    }
+
+    /// The same for one column, or for two of which the first is even, with what was loaded ahead; outside of D, a number that nobody stores.
+    #[track_caller]
+    pub(crate) fn apply_fetched<const N: usize>(&self, sums: [Val<'k, T>; N], right: u32, fetched: &Fetched<'k, T>) -> [Val<'k, T>; N] {
+        assert!(N == 1 || self.epilogue.spec.pairs, "pairs need strides of whole pairs");
+        let at = Location::caller();
+        self.epilogue.k.scope(at, || self.run(sums, right, Some(fetched)))
     }
 
     fn d(&self) -> Option<(usize, OperandSpec, &Operand<'k>)> {
@@ -290,6 +342,37 @@ impl<'k, T: Compute> Place<'_, 'k, T> {
         let (index, spec, d) = self.d().expect("the spec stores D");
         let (address, offset) = self.reach(index, spec, d, right);
         self.epilogue.k.st_global(address, offset, sum);
+    }
+}
+
+/// What an epilogue reads at one element or at two neighbours, loaded before it is applied there.
+#[derive(Debug)]
+pub(crate) struct Fetched<'k, T: Compute> {
+    /// Whether the elements are D's: else nothing was loaded, and nothing is stored on the way.
+    inside: Val<'k, bool>,
+    c: Vec<Val<'k, T>>,
+    /// Of each step, what it loads.
+    loaded: Vec<Vec<Val<'k, T>>>,
+}
+
+/// The operands of steps, of which those that are read were loaded ahead.
+#[derive(Clone, Copy)]
+struct Held<'h, 'p, 'e, 'k, T: Compute> {
+    there: ToTheRight<'p, 'e, 'k, T>,
+    fetched: &'h Fetched<'k, T>,
+}
+
+impl<'k, T: Compute> Operands<'k, OperandSpec> for Held<'_, '_, '_, 'k, T> {
+    fn load(&self, step: usize, _: &OperandSpec) -> Vec<AnyVal<'k>> {
+        self.fetched.loaded[step].iter().map(|&value| AnyVal::of(value)).collect()
+    }
+
+    fn index(&self, step: usize) -> Vec<AnyVal<'k>> {
+        self.there.index(step)
+    }
+
+    fn store(&self, step: usize, to: &OperandSpec, values: &[AnyVal<'k>]) {
+        self.there.place.epilogue.k.when(self.fetched.inside, || self.there.store(step, to, values));
     }
 }
 

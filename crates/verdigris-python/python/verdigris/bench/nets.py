@@ -283,14 +283,14 @@ def run(arguments, device: torch.device, say: Callable[[str], None]) -> int:
         for one in given:
             if one not in known:
                 raise ListError(f"{one}: there are {', '.join(known)}")
-    door, started = ours.open_door(device), machine.now()
+    door, started = ours.open_door(device, mode=arguments.mode), machine.now()
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     path: Optional[Path] = record_path(arguments, device, started, "nets")
     writer = record.Writer(path)
     head = {"suite": "nets", "method": record.METHOD, "date": started, "machine": machine.describe(device)}
     head["software"] = machine.software(door.versions())
-    options = {"batch": arguments.batch, "seconds": arguments.seconds}
+    options = {"batch": arguments.batch, "seconds": arguments.seconds, "mode": arguments.mode}
     writer.line("head", {**head, "source": door.source(), "options": options, "clocks": machine.clocks(device)})
     status, count = 0, 0
     for name in arguments.net:

@@ -73,11 +73,11 @@ class Absent:
 class Door:
     """The package on one device."""
 
-    def __init__(self, device: torch.device, tuning_ms: float):
+    def __init__(self, device: torch.device, tuning_ms: float, mode: str = "measured"):
         import verdigris
         import verdigris.torch
 
-        self.device, self.tuning_ms = device, tuning_ms
+        self.device, self.tuning_ms, self.mode = device, tuning_ms, mode
         self.verdigris = verdigris
         self.handle = verdigris.Device(str(device))
         # Plans of the row at hand, by mode.
@@ -95,8 +95,8 @@ class Door:
         return Path(self.verdigris.__file__).parent
 
     def convert(self, network: torch.nn.Module) -> torch.nn.Module:
-        """The network with our layers, planned by the clock: what a user who trains for days asks for."""
-        self.verdigris.torch.set_policy(mode="measured", budget_ms=self.tuning_ms)
+        """The network with our layers, planned in the door's mode: by the clock, as a user asks for who trains for days, or at once."""
+        self.verdigris.torch.set_policy(**({"mode": "measured", "budget_ms": self.tuning_ms} if self.mode == "measured" else {}))
         return self.verdigris.torch.convert(network, inplace=True)[0]
 
     def conv2d(self) -> Callable:
@@ -245,8 +245,8 @@ class Door:
         return facts
 
 
-def open_door(device: torch.device, tuning_ms: float = 500.0):
-    """Our side on a device; ``tuning_ms`` is the most time that measuring a choice may take for each part of a plan.
+def open_door(device: torch.device, tuning_ms: float = 500.0, mode: str = "measured"):
+    """Our side on a device; ``tuning_ms`` is the most time that measuring a choice may take for each part of a plan, ``mode`` how networks are planned.
 
     The environment says whether choices are remembered on disk, and is read when a device is first taken hold of.
     """
@@ -256,4 +256,4 @@ def open_door(device: torch.device, tuning_ms: float = 500.0):
         import verdigris.torch
     except ImportError as error:
         return Absent(f"verdigris.torch cannot be imported: {error}")
-    return Door(device, tuning_ms)
+    return Door(device, tuning_ms, mode)

@@ -184,8 +184,17 @@ def _operator(name, tensors, results, has_dims, fake, decomposed=None, gradients
             output, used, ctx.types = compute(*inputs)
             return setup(ctx, inputs, used, output)
 
+        def forward_of_several(ctx, *inputs):
+            # Else autograd fills a tensor of zeros, as large as each further result, for a gradient that nobody reads.
+            ctx.set_materialize_grads(False)
+            return forward(ctx, *inputs)
+
+        def backward_of_several(ctx, dy, *others):
+            return (None,) * len(ctx.needs_input_grad) if dy is None else backward(ctx, dy, *others)
+
         # The class of its node in the graph of autograd is named after it when it is made.
-        body = {"forward": staticmethod(forward), "backward": staticmethod(backward), "__module__": __name__}
+        both = (forward, backward) if results == "Tensor" else (forward_of_several, backward_of_several)
+        body = {"forward": staticmethod(both[0]), "backward": staticmethod(both[1]), "__module__": __name__}
         Call = type(torch.autograd.Function)(f"Verdigris_{name}", (torch.autograd.Function,), body)
         # The method of the base alone: what `Function.apply` adds serves transforms, which do not come here.
         return super(torch.autograd.Function, Call).apply
