@@ -52,7 +52,7 @@ enum Family {
 
 #[derive(clap::Args)]
 struct MutantsArguments {
-    /// What `cargo xtask mutants` takes: a filter, --sample, --seed, --json, --record.
+    /// What `cargo xtask mutants` takes: a filter, --sample, --day, --seeds, --json, --record.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }

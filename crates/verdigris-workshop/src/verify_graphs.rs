@@ -170,7 +170,8 @@ pub(crate) fn kinds_of(case: &GraphCase, seed: u64) -> [Distribution; 2] {
     [0, 1].map(|nth| kinds::draw(case.distribution, kinds, seed, nth))
 }
 
-/// The variants that launch a kernel of the wanted name: all of them, or the first and one other that the seed chooses.
+/// The variants that launch a kernel of the wanted name: all of them, or the first and one other that the seed chooses; the first once more where there is no
+/// other, on the other kind of data.
 fn launching(parts: &Parts, choice: Choice<'_>) -> Vec<Variant> {
     let all = (parts.configs.iter().enumerate()).flat_map(|(part, ways)| {
         ways.iter().enumerate().filter(|(_, way)| choice.takes(way.kernels())).map(move |(way, _)| parts.variant_with(part, way))
@@ -180,6 +181,9 @@ fn launching(parts: &Parts, choice: Choice<'_>) -> Vec<Variant> {
         let turn = 1 + (choice.seed % (all.len() as u64 - 1)) as usize;
         all.swap(1, turn);
         all.truncate(2);
+    }
+    if !choice.all && all.len() == 1 {
+        all.extend_from_within(..);
     }
     all
 }

@@ -15,8 +15,8 @@ use crate::tree::Tree;
 /// What nothing in the copy reads, and is large.
 const LEFT_OUT: [&str; 2] = ["bench/record/", "mutants/"];
 
-/// What is left out of the compilation of the engines, which is most of that of the copy: they make kernels and do not run them.
-const PLAIN: [&str; 2] = ["profile.dev.package.verdigris-engines.opt-level=0", "profile.dev.package.verdigris-engines.debug=false"];
+/// The crates that the runs of mutants spend their time in. The others make kernels and do not run them, or are not asked at all, and are compiled without optimization.
+const HOT: [&str; 3] = ["verdigris-kir", "verdigris-reference", "verdigris-tensor"];
 
 /// The programs of the copy, and where they are run.
 pub(super) struct Programs {
@@ -34,8 +34,9 @@ pub(super) struct Programs {
 pub(super) fn programs(root: &Path, tree: &Tree, list: &List, selected: &[&Mutant]) -> Result<Programs> {
     let begun = Instant::now();
     let folder = root.join("target").join("mutants");
-    let (copy, target) = (folder.join("tree"), folder.join("build"));
+    let copy = folder.join("tree");
     write(tree, list, &copy)?;
+    let plain = plain(tree);
     // By the programs' names and not their packages', so that dependencies have the features that the whole workspace asks for; and all of them, whatever is
     // selected, so that they keep those.
     let tests_of = |mutants: &mut dyn Iterator<Item = &Mutant>| -> BTreeSet<(String, String)> {
@@ -50,7 +51,7 @@ pub(super) fn programs(root: &Path, tree: &Tree, list: &List, selected: &[&Mutan
     let commands: Vec<Vec<&str>> = std::iter::once(command).chain(of_units).collect();
     let mut built = BTreeMap::new();
     for command in &commands {
-        built.extend(cargo(command, &copy, &target)?);
+        built.extend(cargo(command, &plain, root, &copy)?);
     }
     let program = |key: &(String, String)| built.get(key).cloned().with_context(|| format!("cargo built no {} of {}", key.1, key.0));
     let workshop = program(&("verdigris-workshop".to_owned(), "workshop".to_owned()))?;
@@ -66,14 +67,31 @@ fn write(tree: &Tree, list: &List, copy: &Path) -> Result<()> {
     tree.write_copy(&files, &LEFT_OUT, copy)
 }
 
+/// How the crates of the copy are compiled, in cargo's words: none with what debuggers read, and only those in [`HOT`] optimized.
+fn plain(tree: &Tree) -> Vec<String> {
+    let members = tree.files().filter_map(|(path, _)| path.strip_prefix("crates/")?.strip_suffix("/Cargo.toml"));
+    members
+        .flat_map(|name| {
+            let debug = format!("profile.dev.package.{name}.debug=false");
+            let level = (!HOT.contains(&name)).then(|| format!("profile.dev.package.{name}.opt-level=0"));
+            std::iter::once(debug).chain(level)
+        })
+        .collect()
+}
+
 /// Runs one command of cargo in the copy; the programs that it made, by package and target. Unit tests are of target `lib`.
-fn cargo(arguments: &[&str], copy: &Path, target: &Path) -> Result<BTreeMap<(String, String), PathBuf>> {
+///
+/// The copy shares the folder in which cargo builds with the sources that it is of, and so what that has of other people's crates. Its own crates are others
+/// there for the way in which they are compiled ([`plain`]), and its programs go elsewhere.
+fn cargo(arguments: &[&str], plain: &[String], root: &Path, copy: &Path) -> Result<BTreeMap<(String, String), PathBuf>> {
+    let shared = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |folder| root.join(folder));
     let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args(arguments)
         .args(["--quiet", "--locked", "--message-format=json"])
-        .args(PLAIN.iter().flat_map(|plain| ["--config", plain]))
-        .env("CARGO_TARGET_DIR", target)
-        .env("CARGO_INCREMENTAL", "1")
+        .args(plain.iter().flat_map(|plain| ["--config", plain]))
+        .env("CARGO_BUILD_BUILD_DIR", shared)
+        .env("CARGO_TARGET_DIR", root.join("target").join("mutants").join("programs"))
+        .env("CARGO_INCREMENTAL", std::env::var_os("CARGO_INCREMENTAL").unwrap_or_else(|| "1".into()))
         .current_dir(copy)
         .output()
         .context("running cargo")?;

@@ -8,6 +8,7 @@
 //! its row names. What only some seeds find survives, and so does what is found by a rule that the row does not name.
 
 mod build;
+mod day;
 mod judge;
 mod list;
 mod plant;
@@ -17,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -38,8 +39,11 @@ pub(crate) struct Arguments {
     /// Only so many of them, drawn by the seed; none that unit tests of the engines are to find, for which that crate is compiled once more.
     #[arg(long)]
     sample: Option<usize>,
-    /// Draws the sample; default the number of the day.
-    #[arg(long)]
+    /// Draws the sample of that day, `YYYY-MM-DD`; default today (UTC).
+    #[arg(long, value_parser = day::number_of)]
+    day: Option<u64>,
+    /// Draws the sample; default the number of the day, counted from 1970-01-01.
+    #[arg(long, conflicts_with = "day")]
     seed: Option<u64>,
     /// The first of the seeds under which mutants run.
     #[arg(long, default_value_t = 1)]
@@ -135,12 +139,15 @@ pub(crate) fn run(root: &Path, arguments: &Arguments) -> Result<bool> {
         println!("mutants: {} have their places", list.mutants.len());
         return Ok(true);
     }
-    let day = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86_400);
-    let seed = arguments.seed.unwrap_or(day);
+    let seed = arguments.seed.or(arguments.day).unwrap_or_else(day::today);
     let selected = select(&list, &arguments.filter, arguments.sample, seed);
     ensure!(!selected.is_empty(), "no mutant has `{}` in its name", arguments.filter);
     if !arguments.json {
-        println!("mutants: {} of {}, sample of seed {seed}", selected.len(), list.mutants.len());
+        let drawn = match arguments.sample {
+            Some(_) => format!(", drawn by --day {} (--seed {seed})", day::name_of(seed)),
+            None => String::new(),
+        };
+        println!("mutants: {} of {}{drawn}", selected.len(), list.mutants.len());
     }
     let programs = build::programs(root, &tree, &list, &selected)?;
     if !arguments.json {

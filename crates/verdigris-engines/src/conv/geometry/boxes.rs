@@ -76,7 +76,20 @@ impl<'k> PixelBox<'k> {
 
 #[cfg(test)]
 mod tests {
+    use verdigris_kir::face::{Header, build};
+    use verdigris_kir::interp::{self, Kernels, Memory, Options};
+    use verdigris_kir::params::Write;
+    use verdigris_kir::program::{Address, KernelRef, Launch, Program};
+
     use super::*;
+
+    verdigris_kir::parameters! {
+        struct Told / ToldArguments of () as _spec {
+            to: Write = 16,
+            count: u32,
+            pixels: PixelBoxArguments,
+        }
+    }
 
     #[test]
     fn boxes_cover_pixels_once() {
@@ -87,5 +100,45 @@ mod tests {
         assert!(boxes.iter().all(|one| one.count() <= 50) && boxes.len() == 12, "planes of 35 pixels");
         let rows = Boxes::all([1, 1, 3, 100], 33);
         assert_eq!(rows.len(), 3 * 4);
+    }
+
+    /// Each pixel of a box as a kernel counts them, the boxes behind the first among them, against loops over the box.
+    #[test]
+    fn boxes_begin_where_they_say() {
+        const THREADS: u32 = 64;
+        let kernel = KernelRef::new("told", || {
+            build(Header { name: "told".to_owned(), threads: THREADS, ..Header::default() }, |k| {
+                let Told { to, count, pixels } = Told::declare(k, &());
+                k.when(k.thread().lt(count), || {
+                    let place = pixels.split(k.thread());
+                    (0..).zip(place).for_each(|(dim, index)| k.st_global(to.at(k.thread(), 16), 4 * dim, index));
+                });
+            })
+        });
+        let boxes = Boxes::all([3, 4, 5, 7], 50);
+        assert!(boxes.iter().skip(1).all(|one| one.first != [0; 4]));
+        for one in boxes {
+            let mut right = vec![u32::MAX; 4 * THREADS as usize];
+            let [images, depths, heights, widths] = [0, 1, 2, 3].map(|dim| one.first[dim]..one.first[dim] + one.lengths[dim]);
+            let places = images.flat_map(|n| {
+                let (heights, widths) = (heights.clone(), widths.clone());
+                depths.clone().flat_map(move |d| {
+                    let widths = widths.clone();
+                    heights.clone().flat_map(move |h| widths.clone().map(move |w| [n, d, h, w]))
+                })
+            });
+            for (place, to) in places.zip(right.chunks_exact_mut(4)) {
+                to.copy_from_slice(&place.map(|index| index as u32));
+            }
+            let mut memory = Memory::new();
+            memory.add_filled(16 * u64::from(THREADS), 0xff);
+            let args = ToldArguments { to: Address::buffer(0), count: one.count() as u32, pixels: one.arguments() };
+            let mut program = Program { buffer_alignment_bytes: vec![16], ..Program::default() };
+            program.launch(Launch::new(kernel.clone(), [1, 1, 1], args.bound(&())));
+            if let Err(findings) = interp::run(&program, &Kernels::new(), &mut memory, &Options::schedule(1)) {
+                panic!("{one:?}: {findings}");
+            }
+            assert_eq!(memory.to_vec(0), right.iter().flat_map(|index| index.to_le_bytes()).collect::<Vec<u8>>(), "{one:?}");
+        }
     }
 }
