@@ -522,3 +522,79 @@ impl GraphBuilder {
         Ok(dx)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use verdigris_tensor::{DType, Layout};
+
+    const FILTERS: [Filter; 6] = [
+        Filter::Nearest,
+        Filter::NearestExact,
+        Filter::Linear { align_corners: false },
+        Filter::Linear { align_corners: true },
+        Filter::Cubic { align_corners: false },
+        Filter::Cubic { align_corners: true },
+    ];
+
+    fn infer(sampling: &Sampling) -> Result<Vec<u64>, String> {
+        let x = TensorDesc::new(Uid(0), "x", DType::F32, Layout::row_major(&[2, 4, 9, 8]).unwrap());
+        sampling.infer("resample", &x).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn attributes_that_break_a_rule() {
+        let interpolate = |out: &[u64], factors: &[f64]| {
+            let factors = factors.iter().map(|factor| Real(*factor)).collect();
+            infer(&Sampling::Interpolate { filter: Filter::Nearest, out: out.to_vec(), factors })
+        };
+        let pad = |border, before: &[i64], after: &[i64]| infer(&Sampling::Pad { border, before: before.to_vec(), after: after.to_vec() });
+        let huge = 1 << 31;
+        for (told, part) in [
+            (interpolate(&[], &[]), "1, 2 or 3 spatial dims"),
+            (interpolate(&[13], &[]), "tensor `x`: the number of dims is 4, expected 3"),
+            (interpolate(&[13, 0], &[]), "at least one element"),
+            (interpolate(&[13, huge], &[]), "less than 2^31"),
+            (interpolate(&[13, 3], &[1.0]), "one factor for each spatial dim"),
+            (interpolate(&[13, 3], &[1.0, 0.0]), "factors lie between"),
+            (interpolate(&[13, 3], &[1.0, f64::NAN]), "factors lie between"),
+            (interpolate(&[13, 3], &[f64::INFINITY, 1.0]), "factors lie between"),
+            (pad(Border::Reflect, &[9, 0], &[0, 0]), "before = [9, 0]; a reflected border is smaller"),
+            (pad(Border::Reflect, &[0, 0], &[0, 8]), "after = [0, 8]; a reflected border is smaller"),
+            (pad(Border::Circular, &[10, 0], &[0, 0]), "a circular border is at most as large"),
+            (pad(Border::Circular, &[9, -1], &[0, 2]), "a circular border is not below 0"),
+            (pad(Border::Replicate, &[1 << 31, 0], &[0, 0]), "a border is below 2^31"),
+            (pad(Border::Replicate, &[-9, 0], &[0, 0]), "an element is left"),
+            (pad(Border::Replicate, &[-9, 0], &[9, 0]), "a border below 0 leaves an element"),
+            (pad(Border::Replicate, &[0, 0], &[0]), "as many as in before"),
+        ] {
+            let told = told.unwrap_err();
+            assert!(told.contains(part), "{told}\nlacks {part}");
+        }
+        assert_eq!(pad(Border::Circular, &[9, 8], &[0, 0]), Ok(vec![2, 4, 18, 16]));
+        assert_eq!(pad(Border::Reflect, &[-3, 7], &[8, -2]), Ok(vec![2, 4, 14, 13]));
+    }
+
+    #[test]
+    fn taps_are_elements_and_weigh_one() {
+        for (extent, out) in (1..24u64).flat_map(|extent| (1..40).map(move |out| (extent, out))) {
+            for (filter, double) in FILTERS.into_iter().flat_map(|filter| [(filter, false), (filter, true)]) {
+                for factors in [vec![], vec![Real(0.1 + (extent * out % 50) as f64 / 7.0)]] {
+                    let taps = Sampling::Interpolate { filter, out: vec![out], factors }.taps(0, extent, out, double);
+                    for o in 0..out {
+                        let list = taps.of(o, extent, double);
+                        let sum: f64 = list.iter().map(|(_, weight)| weight).sum();
+                        assert!((sum - 1.0).abs() < 1e-5, "{taps:?} {o}: {list:?}");
+                        assert!(list.is_sorted_by_key(|(i, _)| *i) && list.iter().all(|(i, weight)| *i < extent && *weight != 0.0));
+                        assert!(list.len() as u64 <= taps.most());
+                    }
+                }
+            }
+        }
+        // The same size is the same tensor, whatever the filter.
+        for filter in FILTERS {
+            let taps = Sampling::Interpolate { filter, out: vec![9], factors: vec![] }.taps(0, 9, 9, false);
+            assert_eq!(taps, Taps::Same, "{filter:?}");
+        }
+    }
+}
