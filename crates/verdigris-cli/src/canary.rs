@@ -35,6 +35,7 @@ const CASES: &[(&str, &str)] = &[
     ("batch_norm", include_str!("../../../cases/canary/batch_norm.toml")),
     ("attention", include_str!("../../../cases/canary/attention.toml")),
     ("movement", include_str!("../../../cases/canary/movement.toml")),
+    ("resample", include_str!("../../../cases/canary/resample.toml")),
 ];
 
 /// Runs of each graph whose bits are compared.

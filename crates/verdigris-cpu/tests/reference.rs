@@ -2,9 +2,9 @@
 
 use verdigris_cpu::{Bindings, GraphPlan};
 use verdigris_graph::{
-    Attention, AttentionBackward, AttentionSpec, BinaryOp, Causal, Conv, ConvDirection, ConvMode, CrossEntropyBackward, CrossEntropySpec,
-    Error, Graph, GraphBuilder, HostScalar, LossReduction, Matmul, NormGradients, NormKind, NormSpec, Normalize, NormalizeBackward,
-    PoolBackward, PoolMode, PoolWindows, Precision, Real, ReductionOp, TernaryOp, Uid, UnaryOp,
+    Attention, AttentionBackward, AttentionSpec, BinaryOp, Border, Causal, Conv, ConvDirection, ConvMode, CrossEntropyBackward,
+    CrossEntropySpec, Error, Filter, Graph, GraphBuilder, HostScalar, LossReduction, Matmul, NormGradients, NormKind, NormSpec, Normalize,
+    NormalizeBackward, PoolBackward, PoolMode, PoolWindows, Precision, Real, ReductionOp, Sampling, TernaryOp, Uid, UnaryOp,
 };
 use verdigris_reference::compare::compare;
 use verdigris_reference::data::{Distribution, Random, graph_inputs, output_buffer};
@@ -352,6 +352,38 @@ impl Draw {
         self.store(g, y, dtype, &kept)
     }
 
+    fn resample(&mut self, g: &mut GraphBuilder) -> Result<(), Error> {
+        let spatial = 1 + self.below(3) as usize;
+        let mut dims = vec![1 + self.below(2), 1 + self.below(5)];
+        dims.extend((0..spatial).map(|_| 1 + self.below(9)));
+        let extents = dims[2..].to_vec();
+        let sampling = if self.chance(3) {
+            let border = self.pick(&[Border::Reflect, Border::Replicate, Border::Circular]);
+            let mut side = |extent: u64| self.below(if border == Border::Reflect { extent } else { extent + 1 }) as i64;
+            let before = extents.iter().map(|&extent| side(extent)).collect();
+            Sampling::Pad { border, before, after: extents.iter().map(|&extent| side(extent)).collect() }
+        } else {
+            let align_corners = self.chance(2);
+            let filter =
+                self.pick(&[Filter::Nearest, Filter::NearestExact, Filter::Linear { align_corners }, Filter::Cubic { align_corners }]);
+            let out: Vec<u64> = extents.iter().map(|&extent| 1 + self.below(2 * extent + 2)).collect();
+            let factor = |(&out, &extent): (&u64, &u64)| Real((out as f64 + 0.3) / extent as f64);
+            let factors = if self.chance(3) { out.iter().zip(&extents).map(factor).collect() } else { Vec::new() };
+            Sampling::Interpolate { filter, out, factors }
+        };
+        let dtype = self.any();
+        let x = self.tensor(g, "x", dtype, &dims);
+        let out_dtype = if self.chance(2) { dtype } else { self.any() };
+        let y = g.resample("resample", sampling.clone(), x)?;
+        let out: Vec<u64> = g.clone().dims_of(y);
+        self.store(g, y, out_dtype, &out)?;
+        let dtype = self.float();
+        let dy = self.tensor(g, "dy", dtype, &out);
+        let dx = g.resample_backward("back", sampling, dy, &dims)?;
+        let dtype = self.any();
+        self.store(g, dx, dtype, &dims)
+    }
+
     fn pool(&mut self, g: &mut GraphBuilder) -> Result<(), Error> {
         let spatial = 1 + self.below(3) as usize;
         let mut dims = vec![1 + self.below(2), 1 + self.below(5)];
@@ -680,6 +712,11 @@ fn pooling() {
 }
 
 #[test]
+fn resampling() {
+    check("resample", 300, Draw::resample);
+}
+
+#[test]
 fn softmax_and_loss() {
     check("softmax", 200, Draw::softmax);
 }
@@ -702,7 +739,8 @@ fn movements() {
 #[test]
 fn any_number_of_threads_gives_the_same_bits() {
     let pools = [1, 2, 3, 7].map(|threads| rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap());
-    let families: [Build; 7] = [Draw::conv, Draw::matmul, Draw::reduction, Draw::pool, Draw::softmax, Draw::norm, Draw::attention];
+    let families: [Build; 8] =
+        [Draw::conv, Draw::matmul, Draw::reduction, Draw::pool, Draw::softmax, Draw::norm, Draw::attention, Draw::resample];
     for (i, family) in families.into_iter().enumerate() {
         for seed in 0..30 {
             let mut draw = Draw { random: Random::new(seed * 31 + i as u64) };

@@ -20,6 +20,7 @@ pub mod map;
 pub mod norm;
 pub mod pool;
 pub mod reduce;
+pub mod resample;
 pub mod rewrite;
 pub mod softmax;
 mod split_k;
@@ -49,6 +50,7 @@ pub fn engines() -> impl Iterator<Item = &'static dyn Engine> {
         norm::ENGINES,
         batch_norm::ENGINES,
         attention::ENGINES,
+        resample::ENGINES,
         rewrite::ENGINES,
         conv::ENGINES,
     ]

@@ -158,6 +158,11 @@ fn pooling() {
 }
 
 #[test]
+fn resampling() {
+    family("resample");
+}
+
+#[test]
 fn batch_norm() {
     family("batch_norm");
 }

@@ -5,12 +5,13 @@ use pyo3::types::PyDict;
 use verdigris_graph::{
     Attended, Attention, AttentionBackward, AttentionSpec, BatchNorm, BatchNormBackward, BatchNormed, BinaryOp, Conv, ConvDirection,
     CrossEntropyBackward, CrossEntropySpec, GraphBuilder, HostScalar, LossReduction, Matmul, NormGradients, NormKind, NormSpec, Normalize,
-    NormalizeBackward, OperandScale, PoolBackward, PoolMode, PoolWindows, Precision, Real, TensorDesc, TernaryOp,
+    NormalizeBackward, OperandScale, PoolBackward, Precision, Real, Sampling, TensorDesc, TernaryOp,
 };
 use verdigris_tensor::{DType, Layout};
 
 use crate::errors::{Kind, graph as refuse, raise};
 use crate::policy::{by_name, precision_named, unary_named};
+use crate::spatial;
 
 /// A tensor of a graph: what builder methods give and take.
 #[pyclass(frozen, eq, hash, from_py_object, module = "verdigris")]
@@ -184,40 +185,6 @@ fn conv(
         groups,
         mode: if flip { verdigris_graph::ConvMode::Convolution } else { verdigris_graph::ConvMode::CrossCorrelation },
         ..Conv::new(ConvDirection::Fprop, x.0, w.0, y.0, spatial, precision)
-    }
-}
-
-/// Windows of pooling from Python's words.
-fn windows(
-    window: Option<Vec<u64>>,
-    stride: Option<Vec<u64>>,
-    padding: Option<Vec<u64>>,
-    padding_after: Option<Vec<u64>>,
-    dilation: Option<Vec<u64>>,
-    adaptive: Option<Vec<u64>>,
-) -> PyResult<PoolWindows> {
-    match (window, adaptive) {
-        (None, Some(out)) => Ok(PoolWindows::Adaptive { out }),
-        (Some(window), None) => {
-            let spatial = window.len();
-            let pads_before = padding.unwrap_or_else(|| vec![0; spatial]);
-            Ok(PoolWindows::Sliding {
-                strides: stride.unwrap_or_else(|| window.clone()),
-                dilations: dilation.unwrap_or_else(|| vec![1; spatial]),
-                pads_after: padding_after.unwrap_or_else(|| pads_before.clone()),
-                pads_before,
-                window,
-            })
-        }
-        _ => Err(raise(Kind::Graph, "pooling has either a window or an adaptive output size")),
-    }
-}
-
-fn pool_mode(name: &str, count_include_pad: bool) -> PyResult<PoolMode> {
-    match name {
-        "max" => Ok(PoolMode::Max),
-        "average" => Ok(PoolMode::Average { count_include_pad }),
-        other => Err(raise(Kind::Graph, format!("the pooling mode is `{other}`; it is `max` or `average`"))),
     }
 }
 
@@ -479,8 +446,8 @@ impl Graph {
         count_include_pad: bool,
         name: &str,
     ) -> PyResult<Uid> {
-        let windows = windows(window, stride, padding, padding_after, dilation, adaptive)?;
-        let mode = pool_mode(mode, count_include_pad)?;
+        let windows = spatial::windows(window, stride, padding, padding_after, dilation, adaptive)?;
+        let mode = spatial::pool_mode(mode, count_include_pad)?;
         self.builder()?.pool(name, mode, windows, x.0).map(Uid).map_err(refuse)
     }
 
@@ -499,7 +466,7 @@ impl Graph {
         index_dtype: &str,
         name: &str,
     ) -> PyResult<(Uid, Uid)> {
-        let windows = windows(window, stride, padding, padding_after, dilation, adaptive)?;
+        let windows = spatial::windows(window, stride, padding, padding_after, dilation, adaptive)?;
         let index_dtype = dtype(index_dtype)?;
         let (y, index) = self.builder()?.max_pool_with_index(name, windows, x.0, index_dtype).map_err(refuse)?;
         Ok((Uid(y), Uid(index)))
@@ -524,11 +491,59 @@ impl Graph {
         count_include_pad: bool,
         name: &str,
     ) -> PyResult<Uid> {
-        let windows = windows(window, stride, padding, padding_after, dilation, adaptive)?;
-        let mode = pool_mode(mode, count_include_pad)?;
+        let windows = spatial::windows(window, stride, padding, padding_after, dilation, adaptive)?;
+        let mode = spatial::pool_mode(mode, count_include_pad)?;
         let (x, index) = (x.map(|uid| uid.0), index.map(|uid| uid.0));
         let pool = PoolBackward { mode, windows, dy: dy.0, x, index, dx: verdigris_graph::Uid(0) };
         self.builder()?.pool_backward(name, pool, &x_dims).map(Uid).map_err(refuse)
+    }
+
+    /// `x [n, c, spatial...]` in another resolution, `out` with one entry for each spatial dim. `factors`, one for each, are what coordinates then
+    /// follow from instead of the sizes; `align_corners` is of `"linear"` and `"cubic"`.
+    #[pyo3(signature = (mode, x, out, *, align_corners = false, factors = None, name = "resample"))]
+    fn resample(&mut self, mode: &str, x: Uid, out: Vec<u64>, align_corners: bool, factors: Option<Vec<f64>>, name: &str) -> PyResult<Uid> {
+        let sampling = spatial::interpolation(mode, out, align_corners, factors)?;
+        self.builder()?.resample(name, sampling, x.0).map(Uid).map_err(refuse)
+    }
+
+    /// `x [n, c, spatial...]` with a border made of itself, one entry for each spatial dim.
+    #[pyo3(signature = (border, x, before, after, *, name = "pad"))]
+    fn pad_border(&mut self, border: &str, x: Uid, before: Vec<i64>, after: Vec<i64>, name: &str) -> PyResult<Uid> {
+        let sampling = Sampling::Pad { border: spatial::border(border)?, before, after };
+        self.builder()?.resample(name, sampling, x.0).map(Uid).map_err(refuse)
+    }
+
+    /// The gradient of `resample`, of dims `x_dims`; `out` follows from `dy`.
+    #[pyo3(signature = (mode, dy, x_dims, *, align_corners = false, factors = None, name = "resample_backward"))]
+    fn resample_backward(
+        &mut self,
+        mode: &str,
+        dy: Uid,
+        x_dims: Vec<u64>,
+        align_corners: bool,
+        factors: Option<Vec<f64>>,
+        name: &str,
+    ) -> PyResult<Uid> {
+        let builder = self.builder()?;
+        // A tensor that the graph does not have is told by the builder.
+        let out = builder.dims(dy.0).unwrap_or_default().into_iter().skip(2).collect();
+        let sampling = spatial::interpolation(mode, out, align_corners, factors)?;
+        builder.resample_backward(name, sampling, dy.0, &x_dims).map(Uid).map_err(refuse)
+    }
+
+    /// The gradient of `pad_border`.
+    #[pyo3(signature = (border, dy, x_dims, before, after, *, name = "pad_backward"))]
+    fn pad_border_backward(
+        &mut self,
+        border: &str,
+        dy: Uid,
+        x_dims: Vec<u64>,
+        before: Vec<i64>,
+        after: Vec<i64>,
+        name: &str,
+    ) -> PyResult<Uid> {
+        let sampling = Sampling::Pad { border: spatial::border(border)?, before, after };
+        self.builder()?.resample_backward(name, sampling, dy.0, &x_dims).map(Uid).map_err(refuse)
     }
 
     /// Softmax of `x` along `axis`, or its logarithm.

@@ -12,6 +12,7 @@ mod graph;
 mod memory;
 mod plan;
 mod policy;
+mod spatial;
 mod telemetry;
 
 use pyo3::prelude::*;

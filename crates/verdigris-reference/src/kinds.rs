@@ -101,6 +101,8 @@ pub fn that_matter(graph: &Graph) -> BTreeSet<Distribution> {
             Op::Pool(_) | Op::PoolBackward(_) | Op::Reduction(_) => {
                 &[Distribution::Masked, Distribution::Special, Distribution::SmallIntegers]
             }
+            // What a tap of weight 0 would bring.
+            Op::Resample(_) | Op::ResampleBackward(_) => &[Distribution::Special, Distribution::SmallIntegers],
             // A variance by the difference of large numbers, rows without a deviation.
             Op::Normalize(_) | Op::NormalizeBackward(_) => &[Distribution::LargeMean, Distribution::Special, Distribution::Constant],
             // What lies beside a tile must not be multiplied, by 0 either.

@@ -7,9 +7,9 @@
 use std::collections::BTreeMap;
 
 use verdigris_graph::{
-    Attention, AttentionBackward, AttentionSpec, BatchNorm, BatchNormBackward, BinaryOp, Causal, Conv, ConvDirection, ConvMode,
-    CrossEntropySpec, Error, Graph, GraphBuilder, HostScalar, LossReduction, Matmul, NormKind, NormSpec, Normalize, Op, OperandScale,
-    Pointwise, PoolMode, PoolWindows, Precision, Real, ReductionOp, TernaryOp, Uid, UnaryOp,
+    Attention, AttentionBackward, AttentionSpec, BatchNorm, BatchNormBackward, BinaryOp, Border, Causal, Conv, ConvDirection, ConvMode,
+    CrossEntropySpec, Error, Filter, Graph, GraphBuilder, HostScalar, LossReduction, Matmul, NormKind, NormSpec, Normalize, Op,
+    OperandScale, Pointwise, PoolMode, PoolWindows, Precision, Real, ReductionOp, Sampling, TernaryOp, Uid, UnaryOp,
 };
 use verdigris_reference::data::{Distribution, Random, graph_inputs};
 use verdigris_reference::fuzz;
@@ -386,6 +386,39 @@ fn pooling() {
         let windows = PoolWindows::tiles(&[2, 2]);
         let pool = verdigris_graph::PoolBackward { mode: average(true), windows, dy, x: None, index: None, dx: Uid(0) };
         Ok((vec![g.pool_backward("back", pool, &[2, 2, 6, 7])?], vec![dy]))
+    });
+}
+
+#[test]
+fn resampling() {
+    let filters = [
+        Filter::Nearest,
+        Filter::NearestExact,
+        Filter::Linear { align_corners: false },
+        Filter::Linear { align_corners: true },
+        Filter::Cubic { align_corners: false },
+        Filter::Cubic { align_corners: true },
+    ];
+    let interpolations = filters.into_iter().flat_map(|filter| {
+        [(vec![7, 11], vec![]), (vec![2, 1], vec![]), (vec![6, 9], vec![Real(1.55), Real(1.9)])]
+            .map(|(out, factors)| Sampling::Interpolate { filter, out, factors })
+    });
+    let borders = [Border::Reflect, Border::Replicate, Border::Circular];
+    let pads = borders.into_iter().map(|border| Sampling::Pad {
+        border,
+        before: vec![3, if border == Border::Circular { 1 } else { -1 }],
+        after: vec![1, 4],
+    });
+    for sampling in interpolations.chain(pads) {
+        hold("resample", |g| {
+            let x = input(g, "x", &[2, 2, 4, 5]);
+            Ok((vec![g.resample("resample", sampling.clone(), x)?], vec![x]))
+        });
+    }
+    hold("resample backward", |g| {
+        let dy = input(g, "dy", &[2, 1, 7]);
+        let sampling = Sampling::Interpolate { filter: Filter::Linear { align_corners: true }, out: vec![7], factors: vec![] };
+        Ok((vec![g.resample_backward("back", sampling, dy, &[2, 1, 4])?], vec![dy]))
     });
 }
 

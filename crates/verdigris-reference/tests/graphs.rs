@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use verdigris_graph::{
-    BinaryOp, Conv, ConvDirection, ConvMode, CrossEntropyBackward, CrossEntropySpec, Graph, GraphBuilder, HostScalar, LossReduction,
-    PoolBackward, PoolMode, PoolWindows, Precision, Real, ReductionOp, SoftmaxBackward, TernaryOp, Uid, UnaryOp,
+    BinaryOp, Border, Conv, ConvDirection, ConvMode, CrossEntropyBackward, CrossEntropySpec, Filter, Graph, GraphBuilder, HostScalar,
+    LossReduction, PoolBackward, PoolMode, PoolWindows, Precision, Real, ReductionOp, Sampling, SoftmaxBackward, TernaryOp, Uid, UnaryOp,
 };
 use verdigris_reference::compare::compare;
 use verdigris_reference::data::{self, Distribution, Random};
@@ -302,6 +302,55 @@ fn pooling_by_hand_and_its_gradients() {
     assert_eq!(by_uid[&by_index], by_uid[&by_x]);
     let third = 10.0 / 3.0;
     near(&by_uid[&of_average], &[0.5, 0.5 + third, third, third + 100.0 / 3.0, 100.0 / 3.0, 100.0 / 3.0, 0.0], 1e-15);
+}
+
+/// The numbers are PyTorch's, of its functions `interpolate` and `pad` on a CPU in f32.
+#[test]
+fn resampling_by_hand() {
+    let x = [1.0, 5.0, -2.0, 0.5];
+    let sized = |filter| Sampling::Interpolate { filter, out: vec![7], factors: vec![] };
+    let scaled = |filter| Sampling::Interpolate { filter, out: vec![6], factors: vec![Real(1.55)] };
+    let padded = |border| Sampling::Pad { border, before: vec![3], after: vec![2] };
+    let linear = |align_corners| Filter::Linear { align_corners };
+    let cubic = |align_corners| Filter::Cubic { align_corners };
+    let cases: [(Sampling, &[f64]); 13] = [
+        (sized(Filter::Nearest), &[1.0, 1.0, 5.0, 5.0, -2.0, -2.0, 0.5]),
+        (sized(Filter::NearestExact), &[1.0, 1.0, 5.0, -2.0, -2.0, 0.5, 0.5]),
+        (scaled(Filter::Nearest), &[1.0, 1.0, 5.0, 5.0, -2.0, 0.5]),
+        (scaled(Filter::NearestExact), &[1.0, 1.0, 5.0, -2.0, -2.0, 0.5]),
+        (sized(linear(false)), &[1.0, 2.428_571_7, 4.714_285_9, 1.499_999_2, -1.821_428_1, -0.392_856_7, 0.5]),
+        (sized(linear(true)), &[1.0, 3.0, 5.0, 1.5, -2.0, -0.75, 0.5]),
+        (scaled(linear(false)), &[1.0, 2.870_967_6, 4.209_678_2, -0.306_451_6, -0.991_935_8, 0.5]),
+        (sized(cubic(false)), &[0.603_134_6, 2.793_459_9, 5.094_479_6, 1.640_624_3, -2.180_303_3, -0.782_342_3, 0.748_041_2]),
+        (sized(cubic(true)), &[1.0, 3.656_25, 5.0, 1.640_625, -2.0, -1.406_25, 0.5]),
+        (padded(Border::Reflect), &[0.5, -2.0, 5.0, 1.0, 5.0, -2.0, 0.5, -2.0, 5.0]),
+        (padded(Border::Replicate), &[1.0, 1.0, 1.0, 1.0, 5.0, -2.0, 0.5, 0.5, 0.5]),
+        (padded(Border::Circular), &[5.0, -2.0, 0.5, 1.0, 5.0, -2.0, 0.5, 1.0, 5.0]),
+        (Sampling::Pad { border: Border::Reflect, before: vec![-1], after: vec![2] }, &[5.0, -2.0, 0.5, -2.0, 5.0]),
+    ];
+    for (sampling, want) in cases {
+        let mut g = GraphBuilder::new("resample");
+        let input = g.tensor("x", DType::F32, layout(&[1, 1, 4]));
+        let y = g.resample("resample", sampling.clone(), input).unwrap();
+        g.store(y, "y", DType::F32).unwrap();
+        let got = values(&run(&g.finish().unwrap(), &[(input, &x)])[0]);
+        assert_eq!(got.len(), want.len(), "{sampling:?}");
+        assert!(got.iter().zip(want).all(|(got, want)| (got - want).abs() < 2e-6), "{sampling:?}: {got:?}");
+    }
+    let mut g = GraphBuilder::new("resample");
+    let dy = g.tensor("dy", DType::F32, layout(&[1, 1, 7]));
+    let dx = g.resample_backward("back", sized(linear(false)), dy, &[1, 1, 4]).unwrap();
+    g.store(dx, "dx", DType::F32).unwrap();
+    let got = values(&run(&g.finish().unwrap(), &[(dy, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0])])[0]);
+    near(&got, &[2.5, 5.5, 8.785_714, 11.214_286], 2e-6);
+    // A tap of weight 0 brings no NaN, and a border no other element.
+    let mut g = GraphBuilder::new("resample");
+    let input = g.tensor("x", DType::F32, layout(&[1, 1, 3]));
+    let sampling = Sampling::Interpolate { filter: linear(true), out: vec![5], factors: vec![] };
+    let y = g.resample("resample", sampling, input).unwrap();
+    g.store(y, "y", DType::F32).unwrap();
+    let got = values(&run(&g.finish().unwrap(), &[(input, &[1.0, 2.0, f64::INFINITY])])[0]);
+    assert_eq!(got, [1.0, 1.5, 2.0, f64::INFINITY, f64::INFINITY]);
 }
 
 #[test]

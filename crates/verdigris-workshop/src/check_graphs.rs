@@ -34,6 +34,7 @@ pub(crate) const EMBEDDED: &[(&str, &str)] = &[
     ("movement", include_str!("../../../cases/movement.toml")),
     ("batch_norm", include_str!("../../../cases/batch_norm.toml")),
     ("attention", include_str!("../../../cases/attention.toml")),
+    ("resample", include_str!("../../../cases/resample.toml")),
 ];
 
 /// Options of `check graphs`.

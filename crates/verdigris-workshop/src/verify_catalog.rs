@@ -39,6 +39,7 @@ const PROBLEMS: &[(&str, &str, &str)] = &[
     ("reduce.simt", "reduction", include_str!("../../../cases/catalog/reduce.simt.toml")),
     ("softmax.rows", "softmax", include_str!("../../../cases/catalog/softmax.rows.toml")),
     ("pool.direct", "pool", include_str!("../../../cases/catalog/pool.direct.toml")),
+    ("resample.gather", "resample", include_str!("../../../cases/catalog/resample.gather.toml")),
     ("norm.rows", "norm", include_str!("../../../cases/catalog/norm.rows.toml")),
     ("norm.strided", "norm", include_str!("../../../cases/catalog/norm.strided.toml")),
     ("batch_norm.channels", "batch_norm", include_str!("../../../cases/catalog/batch_norm.channels.toml")),

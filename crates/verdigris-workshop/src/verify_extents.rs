@@ -28,7 +28,7 @@ use crate::classes::class;
 use crate::verify::{Fault, panic_text, schedule_of};
 
 /// The problems, by family.
-const PROBLEMS: [(&str, &str); 9] = [
+const PROBLEMS: [(&str, &str); 10] = [
     ("conv", include_str!("../../../cases/extents/conv.toml")),
     ("pointwise", include_str!("../../../cases/extents/pointwise.toml")),
     ("movement", include_str!("../../../cases/extents/movement.toml")),
@@ -38,6 +38,7 @@ const PROBLEMS: [(&str, &str); 9] = [
     ("norm", include_str!("../../../cases/extents/norm.toml")),
     ("batch_norm", include_str!("../../../cases/extents/batch_norm.toml")),
     ("attention", include_str!("../../../cases/extents/attention.toml")),
+    ("resample", include_str!("../../../cases/extents/resample.toml")),
 ];
 /// Bytes wherever no element lies: NaN in every floating-point type.
 const BETWEEN: u8 = 0xff;
@@ -288,6 +289,7 @@ mod tests {
         ("pool.map", 12, &[("direction", 48), ("extent", 12)]),
         ("pool.reduction", 24, &[("direction", 48), ("extent", 12)]),
         ("reduce.simt", 126, &[]),
+        ("resample.gather", 96, &[]),
         ("softmax.rows", 88, &[]),
     ];
 

@@ -123,11 +123,11 @@ pub use verdigris_engines::arch::Arch;
 pub use verdigris_engines::engine::{EngineId, Knobs, Notes, Reason, Refusal};
 pub use verdigris_graph::binding::BoundTensor;
 pub use verdigris_graph::{
-    Attended, Attention, AttentionBackward, AttentionGradients, AttentionSpec, BatchNorm, BatchNormBackward, BatchNormed, BinaryOp, Causal,
-    Conv, ConvDirection, ConvMode, ConvProblem, CrossEntropyBackward, CrossEntropySpec, Determinism, Direction, Error as GraphError,
-    GemmProblem, Graph, GraphBuilder, HostScalar, Key, LossReduction, Matmul, Moments, Node, NormGradients, NormKind, NormSpec, Normalize,
-    NormalizeBackward, Op, OperandScale, PoolBackward, PoolMode, PoolWindows, Precision, Problem, Real, ReductionOp, TensorDesc, TernaryOp,
-    Uid, UnaryOp,
+    Attended, Attention, AttentionBackward, AttentionGradients, AttentionSpec, BatchNorm, BatchNormBackward, BatchNormed, BinaryOp, Border,
+    Causal, Conv, ConvDirection, ConvMode, ConvProblem, CrossEntropyBackward, CrossEntropySpec, Determinism, Direction,
+    Error as GraphError, Filter, GemmProblem, Graph, GraphBuilder, HostScalar, Key, LossReduction, Matmul, Moments, Node, NormGradients,
+    NormKind, NormSpec, Normalize, NormalizeBackward, Op, OperandScale, PoolBackward, PoolMode, PoolWindows, Precision, Problem, Real,
+    ReductionOp, Sampling, TensorDesc, TernaryOp, Uid, UnaryOp,
 };
 pub use verdigris_kir::execution::HostValue;
 pub use verdigris_tensor::{BindingError, BindingRule, DType, Layout, LayoutError};

@@ -134,7 +134,7 @@ fn badly_aligned_tensors_are_right_on_the_gpu() {
             wrong.push(format!("seed {seed}, {:?}: {fault}\n{}", case.distribution, json::graph_to_json(&case.graph)));
         }
     }
-    for family in ["pointwise", "reduction", "softmax", "pool"] {
+    for family in ["pointwise", "reduction", "softmax", "pool", "resample"] {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../cases/{family}.toml"));
         for case in load_file(&path).expect("reads").iter().filter(|case| !case.device_only).step_by(3) {
             let fault = fault_at(&handle, &Policy::default(), Addresses::Loose, case, &case.graph);

@@ -99,6 +99,24 @@ impl<'k> Strided<'k> {
         Strided { dtype: self.dtype, address: self.address(index), strides_bytes }
     }
 
+    /// How far an index along one of its dims is from 0, in bytes.
+    #[track_caller]
+    pub(crate) fn distance(&self, dim: usize, index: Val<'k, u32>) -> Val<'k, u64> {
+        index.widen() * self.strides_bytes[dim]
+    }
+
+    /// The same, so many bytes further on.
+    #[track_caller]
+    pub(crate) fn moved(&self, distance_bytes: Val<'k, u64>) -> Strided<'k> {
+        Strided { address: self.address + distance_bytes, ..self.clone() }
+    }
+
+    /// The first element, as it is stored.
+    #[track_caller]
+    pub(crate) fn first(&self) -> AnyVal<'k> {
+        AnyVal::Stored(self.dtype, self.raw(&[]))
+    }
+
     /// The line at an index of all dims but the last, which was declared to be taken `vector` elements at a time.
     #[track_caller]
     pub(crate) fn line(&self, index: &[Val<'k, u32>], vector: u32) -> Line<'k> {
@@ -242,6 +260,18 @@ impl<'k> Packed<'k> {
         }
         let raws = elements_of(k, self.dtype, &self.words, self.vector);
         raws.into_iter().map(|raw| AnyVal::Stored(self.dtype, raw).get(k)).collect()
+    }
+
+    /// Its elements, as they are stored.
+    #[track_caller]
+    pub(crate) fn stored(&self, k: Kernel<'k>) -> Vec<AnyVal<'k>> {
+        elements_of(k, self.dtype, &self.words, self.vector).into_iter().map(|raw| AnyVal::Stored(self.dtype, raw)).collect()
+    }
+
+    /// The same where a condition holds, else zeros.
+    #[track_caller]
+    pub(crate) fn only_where(&self, k: Kernel<'k>, condition: Val<'k, bool>) -> Packed<'k> {
+        Packed { words: self.words.iter().map(|&word| k.select(condition, word, 0u32)).collect(), ..*self }
     }
 
     /// The greatest of its elements, NaN if one is: of 16-bit floats without widening them.

@@ -11,6 +11,7 @@ pub mod norm;
 pub mod pointwise;
 pub mod pool;
 pub mod reduction;
+pub mod resample;
 pub mod softmax;
 
 /// What the crate shows of each op at its root.
@@ -24,6 +25,7 @@ pub(crate) mod names {
     pub use super::pointwise::{BinaryOp, Pointwise, TernaryOp, UnaryOp};
     pub use super::pool::{Pool, PoolBackward, PoolMode, PoolWindows};
     pub use super::reduction::{Reduction, ReductionOp};
+    pub use super::resample::{Border, Filter, Resample, ResampleBackward, Sampling, Taps};
     pub use super::softmax::{CrossEntropy, CrossEntropyBackward, CrossEntropySpec, LossReduction, Softmax, SoftmaxBackward};
 }
 
@@ -85,6 +87,10 @@ macro_rules! each_op {
             AttentionBackward,
             /// The same values in other places.
             Movement,
+            /// Another resolution, or a border made of the tensor itself.
+            Resample,
+            /// The gradient of resampling.
+            ResampleBackward,
         }
     };
 }

@@ -377,3 +377,22 @@ impl Operation for PoolBackward {
         at.give(self.dy, ddy)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::GraphBuilder;
+    use verdigris_tensor::Layout;
+
+    #[test]
+    fn an_index_that_is_too_narrow() -> Result<(), Error> {
+        let mut g = GraphBuilder::new("g");
+        let x = g.tensor("x", DType::I8, Layout::row_major(&[1, 1, 1 << 16, 1 << 15]).unwrap());
+        let (y, index) = g.max_pool_with_index("max", PoolWindows::tiles(&[2, 2]), x, DType::I32)?;
+        g.store(y, "y", DType::I8)?;
+        g.store(index, "index", DType::I32)?;
+        let text = g.finish().unwrap_err().to_string();
+        assert!(text.contains("is 2147483648, expected 2147483647"), "{text}");
+        Ok(())
+    }
+}

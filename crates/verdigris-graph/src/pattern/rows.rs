@@ -1,4 +1,4 @@
-//! Softmax, cross-entropy, pooling, normalization and attention, each by itself.
+//! Softmax, cross-entropy, pooling, resampling, normalization and attention, each by itself.
 
 use verdigris_tensor::DType;
 
@@ -8,10 +8,11 @@ use crate::ops::attention::{AttentionSpec, Causal};
 use crate::ops::norm::NormSpec;
 use crate::ops::pointwise::Pointwise;
 use crate::ops::pool::{PoolMode, PoolWindows};
+use crate::ops::resample::{Sampling, Taps};
 use crate::ops::softmax::CrossEntropySpec;
 use crate::problem::{
     AttentionPass, AttentionProblem, BatchNormProblem, ChannelFunction, Corner, Loss, NormPass, NormProblem, PoolPass, PoolProblem,
-    Problem, RowFunction, SoftmaxProblem, View, Windows,
+    Problem, ResampleProblem, RowFunction, SoftmaxProblem, View, Windows,
 };
 use crate::tensor::Uid;
 
@@ -56,6 +57,8 @@ pub(super) fn lower(cut: &Cut<'_>, node: usize) -> Result<Subgraph, Error> {
                 Ok(PoolPass::Backward { dy, x, index: op.index.map(&mut *view).transpose()?, dx: view(op.dx)? })
             })
         }
+        Op::Resample(op) => resample(cut, false, &op.sampling, op.x, op.y),
+        Op::ResampleBackward(op) => resample(cut, true, &op.sampling, op.dy, op.dx),
         Op::Normalize(op) => {
             let read: Vec<Uid> = [Some(op.x), op.residual, op.scale, op.bias].into_iter().flatten().collect();
             norm(cut, &op.spec, op.x, &read, |view| {
@@ -332,6 +335,29 @@ fn pool(
     .canonical()?;
     let bindings = problem.number_slots().into_iter().map(|slot| slots.uids[slot.0 as usize]).collect();
     Ok(Subgraph { problem: Problem::Pool(problem), bindings })
+}
+
+fn resample(cut: &Cut<'_>, backward: bool, sampling: &Sampling, from: Uid, to: Uid) -> Result<Subgraph, Error> {
+    let (x, y) = if backward { (to, from) } else { (from, to) };
+    let (x_dims, y_dims) = (cut.tensor(x)?.layout.dims(), cut.tensor(y)?.layout.dims());
+    let (missing, compute) = (3 - sampling.spatial(), computed(cut, &[from])?);
+    let spatial = |dims: &[u64]| -> [u64; 3] { std::array::from_fn(|i| if i < missing { 1 } else { dims[2 + i - missing] }) };
+    let (extents, out) = (spatial(x_dims), spatial(y_dims));
+    let along = |i: usize| i.checked_sub(missing).map_or(Taps::Same, |own| sampling.taps(own, extents[i], out[i], compute == DType::F64));
+    let mut slots = Slots::default();
+    let mut view = |uid| -> Result<View, Error> {
+        let seen = cut.see(uid)?;
+        let slot = slots.slot(seen.uid);
+        let mut strides = seen.strides[..2].to_vec();
+        strides.extend(vec![0; missing]);
+        strides.extend(&seen.strides[2..]);
+        Ok(View { slot, dtype: seen.dtype, offset: seen.offset, strides })
+    };
+    let (from, to) = (view(from)?, view(to)?);
+    let taps = std::array::from_fn(along);
+    let mut problem = ResampleProblem { backward, n: x_dims[0], c: x_dims[1], extents, out, taps, compute, from, to }.canonical()?;
+    let bindings = problem.number_slots().into_iter().map(|slot| slots.uids[slot.0 as usize]).collect();
+    Ok(Subgraph { problem: Problem::Resample(problem), bindings })
 }
 
 /// Statistics have the groups where others have the channels that are cut into them, so that a dim of a tensor is that of the groups, that of what

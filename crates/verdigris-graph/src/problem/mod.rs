@@ -13,6 +13,7 @@ mod matrix;
 mod norm;
 mod pool;
 mod reduce;
+mod resample;
 mod softmax;
 mod tensor;
 
@@ -37,6 +38,7 @@ pub use matrix::{Matrix, Order};
 pub use norm::{NormPass, NormProblem};
 pub use pool::{PoolPass, PoolProblem, Windows};
 pub use reduce::ReduceProblem;
+pub use resample::ResampleProblem;
 pub use softmax::{Loss, RowFunction, SoftmaxProblem};
 pub use tensor::{Channels, Tensor};
 
@@ -74,6 +76,8 @@ pub enum Problem {
     BatchNorm(BatchNormProblem),
     /// Attention and its gradient.
     Attention(AttentionProblem),
+    /// Resampling, borders, and their gradients.
+    Resample(ResampleProblem),
 }
 
 /// How a problem uses a buffer.
@@ -133,6 +137,7 @@ impl Problem {
             Problem::Norm(_) => "norm",
             Problem::BatchNorm(_) => "batch_norm",
             Problem::Attention(_) => "attention",
+            Problem::Resample(_) => "resample",
         }
     }
 
@@ -151,6 +156,7 @@ impl Problem {
             Problem::Norm(problem) => problem.canonical().map(Problem::Norm),
             Problem::BatchNorm(problem) => problem.canonical().map(Problem::BatchNorm),
             Problem::Attention(problem) => problem.canonical().map(Problem::Attention),
+            Problem::Resample(problem) => problem.canonical().map(Problem::Resample),
         }
     }
 
@@ -160,9 +166,13 @@ impl Problem {
             Problem::Gemm(problem) => problem.determinism,
             Problem::Conv(problem) => problem.determinism,
             // Their engines repeat bit for bit whether asked to or not.
-            Problem::Map(_) | Problem::Reduce(_) | Problem::Softmax(_) | Problem::Pool(_) | Problem::Norm(_) | Problem::BatchNorm(_) => {
-                Determinism::Repeatable
-            }
+            Problem::Map(_)
+            | Problem::Reduce(_)
+            | Problem::Softmax(_)
+            | Problem::Pool(_)
+            | Problem::Norm(_)
+            | Problem::BatchNorm(_)
+            | Problem::Resample(_) => Determinism::Repeatable,
             Problem::Attention(problem) => problem.determinism,
         }
     }
@@ -179,6 +189,7 @@ impl Problem {
             Problem::Norm(problem) => problem.slots(),
             Problem::BatchNorm(problem) => problem.slots(),
             Problem::Attention(problem) => problem.slots(),
+            Problem::Resample(problem) => problem.slots(),
         }
     }
 
@@ -194,6 +205,7 @@ impl Problem {
             Problem::Norm(problem) => problem.flops(),
             Problem::BatchNorm(problem) => problem.flops(),
             Problem::Attention(problem) => problem.flops(),
+            Problem::Resample(problem) => problem.flops(),
         }
     }
 
@@ -209,6 +221,7 @@ impl Problem {
             Problem::Norm(problem) => problem.is_empty(),
             Problem::BatchNorm(problem) => problem.is_empty(),
             Problem::Attention(problem) => problem.is_empty(),
+            Problem::Resample(problem) => problem.is_empty(),
         }
     }
 
@@ -227,6 +240,7 @@ impl Problem {
             Problem::Norm(problem) => problem.buffers(),
             Problem::BatchNorm(problem) => problem.buffers(),
             Problem::Attention(problem) => problem.buffers(),
+            Problem::Resample(problem) => problem.buffers(),
         }
     }
 
@@ -238,7 +252,7 @@ impl Problem {
             Problem::Map(problem) => problem.chain.scalars().collect(),
             Problem::Reduce(problem) => problem.scalars(),
             Problem::Attention(problem) => problem.scalars(),
-            Problem::Softmax(_) | Problem::Pool(_) | Problem::Norm(_) | Problem::BatchNorm(_) => Vec::new(),
+            Problem::Softmax(_) | Problem::Pool(_) | Problem::Norm(_) | Problem::BatchNorm(_) | Problem::Resample(_) => Vec::new(),
         }
     }
 }

@@ -24,6 +24,7 @@ mod codec;
 mod conv;
 mod gemm;
 mod norm;
+mod resample;
 mod rows;
 
 use std::fmt;
@@ -78,9 +79,10 @@ impl FromStr for Problem {
             "norm" => Problem::Norm(norm::blank()),
             "batch_norm" => Problem::BatchNorm(batch_norm::blank()),
             "attention" => Problem::Attention(attention::blank()),
+            "resample" => Problem::Resample(resample::blank()),
             _ => {
                 return Err(codec::error(
-                    "`gemm`, `conv`, `map`, `reduce`, `softmax`, `pool`, `norm`, `batch_norm` or `attention` stands first",
+                    "`gemm`, `conv`, `map`, `reduce`, `softmax`, `pool`, `norm`, `batch_norm`, `attention` or `resample` stands first",
                     kind,
                 ));
             }
@@ -105,6 +107,7 @@ fn describe(text: &mut Text<'_>, problem: &mut Problem) -> Result<(), Error> {
         Problem::Norm(problem) => norm::describe(text, problem),
         Problem::BatchNorm(problem) => batch_norm::describe(text, problem),
         Problem::Attention(problem) => attention::describe(text, problem),
+        Problem::Resample(problem) => resample::describe(text, problem),
     }
 }
 

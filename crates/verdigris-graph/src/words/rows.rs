@@ -191,7 +191,7 @@ pub(super) fn describe_pool(text: &mut Text<'_>, problem: &mut PoolProblem) -> R
 }
 
 /// Channels last, the usual ones, and first.
-fn layouts([n, c, d, h, w]: [u64; 5]) -> Layouts {
+pub(super) fn layouts([n, c, d, h, w]: [u64; 5]) -> Layouts {
     let [n_stride, d_stride, h_stride, w_stride, c_stride] = packed(&[n, d, h, w, c])[..] else { return Vec::new() };
     vec![("nhwc", vec![n_stride, c_stride, d_stride, h_stride, w_stride]), ("nchw", packed(&[n, c, d, h, w]))]
 }

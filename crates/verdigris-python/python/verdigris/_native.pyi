@@ -328,6 +328,45 @@ class Graph:
     def concat(self, xs: Sequence[Uid], axis: int, *, name: str = "concat") -> Uid: ...
     def pad(self, x: Uid, before: Sequence[int], after: Sequence[int], value: float = 0.0, *, name: str = "pad") -> Uid: ...
     def broadcast(self, x: Uid, dims: Sequence[int], *, name: str = "broadcast") -> Uid: ...
+    def resample(
+        self,
+        mode: Literal["nearest", "nearest-exact", "linear", "cubic"],
+        x: Uid,
+        out: Sequence[int],
+        *,
+        align_corners: bool = False,
+        factors: Sequence[float] | None = None,
+        name: str = "resample",
+    ) -> Uid: ...
+    def pad_border(
+        self,
+        border: Literal["reflect", "replicate", "circular"],
+        x: Uid,
+        before: Sequence[int],
+        after: Sequence[int],
+        *,
+        name: str = "pad",
+    ) -> Uid: ...
+    def resample_backward(
+        self,
+        mode: Literal["nearest", "nearest-exact", "linear", "cubic"],
+        dy: Uid,
+        x_dims: Sequence[int],
+        *,
+        align_corners: bool = False,
+        factors: Sequence[float] | None = None,
+        name: str = "resample_backward",
+    ) -> Uid: ...
+    def pad_border_backward(
+        self,
+        border: Literal["reflect", "replicate", "circular"],
+        dy: Uid,
+        x_dims: Sequence[int],
+        before: Sequence[int],
+        after: Sequence[int],
+        *,
+        name: str = "pad_backward",
+    ) -> Uid: ...
     # What is no op.
     def gradient(self, loss: Uid, with_respect_to: Sequence[Uid]) -> list[Uid]: ...
     def gradient_from(self, results: Sequence[tuple[Uid, Uid]], with_respect_to: Sequence[Uid]) -> list[Uid]: ...

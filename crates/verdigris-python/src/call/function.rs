@@ -8,7 +8,9 @@ use verdigris::recipe::{
     self, AttentionGradient, BatchNormGradient, BatchNormSpec, ConvBatchNormGradient, Convolution, Divisor, ElementLoss, Extents, Gradient,
     Input, LossForm, MAX_INPUTS, MlpGradient, Saved, Targets,
 };
-use verdigris_graph::{AttentionSpec, Causal, CrossEntropySpec, LossReduction, NormKind, NormSpec, PoolWindows, Precision, Real, UnaryOp};
+use verdigris_graph::{
+    AttentionSpec, Causal, CrossEntropySpec, LossReduction, NormKind, NormSpec, PoolWindows, Precision, Real, Sampling, UnaryOp,
+};
 use verdigris_tensor::DType;
 
 use super::MAX_GRADIENTS;
@@ -80,10 +82,15 @@ pub(crate) enum Function {
     /// `dy, x, w, w', the hidden values before and behind the activation` → the gradients of `x`, `w`, the bias, `w'` and its bias, each with a 1 behind `wanted=11111`,
     /// then `as1=` with the element type of the gradient of tensor 1 where it is not that of `x`, then `|` and the attributes of `Mlp`.
     MlpBackward,
+    /// `x` → y. `mode=nearest|nearest-exact|linear|cubic corners=0|1 out= factors=`, the latter left out where coordinates follow from the sizes; or
+    /// `border=reflect|replicate|circular before= after=`.
+    Resample,
+    /// `x` → y. `before= after= value=`: one number for each dim, below 0 for elements that are left out.
+    Pad,
 }
 
 impl Function {
-    pub(crate) const ALL: [Function; 24] = [
+    pub(crate) const ALL: [Function; 26] = [
         Function::ConvFprop,
         Function::ConvNorm,
         Function::ConvDgrad,
@@ -108,6 +115,8 @@ impl Function {
         Function::MlpInference,
         Function::Mlp,
         Function::MlpBackward,
+        Function::Resample,
+        Function::Pad,
     ];
 
     pub(crate) fn numbered(number: u8) -> Option<Function> {
@@ -117,7 +126,9 @@ impl Function {
     /// How many tensors it reads at the most, and whether dims come behind its attributes.
     pub(crate) const fn signature(self) -> (usize, bool) {
         match self {
-            Function::MaxPool | Function::AveragePool | Function::Activation | Function::Softmax => (1, false),
+            Function::MaxPool | Function::AveragePool | Function::Activation | Function::Softmax | Function::Resample | Function::Pad => {
+                (1, false)
+            }
             Function::CrossEntropy | Function::Dropout => (2, false),
             Function::ConvFprop | Function::Linear | Function::ClassLoss | Function::Norm => (3, false),
             Function::ConvNorm | Function::ConvBatchNormBackward => (8, false),
@@ -144,6 +155,7 @@ impl Function {
                 Some(Autocast::F32)
             }
             Function::MaxPool | Function::AveragePool | Function::Activation | Function::Dropout | Function::Gradient => None,
+            Function::Resample | Function::Pad => None,
             // Statistics are f32 whatever the input is.
             Function::BatchNorm | Function::BatchNormBackward | Function::BatchNormInference => None,
             // Its tensors are what the forward call kept, cast already.
@@ -167,7 +179,7 @@ impl Function {
                 &[Tensor(0), Tensor(1), Tensor(2)]
             }
             Function::MaxPool => &[Result(1)],
-            Function::AveragePool | Function::ConvNorm => &[],
+            Function::AveragePool | Function::ConvNorm | Function::Resample | Function::Pad => &[],
             // Their gradients are functions of their own, or none.
             Function::BatchNorm | Function::BatchNormBackward | Function::ConvBatchNorm | Function::ConvBatchNormBackward => &[],
             Function::Attention | Function::AttentionBackward | Function::Dropout => &[],
@@ -209,6 +221,8 @@ impl Function {
             Function::MlpInference => "mlp_inference",
             Function::Mlp => "mlp",
             Function::MlpBackward => "mlp_backward",
+            Function::Resample => "resample",
+            Function::Pad => "pad",
         }
     }
 }
@@ -272,7 +286,7 @@ impl<'a> Attributes<'a> {
         std::array::from_fn(|i| said.get(i) == Some(&b'1'))
     }
 
-    fn list(&self, name: &'static str) -> PyResult<Option<Vec<u64>>> {
+    fn list<T: std::str::FromStr>(&self, name: &'static str) -> PyResult<Option<Vec<T>>> {
         self.get(name).map(|text| text.split(',').map(|part| self.parse(name, part)).collect()).transpose()
     }
 }
@@ -308,6 +322,17 @@ fn windows(attributes: &Attributes<'_>) -> PyResult<PoolWindows> {
         pads_before,
         window,
     })
+}
+
+fn sampling(attributes: &Attributes<'_>) -> PyResult<Sampling> {
+    if let Some(border) = attributes.get("border") {
+        let (before, after) = (attributes.list("before")?.unwrap_or_default(), attributes.list("after")?.unwrap_or_default());
+        return Ok(Sampling::Pad { border: crate::spatial::border(border)?, before, after });
+    }
+    let factors: Option<Vec<f64>> = attributes.list("factors")?;
+    let filter = crate::spatial::filter(attributes.get("mode").unwrap_or("nearest"), attributes.one("corners", 0_u8)? != 0)?;
+    let factors = factors.unwrap_or_default().into_iter().map(Real).collect();
+    Ok(Sampling::Interpolate { filter, out: attributes.list("out")?.unwrap_or_default(), factors })
 }
 
 fn reduction(attributes: &Attributes<'_>) -> PyResult<LossReduction> {
@@ -358,7 +383,7 @@ fn norm(attributes: &Attributes<'_>) -> PyResult<NormSpec> {
         Some("rms") => NormKind::Rms,
         Some(other) => return Err(raise(Kind::Graph, format!("the kind of norm is `{other}`; it is `layer` or `rms`"))),
     };
-    let axes = attributes.list("axes")?.unwrap_or_default();
+    let axes: Vec<u64> = attributes.list("axes")?.unwrap_or_default();
     let axes: Vec<u32> = axes.into_iter().map(|axis| u32::try_from(axis).unwrap_or(u32::MAX)).collect();
     Ok(NormSpec { groups: attributes.one("groups", 1)?, ..NormSpec::new(kind, &axes, attributes.one("eps", 1e-5)?) })
 }
@@ -438,6 +463,12 @@ impl Function {
                 F::MaxPool(windows(attributes)?, Some(index))
             }
             Function::AveragePool => F::AveragePool(windows(attributes)?, divisor(attributes)?),
+            Function::Resample => F::Resample(sampling(attributes)?),
+            Function::Pad => F::Pad {
+                before: attributes.list("before")?.unwrap_or_default(),
+                after: attributes.list("after")?.unwrap_or_default(),
+                value: Real(attributes.one("value", 0.0)?),
+            },
             Function::Activation => match attributes.get("threshold") {
                 Some(threshold) => {
                     F::Softplus { beta: Real(attributes.one("beta", 1.0)?), threshold: Real(attributes.parse("threshold", threshold)?) }

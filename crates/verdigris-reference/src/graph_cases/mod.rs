@@ -54,6 +54,9 @@
 //! themselves or `=head`, `batch`, `pair`, `key`, `query`, `one`), `slopes` (`=batch`), `sinks`, `q_lengths`, `kv_lengths`,
 //! `ragged` (`=60`: batches are sequences behind each other, of at most so many queries and keys, in 60 % of the rows that they could have); `of_rows` (the type of the
 //! log-sum-exp and of the gradients of bias and sinks), `of_options` (of bias and sinks). Layouts are `bhsd`, `bshd`, `packed`, `strided` and `reversed`.
+//! **`resample.toml`**: `modes` (`nearest`, `nearest_exact`, `linear`, `cubic`, the latter two also with `_corners`, and the borders `reflect`, `replicate`,
+//! `circular`), `passes` (`forward`, `backward`; default both), `factors` (one for each spatial dim, default none), `shapes = ["n2 c3 i9x9 o4x12"]`, or
+//! `"n2 c3 i9x9 p2:1x0"` of a border.
 
 mod attention;
 mod batch_norm;
@@ -63,6 +66,7 @@ mod norm;
 mod pointwise;
 mod pool;
 mod reduction;
+mod resample;
 mod softmax;
 
 use std::collections::HashSet;
@@ -93,7 +97,8 @@ pub struct GraphCase {
 }
 
 /// The families, by the stem of their files.
-pub const FAMILIES: [&str; 9] = ["conv", "pointwise", "reduction", "pool", "softmax", "norm", "movement", "batch_norm", "attention"];
+pub const FAMILIES: [&str; 10] =
+    ["conv", "pointwise", "reduction", "pool", "softmax", "norm", "movement", "batch_norm", "attention", "resample"];
 
 /// Reads a case file; its stem is the family.
 ///
@@ -119,11 +124,12 @@ pub fn load(family: &str, text: &str) -> Result<Vec<GraphCase>, CaseError> {
         "movement" => read::<movement::Group>(family, text),
         "batch_norm" => read::<batch_norm::Group>(family, text),
         "attention" => read::<attention::Group>(family, text),
+        "resample" => read::<resample::Group>(family, text),
         _ => Err(CaseError::Field {
             group: String::new(),
             field: "family",
             value: family.to_owned(),
-            rule: "the stem of the file is conv, pointwise, reduction, pool, softmax, norm, movement, batch_norm or attention",
+            rule: "the stem of the file is conv, pointwise, reduction, pool, softmax, norm, movement, batch_norm, attention or resample",
         }),
     }
 }

@@ -120,9 +120,12 @@ fn as_tensor(of: &Function, layout: &Layout) -> Result<Layout, Error> {
     match of {
         Function::Gradient(inner) => as_tensor(&inner.of, layout),
         Function::Linear(..) => in_format(layout.dims(), false),
-        Function::ConvFprop(..) | Function::ConvDgrad(..) | Function::MaxPool(..) | Function::AveragePool(..) => {
-            in_format(layout.dims(), is_channels_last(layout))
-        }
+        Function::ConvFprop(..)
+        | Function::ConvDgrad(..)
+        | Function::MaxPool(..)
+        | Function::AveragePool(..)
+        | Function::Resample(_)
+        | Function::Pad { .. } => in_format(layout.dims(), is_channels_last(layout)),
         _ => like(layout),
     }
 }

@@ -65,13 +65,14 @@ mod loss;
 mod mlp;
 mod pool;
 mod products;
+mod resample;
 mod view;
 
 use std::collections::HashMap;
 
 use verdigris_graph::{
     AttentionSpec, BinaryOp, CrossEntropySpec, Graph, GraphBuilder, LossReduction, NormSpec, Normalize, PoolWindows, Precision, Real,
-    ReductionOp, TernaryOp, Uid, UnaryOp,
+    ReductionOp, Sampling, TernaryOp, Uid, UnaryOp,
 };
 use verdigris_tensor::{DType, Layout};
 
@@ -113,6 +114,17 @@ pub enum Function {
     MaxPool(PoolWindows, Option<DType>),
     /// `x` → the sum of each window over its divisor.
     AveragePool(PoolWindows, Divisor),
+    /// `x` → x in another resolution, or with a border made of itself.
+    Resample(Sampling),
+    /// `x` → x with so many elements of the value before and after it along each dim; below 0, so many of its own are left out.
+    Pad {
+        /// One for each dim.
+        before: Vec<i64>,
+        /// One for each dim.
+        after: Vec<i64>,
+        /// Finite.
+        value: Real,
+    },
     /// `x` → `f(x)`.
     Activation(UnaryOp),
     /// `x` → `ln(1 + e^(beta · x)) / beta`, and x itself where `beta · x` is above the threshold.
@@ -304,6 +316,8 @@ impl Function {
             Function::ConvDgrad(..) => "conv_dgrad",
             Function::MaxPool(..) => "max_pool",
             Function::AveragePool(..) => "avg_pool",
+            Function::Resample(_) => "resample",
+            Function::Pad { .. } => "pad",
             Function::Activation(_) => "activation",
             Function::Softplus { .. } => "softplus",
             Function::Dropout(_) => "dropout",
@@ -477,6 +491,8 @@ impl Drawing {
             Function::Matmul(_) | Function::Linear(..) => d.products(function)?,
             Function::ConvFprop(..) | Function::ConvNorm { .. } | Function::ConvDgrad(..) => d.convolutions(function)?,
             Function::MaxPool(..) | Function::AveragePool(..) => d.pools(function)?,
+            Function::Resample(sampling) => d.resample(sampling)?,
+            Function::Pad { before, after, value } => d.pad(before, after, value.0)?,
             Function::CrossEntropy(spec, form) => d.loss(*spec, *form)?,
             Function::ClassLoss(spec, targets) => d.class_loss(*spec, *targets)?,
             Function::ElementLoss(loss, reduction) => d.element_loss(*loss, *reduction)?,

@@ -43,7 +43,7 @@ def _stock(kind):
 
 
 def convert(model, *, inplace=False, only=None, skip=()):
-    """Swaps every module of `model` that this package computes: convolutions, transposed ones, `Linear`, pooling, activations, batch, layer,
+    """Swaps every module of `model` that this package computes: convolutions, transposed ones, `Linear`, pooling, resampling, padding, activations, batch, layer,
     RMS, group and instance norm, multi-head attention, dropout, softmax and cross-entropy. Returns the network and a `Report` of what was swapped, what was not, and why.
 
     With `inplace` the network's own modules change their class: parameters, buffers, hooks and names stay as they are. Without it that happens to a

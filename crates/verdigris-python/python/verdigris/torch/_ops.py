@@ -53,7 +53,7 @@ def cached(function):
 def parse(attributes):
     """Attributes by name; lists of integers as tuples."""
     words = dict(word.split("=", 1) for word in attributes.split())
-    lists = ("stride", "padding", "after", "dilation", "window", "adaptive", "within")
+    lists = ("stride", "padding", "after", "before", "dilation", "window", "adaptive", "within", "out")
     return {name: tuple(map(int, value.split(","))) if name in lists else value for name, value in words.items()}
 
 
@@ -345,6 +345,18 @@ def _avg_pool_fake(x, attributes):
     return _like(x, (*x.shape[:2], *pool_out(x.shape[2:], attributes)))
 
 
+def _resample_fake(x, attributes):
+    a = parse(attributes)
+    if "out" in a:
+        return _like(x, (*x.shape[:2], *a["out"]))
+    return _like(x, (*x.shape[:2], *(sum(sizes) for sizes in zip(x.shape[2:], a["before"], a["after"]))))
+
+
+def _pad_fake(x, attributes):
+    a = parse(attributes)
+    return _like(x, tuple(sum(sizes) for sizes in zip(x.shape, a["before"], a["after"])))
+
+
 def _elements_fake(x, attributes):
     return torch.empty_like(x)
 
@@ -387,7 +399,7 @@ def _gradient_like(dy, a, b, c, d, e, attributes, dims):
     innermost = parse(heads[-1])["of"]
     if innermost == "linear":
         return tensor.new_empty(tensor.shape)
-    if innermost in ("conv_fprop", "conv_dgrad", "max_pool", "avg_pool"):
+    if innermost in ("conv_fprop", "conv_dgrad", "max_pool", "avg_pool", "resample", "pad"):
         return _in_format(tensor, tensor.shape, _is_channels_last(tensor))
     return torch.empty_like(tensor)
 
@@ -441,6 +453,8 @@ conv_dgrad = _operator("conv_dgrad", ["Tensor y", "Tensor w", "Tensor? bias"], "
 linear = _operator("linear", ["Tensor x", "Tensor w", "Tensor? bias"], "Tensor", False, _linear_fake)
 max_pool = _operator("max_pool", ["Tensor x"], "(Tensor, Tensor)", False, _max_pool_fake)
 avg_pool = _operator("avg_pool", ["Tensor x"], "Tensor", False, _avg_pool_fake)
+resample = _operator("resample", ["Tensor x"], "Tensor", False, _resample_fake)
+pad = _operator("pad", ["Tensor x"], "Tensor", False, _pad_fake)
 activation = _operator("activation", ["Tensor x"], "Tensor", False, _elements_fake, _activation_decomposed)
 softmax = _operator("softmax", ["Tensor x"], "Tensor", False, _elements_fake, _softmax_decomposed)
 norm = _operator("norm", ["Tensor x", "Tensor? scale", "Tensor? bias"], "Tensor", False, _norm_fake)

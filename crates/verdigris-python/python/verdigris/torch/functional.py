@@ -15,6 +15,7 @@ import torch
 
 from .._errors import GraphError, OutOfRangeError, UnsupportedError
 from . import _ops, _policy
+from ._resample import interpolate, pad
 
 
 def _each(value, spatial, name="a value", least=None):
@@ -941,3 +942,4 @@ def flash_attn_varlen_func(
 
 
 __all__ = [name for name, value in list(globals().items()) if callable(value) and getattr(value, "__module__", None) == __name__ and name[0] != "_"]
+__all__ += ["interpolate", "pad"]

@@ -18,7 +18,7 @@ class _Conv:
 
     def _filtered(self, x):
         if self.padding_mode != "zeros":
-            x = torch.nn.functional.pad(x, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            x = F.pad(x, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             attributes = F.conv_attributes(self._spatial(), self.stride, 0, self.dilation, self.groups)
             return F.conv(x, self.weight, self.bias, attributes, self._spatial())
         return F.conv(x, self.weight, self.bias, self._attributes, self._spatial())
@@ -104,6 +104,34 @@ AdaptiveAvgPool3d = _module(_nn.AdaptiveAvgPool3d, lambda m, x: F.adaptive_avg_p
 AdaptiveMaxPool1d = _module(_nn.AdaptiveMaxPool1d, lambda m, x: F.adaptive_max_pool1d(x, m.output_size, m.return_indices))
 AdaptiveMaxPool2d = _module(_nn.AdaptiveMaxPool2d, lambda m, x: F.adaptive_max_pool2d(x, m.output_size, m.return_indices))
 AdaptiveMaxPool3d = _module(_nn.AdaptiveMaxPool3d, lambda m, x: F.adaptive_max_pool3d(x, m.output_size, m.return_indices))
+Upsample = _module(
+    _nn.Upsample, lambda m, x: F.interpolate(x, m.size, m.scale_factor, m.mode, m.align_corners, m.recompute_scale_factor)
+)
+UpsamplingNearest2d = _module(_nn.UpsamplingNearest2d, lambda m, x: F.interpolate(x, m.size, m.scale_factor, m.mode))
+UpsamplingBilinear2d = _module(
+    _nn.UpsamplingBilinear2d, lambda m, x: F.interpolate(x, m.size, m.scale_factor, m.mode, m.align_corners)
+)
+ReflectionPad1d, ReflectionPad2d, ReflectionPad3d = (
+    _module(base, lambda m, x: F.pad(x, m.padding, "reflect")) for base in (_nn.ReflectionPad1d, _nn.ReflectionPad2d, _nn.ReflectionPad3d)
+)
+ReplicationPad1d, ReplicationPad2d, ReplicationPad3d = (
+    _module(base, lambda m, x: F.pad(x, m.padding, "replicate"))
+    for base in (_nn.ReplicationPad1d, _nn.ReplicationPad2d, _nn.ReplicationPad3d)
+)
+
+
+def _circular(m, x):
+    m._check_input_dim(x)
+    return F.pad(x, m.padding, "circular")
+
+
+CircularPad1d, CircularPad2d, CircularPad3d = (
+    _module(base, _circular) for base in (_nn.CircularPad1d, _nn.CircularPad2d, _nn.CircularPad3d)
+)
+ConstantPad1d, ConstantPad2d, ConstantPad3d, ZeroPad1d, ZeroPad2d, ZeroPad3d = (
+    _module(base, lambda m, x: F.pad(x, m.padding, "constant", m.value))
+    for base in (_nn.ConstantPad1d, _nn.ConstantPad2d, _nn.ConstantPad3d, _nn.ZeroPad1d, _nn.ZeroPad2d, _nn.ZeroPad3d)
+)
 ReLU = _module(_nn.ReLU, lambda m, x: F.relu(x))
 ReLU6 = _module(_nn.ReLU6, lambda m, x: F.relu6(x))
 LeakyReLU = _module(_nn.LeakyReLU, lambda m, x: F.leaky_relu(x, m.negative_slope))

@@ -1,0 +1,150 @@
+"""`interpolate` and `pad`, which `functional` shows."""
+
+import torch
+
+from .._errors import GraphError, UnsupportedError
+from . import _ops
+
+#: PyTorch's modes with the library's filters, and the spatial dims that they are for; `None` stands for any.
+_MODES = {
+    "nearest": ("nearest", None),
+    "nearest-exact": ("nearest-exact", None),
+    "linear": ("linear", 1),
+    "bilinear": ("linear", 2),
+    "trilinear": ("linear", 3),
+    "bicubic": ("cubic", 2),
+}
+_BORDERS = ("reflect", "replicate", "circular")
+
+
+def _list(name, values):
+    return f"{name}={','.join(map(str, values))}"
+
+
+def _each(name, value, spatial, shape):
+    if not isinstance(value, (list, tuple)):
+        return (value,) * spatial
+    if len(value) != spatial:
+        raise GraphError(f"{name} is {tuple(value)} for an input of {shape}; there is one for each of {spatial} spatial dims")
+    return tuple(value)
+
+
+@_ops.cached
+def _interpolation(shape, size, scale_factor, mode, align_corners, recompute):
+    """The attributes of an interpolation, or with `area` the size that it averages to."""
+    spatial = len(shape) - 2
+    if mode in ("nearest", "nearest-exact", "area"):
+        if align_corners is not None:
+            raise GraphError(f"align_corners with mode '{mode}'; it is of linear, bilinear, bicubic and trilinear")
+    elif mode not in _MODES:
+        raise UnsupportedError(f"mode '{mode}' of an input of {shape}; it is {', '.join(_MODES)} or area")
+    if not 1 <= spatial <= 3:
+        raise UnsupportedError(f"interpolation of {shape}; it takes [n, c, spatial...] with one to three spatial dims")
+    if mode in _MODES and _MODES[mode][1] not in (None, spatial):
+        raise UnsupportedError(f"mode '{mode}' of an input of {shape}; it is for {_MODES[mode][1]} spatial dims")
+    if size is not None and scale_factor is not None:
+        raise GraphError("both size and scale_factor are given; one of them says how large the result is")
+    if size is None and scale_factor is None:
+        raise GraphError("neither size nor scale_factor is given; one of them says how large the result is")
+    factors = None
+    if size is not None:
+        if recompute:
+            raise GraphError("recompute_scale_factor with a size; it is of a scale_factor")
+        out = _each("size", size, spatial, shape)
+        if not all(isinstance(extent, (int, torch.SymInt)) for extent in out):
+            raise TypeError(f"size is {out}; it is an integer, or one for each spatial dim")
+    else:
+        factors = tuple(map(float, _each("scale_factor", scale_factor, spatial, shape)))
+        if not all(0.0 < factor < float("inf") for factor in factors):
+            raise GraphError(f"scale_factor is {factors}; each is finite and above 0")
+        out = tuple(int(extent * factor) for extent, factor in zip(shape[2:], factors))
+        if recompute or mode == "area" or align_corners:
+            factors = None
+    if 0 in shape[1:] or any(extent < 1 for extent in out):
+        raise GraphError(f"interpolation of {shape} to {out}; dims behind the batch, and those of the result, are not empty")
+    if mode == "area":
+        return out
+    words = f"mode={_MODES[mode][0]} corners={int(bool(align_corners))} {_list('out', out)}"
+    return words if factors is None else f"{words} {_list('factors', map(repr, factors))}"
+
+
+def _hashed(value):
+    return tuple(value) if isinstance(value, list) else value
+
+
+def interpolate(
+    input, size=None, scale_factor=None, mode="nearest", align_corners=None, recompute_scale_factor=None, antialias=False
+):
+    """`x [n, c, spatial...]` in another resolution; see `torch.nn.functional.interpolate`.
+
+    Coordinates are computed in f32 (of linear and cubic modes in f64 for f64 tensors) as PyTorch's kernels for GPUs do; those for CPUs differ at ties of
+    `nearest` in 16-bit types and where the result is twice as large by an uneven factor. An element of weight 0 does not reach the result, be it an infinity
+    or a NaN; PyTorch multiplies it by 0. `area` is `adaptive_avg_pool`. `antialias=True` is refused.
+    """
+    if antialias:
+        raise UnsupportedError("interpolate with antialias=True is not computed by this package")
+    told = _interpolation(
+        tuple(input.shape), _hashed(size), _hashed(scale_factor), mode, align_corners, bool(recompute_scale_factor)
+    )
+    if mode == "area":
+        from . import functional
+
+        return getattr(functional, f"adaptive_avg_pool{len(told)}d")(input, told)
+    if not input.dtype.is_floating_point and input.dtype != torch.uint8:
+        raise UnsupportedError(f"interpolate of {input.dtype}; it takes floating-point numbers and uint8")
+    return _ops.resample(input, told)
+
+
+@_ops.cached
+def _padding(shape, pad, mode):
+    """The attributes of a padding by its mode, and the spatial dims of one that is no constant: `(before, after, spatial)`."""
+    if len(pad) % 2 or len(pad) > 2 * len(shape):
+        raise GraphError(f"pad is {pad} for an input of {shape}; it has two numbers for each dim that is padded, the last dim first")
+    count = len(pad) // 2
+    before, after = pad[0::2][::-1], pad[1::2][::-1]
+    out = [extent + low + high for extent, low, high in zip(shape[len(shape) - count :], before, after)]
+    if any(extent < 0 for extent in out):
+        raise GraphError(f"pad is {pad} for an input of {shape}; the result would have a dim below 0")
+    if mode == "constant":
+        rest = (0,) * (len(shape) - count)
+        return rest + before, rest + after, count
+    if mode not in _BORDERS:
+        raise UnsupportedError(f"padding mode '{mode}'; it is constant, {', '.join(_BORDERS)}")
+    if not 1 <= count <= 3 or len(shape) not in (count + 1, count + 2):
+        raise UnsupportedError(f"padding of {count} dims of {shape} by mode '{mode}'; the last one to three of [n, c, ...] or [c, ...] are padded")
+    is_batch = len(shape) == count + 2
+    if 0 in shape[is_batch:]:
+        raise GraphError(f"padding of {shape} by mode '{mode}'; dims behind the batch are not empty")
+    for extent, low, high in zip(shape[len(shape) - count :], before, after):
+        if mode == "reflect" and max(low, high) >= extent:
+            raise GraphError(f"pad is {pad} for an input of {shape}; a reflected border is smaller than its dim")
+        if mode == "circular" and max(low, high) > extent:
+            raise GraphError(f"pad is {pad} for an input of {shape}; a circular border wraps around once")
+        if extent + low + high < 1 or min(low, high) <= -extent:
+            raise GraphError(f"pad is {pad} for an input of {shape}; an element is left along each dim")
+    return before, after, count
+
+
+def pad(input, pad, mode="constant", value=None):
+    """A border around the last dims; see `torch.nn.functional.pad`. A constant is finite."""
+    before, after, count = _padding(tuple(input.shape), tuple(pad), mode)
+    if mode == "constant":
+        value = 0.0 if value is None else float(value)
+        if value - value != 0.0:
+            raise UnsupportedError(f"padding with {value}; this package pads with a finite number")
+        if not any(before) and not any(after):
+            return input.clone()
+        return _ops.pad(input, f"{_list('before', before)} {_list('after', after)} value={value!r}")
+    if value is not None and value != 0:
+        raise GraphError(f"padding mode '{mode}' with the value {value}; a value is of mode 'constant'")
+    if mode == "circular" and min(*before, *after) < 0:
+        # Elements that are left out are no part of the circle.
+        for dim, (low, high) in enumerate(zip(before, after), input.dim() - count):
+            input = input.narrow(dim, max(-low, 0), input.shape[dim] + min(low, 0) + min(high, 0))
+        before, after = (tuple(max(side, 0) for side in sides) for sides in (before, after))
+        if max(side - extent for sides in (before, after) for side, extent in zip(sides, input.shape[-count:])) > 0:
+            raise GraphError(f"pad is {tuple(pad)}; a circular border wraps around once what is left of the input")
+    words = f"border={mode} {_list('before', before)} {_list('after', after)}"
+    if input.dim() == count + 1:
+        return _ops.resample(input.unsqueeze(0), words).squeeze(0)
+    return _ops.resample(input, words)
