@@ -1,6 +1,6 @@
 //! Attention and its gradient, a query at a time: its scores, then what they weigh. Products are summed in the type computed in, exponentials and what is
 //! one a query in f64. Gradients of keys and values are summed by one thread for each batch and head of keys, those of the bias and the sinks by one for each
-//! of their elements, so that no result depends on the number of threads. Of ragged tensors a thread has a head of keys of all sequences.
+//! of their elements, so that no result depends on the number of threads. Of ragged tensors a thread has a head of keys of all sequences. Paged keys are looked up one by one.
 
 use std::ops::Range;
 
@@ -30,6 +30,8 @@ struct Scores<'a, 's, T: Real> {
     lengths: Vec<[usize; 2]>,
     /// Where sequences lie, if tensors are ragged.
     ragged: Option<Ragged>,
+    /// Where keys are paged, the page of each entry, by batch, and the keys of a page.
+    pages: Option<(Vec<usize>, usize)>,
     h: usize,
     h_kv: usize,
     /// Queries and keys of the scores, which `bias` and `mask` are of.
@@ -130,7 +132,14 @@ impl<'a, 's, T: Real> Scores<'a, 's, T> {
         let offsets = op.q_offsets.zip(op.kv_offsets).map(|(of_q, of_kv)| [of_q, of_kv]);
         let four = |layout: &Layout| -> [u64; 4] { std::array::from_fn(|i| layout.dims()[i]) };
         let count = offsets.map(|[of_q, _]| context.tensor(of_q).layout.dims()[0]);
-        let [b, s_q, s_kv] = op.spec.extents(&four(&q.layout), &four(&k.layout), count).map(|extent| extent as usize);
+        let entries = op.page_table.map(|table| context.tensor(table).layout.dims()[1]);
+        let [b, s_q, s_kv] = op.spec.extents(&four(&q.layout), &four(&k.layout), count, entries).map(|extent| extent as usize);
+        let pages = op.page_table.map(|table| {
+            let view = context.view(table);
+            let last = k.layout.dims()[0] as i64 - 1;
+            let page = |n: u64| view.integer(view.layout.offset_of_position(n).unwrap_or(0) as usize).clamp(0, last) as usize;
+            ((0..view.layout.elements()).map(page).collect(), kv_rows)
+        });
         let ragged = offsets.map(|offsets| Ragged::new(context, offsets, [s_q, s_kv], [q_rows, kv_rows]));
         let of = |uid: Option<Uid>, which: usize| -> Vec<usize> {
             let extent = |b: usize| ragged.as_ref().map_or([s_q, s_kv][which], |ragged| ragged.sequences[b][which].len());
@@ -151,6 +160,7 @@ impl<'a, 's, T: Real> Scores<'a, 's, T> {
             sinks: op.sinks.map(|uid| load(uid).data().iter().map(|sink| sink.to_f64()).collect()),
             lengths,
             ragged,
+            pages,
             h,
             h_kv,
             s_q,
@@ -188,7 +198,19 @@ impl<'a, 's, T: Real> Scores<'a, 's, T> {
         self.ragged.as_ref().map_or(0, |ragged| ragged.sequences[b][1].start)
     }
 
-    /// The row of the first key that a head of queries reads.
+    /// The row of key `j` that a head of queries reads.
+    fn key(&self, at: [usize; 3], j: usize) -> usize {
+        match &self.pages {
+            None => self.first_key(at) + j,
+            Some((pages, page_size)) => {
+                let [b, h, _] = at;
+                let page = pages[b * (self.s_kv / page_size) + j / page_size];
+                (page * self.h_kv + h * self.h_kv / self.h) * page_size + j % page_size
+            }
+        }
+    }
+
+    /// The row of the first key that a head of queries reads, where keys are not paged.
     fn first_key(&self, [b, h, _]: [usize; 3]) -> usize {
         let own_b = if self.ragged.is_some() { 0 } else { b };
         (own_b * self.h_kv + h * self.h_kv / self.h) * self.rows[2] + self.key_begin(b)
@@ -217,7 +239,7 @@ impl<'a, 's, T: Real> Scores<'a, 's, T> {
         let range = self.range(at);
         scores.clear();
         tangents.clear();
-        let (q, first) = (self.query(self.q.data(), at, self.d), self.first_key(at));
+        let q = self.query(self.q.data(), at, self.d);
         let [s_q, s_kv] = self.lengths[at[0]];
         for j in range.clone() {
             if self.mask.as_ref().is_some_and(|mask| mask.at(at, j) == 0.0) {
@@ -225,7 +247,8 @@ impl<'a, 's, T: Real> Scores<'a, 's, T> {
                 tangents.push(0.0);
                 continue;
             }
-            let key = &self.k.data()[(first + j) * self.d..(first + j + 1) * self.d];
+            let row = self.key(at, j);
+            let key = &self.k.data()[row * self.d..(row + 1) * self.d];
             let mut s = self.scale * dot(q, key);
             if let Some(cap) = self.spec.soft_cap {
                 let tangent = (s / cap.0).tanh();
@@ -285,9 +308,9 @@ fn forward<T: Real>(op: &Attention, context: &Context<'_>, mut results: Results<
             }
             let sum: f64 = all.map(|s| (s - greatest).exp()).sum();
             *total = T::from_f64(greatest + sum.ln());
-            let first = of.first_key(at);
             for (j, &s) in range.zip(scores.iter()).filter(|(_, s)| **s != f64::NEG_INFINITY) {
-                let value = &of.v.data()[(first + j) * of.d_v..(first + j + 1) * of.d_v];
+                let row = of.key(at, j);
+                let value = &of.v.data()[row * of.d_v..(row + 1) * of.d_v];
                 add_scaled(o, (s - greatest).exp() / sum, value);
             }
         },
@@ -451,10 +474,17 @@ fn is_f64(context: &Context<'_>, read: impl IntoIterator<Item = Option<Uid>>) ->
     read.into_iter().flatten().any(|uid| context.tensor(uid).dtype == DType::F64)
 }
 
-/// Multiplications and additions of so many products of the extents of queries and keys.
-fn flops<'g>(tensor: &dyn Fn(Uid) -> &'g TensorDesc, spec: &AttentionSpec, [q, k, v]: [Uid; 3], [of_d, of_d_v]: [u64; 2]) -> u64 {
+/// Multiplications and additions of so many products of the extents of queries and keys; keys of a batch are paged in `entries` pages.
+fn flops<'g>(
+    tensor: &dyn Fn(Uid) -> &'g TensorDesc,
+    spec: &AttentionSpec,
+    [q, k, v]: [Uid; 3],
+    entries: Option<u64>,
+    [of_d, of_d_v]: [u64; 2],
+) -> u64 {
     let (queries, keys, values) = (tensor(q).layout.dims(), tensor(k).layout.dims(), tensor(v).layout.dims());
-    let longest = spec.longest_kv.map_or(keys[2], |longest| keys[2].min(u64::from(longest)));
+    let rows = keys[2].saturating_mul(entries.unwrap_or(1));
+    let longest = spec.longest_kv.map_or(rows, |longest| rows.min(u64::from(longest)));
     let pairs: u64 = queries[..3].iter().chain([&longest]).fold(2, |all, &extent| all.saturating_mul(extent));
     pairs.saturating_mul(of_d * queries[3] + of_d_v * values[3])
 }
@@ -463,7 +493,8 @@ impl Operation for Attention {
     const ENGINE: Engine = Engine::Attention;
 
     fn flops<'g>(&self, tensor: &dyn Fn(Uid) -> &'g TensorDesc) -> u64 {
-        flops(tensor, &self.spec, [self.q, self.k, self.v], [1, 1])
+        let entries = self.page_table.map(|table| tensor(table).layout.dims()[1]);
+        flops(tensor, &self.spec, [self.q, self.k, self.v], entries, [1, 1])
     }
 
     fn run(&self, _: &[Node], context: &Context<'_>, outputs: Vec<(Uid, ViewMut<'_>)>) {
@@ -480,7 +511,7 @@ impl Operation for AttentionBackward {
     const ENGINE: Engine = Engine::Attention;
 
     fn flops<'g>(&self, tensor: &dyn Fn(Uid) -> &'g TensorDesc) -> u64 {
-        flops(tensor, &self.spec, [self.q, self.k, self.v], [3, 2])
+        flops(tensor, &self.spec, [self.q, self.k, self.v], None, [3, 2])
     }
 
     fn run(&self, _: &[Node], context: &Context<'_>, outputs: Vec<(Uid, ViewMut<'_>)>) {

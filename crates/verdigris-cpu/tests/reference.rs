@@ -509,8 +509,13 @@ impl Draw {
         let rows = |draw: &mut Draw, longest: u64| if ragged { draw.below(b * longest + 1) } else { longest };
         let (own_b, q_rows, kv_rows) = (if ragged { 1 } else { b }, rows(self, s_q), rows(self, s_kv));
         let (s_q, s_kv) = (s_q.min(q_rows), s_kv.min(kv_rows));
+        // Or in pages, which have no gradients.
+        let paged = !ragged && self.chance(4);
+        let (page_size, pages, entries) = (1 + self.below(9), 1 + self.below(7), self.below(6));
+        let s_kv = if paged { entries * page_size } else { s_kv };
+        let [kv_b, kv_rows] = if paged { [pages, page_size] } else { [own_b, kv_rows] };
         let q = self.tensor(g, "q", dtype, &[own_b, h, q_rows, d]);
-        let (k, v) = (self.tensor(g, "k", dtype, &[own_b, h_kv, kv_rows, d]), self.tensor(g, "v", dtype, &[own_b, h_kv, kv_rows, d_v]));
+        let (k, v) = (self.tensor(g, "k", dtype, &[kv_b, h_kv, kv_rows, d]), self.tensor(g, "v", dtype, &[kv_b, h_kv, kv_rows, d_v]));
         let bound = |draw: &mut Draw| draw.chance(3).then(|| draw.below(9) as u32);
         let spec = AttentionSpec {
             causal: self.pick(&[Causal::None, Causal::TopLeft, Causal::BottomRight]),
@@ -537,10 +542,14 @@ impl Draw {
         let mut offsets = |draw: &mut Draw| ragged.then(|| draw.tensor(g, "offsets", DType::I32, &[b + 1, 1, 1, 1]));
         attention.q_offsets = offsets(self);
         attention.kv_offsets = offsets(self);
+        attention.page_table = paged.then(|| self.tensor(g, "table", DType::I32, &[b, entries, 1, 1]));
         let Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, .. } = attention;
         let made = g.attention("attention", attention)?;
         self.store(g, made.o, out, &[own_b, h, q_rows, d_v])?;
         self.store(g, made.log_sum_exp, DType::F32, &[own_b, h, q_rows, 1])?;
+        if paged {
+            return Ok(());
+        }
         let d_o = self.tensor(g, "d_o", dtype, &[own_b, h, q_rows, d_v]);
         let plain = AttentionBackward::new(spec, [q, k, v], made.o, made.log_sum_exp, d_o);
         let back = AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };

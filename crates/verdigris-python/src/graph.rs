@@ -713,10 +713,11 @@ impl Graph {
     /// Attention: `softmax(scale * q @ k.T) @ v` of `q` `[b, h, s_q, d]`, `k` `[b, h_kv, s_kv, d]` and `v` `[b, h_kv, s_kv, d_v]`, and the log-sum-exp of
     /// each query: `(o, log_sum_exp)`. `scale` is a number or a host scalar, `1 / sqrt(d)` where it is left out. `left` and `right` count the keys that are
     /// attended on either side of the diagonal. With `q_offsets` and `kv_offsets`, i32 `[b + 1, 1, 1, 1]`, sequences of at most `longest_q` queries and
-    /// `longest_kv` keys lie behind each other in `q` `[1, h, rows, d]`, and so do keys and values.
+    /// `longest_kv` keys lie behind each other in `q` `[1, h, rows, d]`, and so do keys and values. With a `page_table`, i32 `[b, entries, 1, 1]`, `k` is
+    /// `[pages, h_kv, page_size, d]` and `v` likewise: entries are the pages that hold a sequence's keys, of which `kv_lengths` say how many there are.
     #[pyo3(signature = (q, k, v, *, scale = None, causal = "none", left = None, right = None, soft_cap = None, bias = None, mask = None,
         slopes = None, sinks = None, q_lengths = None, kv_lengths = None, q_offsets = None, kv_offsets = None, longest_q = None,
-        longest_kv = None, name = "attention"))]
+        longest_kv = None, page_table = None, name = "attention"))]
     fn attention(
         &mut self,
         q: Uid,
@@ -737,13 +738,14 @@ impl Graph {
         kv_offsets: Option<Uid>,
         longest_q: Option<u32>,
         longest_kv: Option<u32>,
+        page_table: Option<Uid>,
         name: &str,
     ) -> PyResult<(Uid, Uid)> {
         let spec = self.attention_spec(q, scale, causal, [left, right], soft_cap, [longest_q, longest_kv])?;
-        let [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets] =
-            [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets].map(|uid| uid.map(|uid| uid.0));
+        let [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table] =
+            [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table].map(|uid| uid.map(|uid| uid.0));
         let plain = Attention::new(spec, q.0, k.0, v.0);
-        let attention = Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };
+        let attention = Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, ..plain };
         let Attended { o, log_sum_exp } = self.builder()?.attention(name, attention).map_err(refuse)?;
         Ok((Uid(o), Uid(log_sum_exp)))
     }

@@ -27,6 +27,8 @@ pub(crate) enum Data<'g> {
     Labels(u64, Option<i64>),
     /// Where sequences begin that have so many rows together and at most so many each, and the last one ends.
     Offsets(u64, u64),
+    /// Numbers of so many pages, one in three no page's.
+    Pages(u64),
     /// Positions that windows hold.
     Positions(&'g verdigris_graph::PoolBackward),
 }
@@ -96,6 +98,11 @@ fn bytes(graph: &Graph, tensor: &TensorDesc, data: Data<'_>, distribution: Distr
         Data::Labels(classes, ignored) => drawn(&mut |random| match ignored {
             Some(ignored) if random.below(5) == 0 => ignored as f64,
             _ => random.below(classes.max(1)) as f64,
+        }),
+        Data::Pages(pages) => drawn(&mut |random| match random.below(6) {
+            0 => -1.0,
+            1 => f64::from(i32::MAX - 5),
+            _ => random.below(pages.max(1)) as f64,
         }),
         Data::Offsets(rows, longest) => {
             let mut bytes = vec![0; elements as usize * dtype.bytes()];

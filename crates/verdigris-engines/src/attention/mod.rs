@@ -7,6 +7,7 @@ mod forward;
 mod half;
 mod mapped;
 mod order;
+mod paged;
 mod ragged;
 mod score_mod;
 mod simt;

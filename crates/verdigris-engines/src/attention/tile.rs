@@ -42,9 +42,40 @@ impl HeadTile {
         MapDecl { ty: self.ty, rank: 4, box_dims: vec![PANEL, self.rows, 1, 1], im2col: false, swizzle: Swizzle::B128, access }
     }
 
+    /// The same where the launch says how many rows a copy brings.
+    pub(super) fn open_map(&self, access: Access) -> MapDecl {
+        self.map(access).with_open_box()
+    }
+
     /// Loads all panels of the rows from `row` on: by one thread; the bytes complete on `barrier`.
     #[track_caller]
     pub(super) fn load<'k>(
+        &self,
+        slot: Val<'k, u32>,
+        map: &TensorMap<'k>,
+        at: [Val<'k, u32>; 3],
+        barrier: Mbarrier<'k>,
+        options: LoadOptions<'k>,
+    ) {
+        slot.kernel().scope(Location::caller(), || self.load_panels(slot, map, at, barrier, options));
+    }
+
+    /// Loads all panels of a box of rows, from `row` on, to the tile's rows from `first` on, a multiple of 8: by one thread; the bytes complete on `barrier`.
+    #[track_caller]
+    pub(super) fn load_at<'k>(
+        &self,
+        slot: Val<'k, u32>,
+        first: Val<'k, u32>,
+        map: &TensorMap<'k>,
+        at: [Val<'k, u32>; 3],
+        barrier: Mbarrier<'k>,
+        options: LoadOptions<'k>,
+    ) {
+        let k = slot.kernel();
+        k.scope(Location::caller(), || self.load_panels(slot + first * PANEL_ROW_BYTES, map, at, barrier, options));
+    }
+
+    fn load_panels<'k>(
         &self,
         slot: Val<'k, u32>,
         map: &TensorMap<'k>,
@@ -53,12 +84,10 @@ impl HeadTile {
         options: LoadOptions<'k>,
     ) {
         let k = slot.kernel();
-        k.scope(Location::caller(), || {
-            for panel in 0..self.panels() {
-                let at = [k.constant(panel * PANEL), row, head, batch].map(|at| at.signed());
-                k.tma_load(slot + panel * self.panel_bytes(), map, &at, barrier, options);
-            }
-        });
+        for panel in 0..self.panels() {
+            let at = [k.constant(panel * PANEL), row, head, batch].map(|at| at.signed());
+            k.tma_load(slot + panel * self.panel_bytes(), map, &at, barrier, options);
+        }
     }
 
     /// Where the 16 bytes of chunk `chunk + 2 · pair` of a row stand, of rows that threads fill in themselves. All of them are in the panel

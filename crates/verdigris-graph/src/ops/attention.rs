@@ -30,6 +30,12 @@
 //! lies in front of its begin is empty, and rows beyond `longest_q` or `longest_kv` of a sequence belong to none. What belongs to no sequence is not written on a
 //! GPU, and 0 (its log-sum-exp −∞) on the CPU; what belongs to two of them has no certain value.
 //!
+//! With a `page_table` keys and values are *paged*: `k` is `[pages, h_kv, page_size, d]` and `v` `[pages, h_kv, page_size, d_v]`, in any strides, and entry `e` of
+//! sequence `n` of the table, `[b, entries, 1, 1]`, is the number of the page that holds its keys from `e · page_size` to below `(e + 1) · page_size`. `s_kv` is
+//! `entries · page_size`, and `kv_lengths` say how many of those keys there are. Sequences may share pages. Entries come with the data, and nothing is read
+//! outside of tensors whatever they are: one counts as 0 below 0 and as the last page above that. Of a sequence's entries those behind its length select no
+//! key. Paged keys come without offsets, and their attention has no gradient.
+//!
 //! Data are f16, bf16, f32 or f64; `q`, `k` and `v` are alike. Arithmetic is in f32, in f64 if a tensor that is read is f64, and results are rounded once;
 //! `p` and `dt` may be rounded to the type of `q` before they are multiplied, as tensor cores take them; a `dt` beyond 65504 may then be infinite in f16, as
 //! it is in other libraries, and what it goes into with it (a loss scale that adapts steps over that).
@@ -61,6 +67,8 @@ const SINKS: &str = "`[1, h, 1, 1]`";
 const LENGTHS: &str = "i32, `[b, 1, 1, 1]`";
 
 const OFFSETS: &str = "i32, `[b + 1, 1, 1, 1]`; both or none. `q` and what is like it is then `[1, h, rows, d]`, `k` and `v` likewise";
+
+const TABLE: &str = "i32, `[b, entries, 1, 1]`, without offsets. `k` is then `[pages, h_kv, page_size, d]`, `v` likewise, and `s_kv` is `entries · page_size`";
 
 const FLOAT: &str = "attention is of f16, bf16, f32 and f64";
 
@@ -133,11 +141,12 @@ impl AttentionSpec {
         }
     }
 
-    /// Batch, queries and keys of the scores, from the dims of `q` and `k` and, where they are ragged, the number of offsets.
-    pub fn extents(&self, queries: &[u64; 4], keys: &[u64; 4], offsets: Option<u64>) -> [u64; 3] {
+    /// Batch, queries and keys of the scores, from the dims of `q` and `k` and the number of offsets, where they are ragged, and of entries that a sequence
+    /// has in the table of pages, where keys are paged.
+    pub fn extents(&self, queries: &[u64; 4], keys: &[u64; 4], offsets: Option<u64>, entries: Option<u64>) -> [u64; 3] {
         let longest = |longest: Option<u32>, rows: u64| longest.map_or(rows, |longest| u64::from(longest).min(rows));
         match offsets {
-            None => [queries[0], queries[2], keys[2]],
+            None => [queries[0], queries[2], entries.map_or(keys[2], |entries| entries.saturating_mul(keys[2]))],
             Some(offsets) => [offsets.saturating_sub(1), longest(self.longest_q, queries[2]), longest(self.longest_kv, keys[2])],
         }
     }
@@ -179,6 +188,9 @@ pub struct Attention {
     /// Read; i32, `[b + 1, 1, 1, 1]`: where the keys of each sequence begin, and the last ones end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_offsets: Option<Uid>,
+    /// Read; i32, `[b, entries, 1, 1]`: the page that holds so many keys and values of each sequence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub page_table: Option<Uid>,
     /// `[b, h, s_q, d_v]`, written.
     pub o: Uid,
     /// Written where asked for; `[b, h, s_q, 1]`: `L` of each query, in natural units.
@@ -202,14 +214,15 @@ impl Attention {
             kv_lengths: None,
             q_offsets: None,
             kv_offsets: None,
+            page_table: None,
             o: Uid(0),
             log_sum_exp: None,
         }
     }
 
     fn read(&self) -> Read {
-        let &Attention { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, .. } = self;
-        Read { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets }
+        let &Attention { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, .. } = self;
+        Read { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table }
     }
 }
 
@@ -227,6 +240,7 @@ struct Read {
     kv_lengths: Option<Uid>,
     q_offsets: Option<Uid>,
     kv_offsets: Option<Uid>,
+    page_table: Option<Uid>,
 }
 
 impl Read {
@@ -245,22 +259,24 @@ impl Read {
         }
         let (q, k, v) = (float(op, graph, self.q)?, float(op, graph, self.k)?, float(op, graph, self.v)?);
         let [own_b, h, rows, d] = four(op, &q)?;
-        let [_, h_kv, key_rows, _] = four(op, &k)?;
+        let [pages, h_kv, key_rows, _] = four(op, &k)?;
         let [.., d_v] = four(op, &v)?;
+        let entries = self.entries(op, graph, own_b)?;
         let offsets = self.offsets(op, graph, &q)?;
-        let [b, s_q, s_kv] = self.spec.extents(&[own_b, h, rows, d], &[own_b, h_kv, key_rows, d], offsets);
-        same_dims(
-            op,
-            &k,
-            &[own_b, h_kv, key_rows, d],
-            "keys have the batch of the queries and as many elements each: `[b, h_kv, s_kv, d]`",
-        )?;
-        same_dims(
-            op,
-            &v,
-            &[own_b, h_kv, key_rows, d_v],
-            "values have the batch, the heads and the positions of the keys: `[b, h_kv, s_kv, d_v]`",
-        )?;
+        let [b, s_q, s_kv] = self.spec.extents(&[own_b, h, rows, d], &[own_b, h_kv, key_rows, d], offsets, entries);
+        let (of_k, of_v) = match entries {
+            None => (
+                "keys have the batch of the queries and as many elements each: `[b, h_kv, s_kv, d]`",
+                "values have the batch, the heads and the positions of the keys: `[b, h_kv, s_kv, d_v]`",
+            ),
+            Some(_) => (
+                "paged keys have as many elements as queries: `[pages, h_kv, page_size, d]`",
+                "paged values have the pages, the heads and the page size of the keys: `[pages, h_kv, page_size, d_v]`",
+            ),
+        };
+        let kv_b = if entries.is_some() { pages } else { own_b };
+        same_dims(op, &k, &[kv_b, h_kv, key_rows, d], of_k)?;
+        same_dims(op, &v, &[kv_b, h_kv, key_rows, d_v], of_v)?;
         for tensor in [&k, &v] {
             of_type(op, tensor, |dtype| dtype == q.dtype, "queries, keys and values are of one type")?;
         }
@@ -271,6 +287,10 @@ impl Read {
         not_zero(&q, d, "dim 3", "a head has at least one element")?;
         not_zero(&v, d_v, "dim 3", "a head has at least one element")?;
         not_zero(&k, h_kv, "dim 1", "there is at least one head of keys")?;
+        if entries.is_some() {
+            not_zero(&k, pages, "dim 0", "there is at least one page, which entries that name none stand for")?;
+            not_zero(&k, key_rows, "dim 2", "a page has at least one key")?;
+        }
         if !h.is_multiple_of(h_kv) {
             let (op, tensor, quantity) = (op.to_owned(), q.name.clone(), "the number of heads".to_owned());
             let rule = "heads of queries are a multiple of those of keys";
@@ -298,6 +318,20 @@ impl Read {
             same_dims(op, lengths, &[b, 1, 1, 1], "there is a length for each batch, `[b, 1, 1, 1]`")?;
         }
         Ok([own_b, h, rows, d_v])
+    }
+
+    /// How many entries a sequence has in the table of pages, where keys are paged.
+    fn entries(&self, op: &str, graph: &Graph, b: u64) -> Result<Option<u64>, Error> {
+        let Some(uid) = self.page_table else { return Ok(None) };
+        let table = data(graph, op, uid)?;
+        if self.q_offsets.is_some() || self.kv_offsets.is_some() {
+            let rule = "keys are paged or lie behind each other: a table of pages comes without offsets";
+            return Err(Error::Structure { op: op.to_owned(), tensor: table.name.clone(), rule });
+        }
+        of_type(op, table, |dtype| dtype == DType::I32, "numbers of pages are i32")?;
+        let [_, entries, ..] = four(op, table)?;
+        same_dims(op, table, &[b, entries, 1, 1], "each batch has a line of numbers of pages, `[b, entries, 1, 1]`")?;
+        Ok(Some(entries))
     }
 
     /// The number of offsets, where tensors are ragged.
@@ -375,12 +409,13 @@ impl Operation for Attention {
                 OperandSpec::read("kv_lengths", LENGTHS).optional(),
                 OperandSpec::read("q_offsets", OFFSETS).optional(),
                 OperandSpec::read("kv_offsets", OFFSETS).optional(),
+                OperandSpec::read("page_table", TABLE).optional(),
                 OperandSpec::written("o", "`[b, h, s_q, d_v]`"),
                 OperandSpec::written("log_sum_exp", "f32 or f64, `[b, h, s_q, 1]`").optional(),
             ],
             attributes: ATTRIBUTES,
             shape: "`[b, h, s_q, d_v]`; `left` and `right` count keys from the diagonal, which is that of `bottom_right` where nothing is causal",
-            gradient: "`attention_backward`; of `slopes` and from `log_sum_exp` refused",
+            gradient: "`attention_backward`; of `slopes`, of what has a `page_table` and from `log_sum_exp` refused",
             methods: &[Method::new(
                 "attention",
                 "q: Uid, k: Uid, v: Uid, *, scale: float | Uid | None = None, \
@@ -388,7 +423,7 @@ impl Operation for Attention {
                  soft_cap: float | None = None, bias: Uid | None = None, mask: Uid | None = None, slopes: Uid | None = None, \
                  sinks: Uid | None = None, q_lengths: Uid | None = None, kv_lengths: Uid | None = None, \
                  q_offsets: Uid | None = None, kv_offsets: Uid | None = None, longest_q: int | None = None, \
-                 longest_kv: int | None = None, name: str = \"attention\"",
+                 longest_kv: int | None = None, page_table: Uid | None = None, name: str = \"attention\"",
             )
             .two()],
         }],
@@ -407,6 +442,7 @@ impl Operation for Attention {
             &mut self.kv_lengths,
             &mut self.q_offsets,
             &mut self.kv_offsets,
+            &mut self.page_table,
         ];
         for input in options.into_iter().flatten() {
             visit(Role::Input, input);
@@ -433,6 +469,10 @@ impl Operation for Attention {
             return at.refuse(wanted, "no gradient goes through the log-sum-exp of attention");
         }
         let Some(d_o) = at.of(self.o) else { return Ok(()) };
+        if self.page_table.is_some() {
+            return at
+                .refuse(wanted, "attention to paged keys has no gradient; keys and values lie in one tensor each where one is wanted");
+        }
         if let Some(slopes) = self.slopes.filter(|&slopes| at.wants(slopes)) {
             return at.refuse(slopes, "the slopes of attention are no variables");
         }
@@ -447,7 +487,7 @@ impl Operation for Attention {
         // The gradient is an operand of products beside the values.
         let dtype = at.tensor(self.v)?.dtype;
         let d_o = at.round(d_o, dtype)?;
-        let Read { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets } = read;
+        let Read { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, .. } = read;
         let back = AttentionBackward {
             bias,
             mask,
@@ -560,7 +600,7 @@ impl AttentionBackward {
 
     fn read(&self) -> Read {
         let &AttentionBackward { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, .. } = self;
-        Read { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets }
+        Read { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table: None }
     }
 
     fn floats(&self) -> impl Iterator<Item = Uid> {

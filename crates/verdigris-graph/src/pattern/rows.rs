@@ -135,7 +135,7 @@ pub(super) fn lower(cut: &Cut<'_>, node: usize) -> Result<Subgraph, Error> {
         }),
         Op::Attention(op) => {
             let read = [Some(op.q), Some(op.k), Some(op.v), op.bias, op.slopes, op.sinks].into_iter().flatten().collect::<Vec<_>>();
-            let options = [op.bias, op.mask, op.slopes, op.sinks, op.q_lengths, op.kv_lengths, op.q_offsets, op.kv_offsets];
+            let options = [op.bias, op.mask, op.slopes, op.sinks, op.q_lengths, op.kv_lengths, op.q_offsets, op.kv_offsets, op.page_table];
             attention(cut, &op.spec, [op.q, op.k, op.v], options, &read, |[queries, _, values], _, view| {
                 let [b, h, s_q, _] = queries;
                 Ok(AttentionPass::Forward {
@@ -147,7 +147,7 @@ pub(super) fn lower(cut: &Cut<'_>, node: usize) -> Result<Subgraph, Error> {
         Op::AttentionBackward(op) => {
             let floats = [Some(op.q), Some(op.k), Some(op.v), op.bias, op.slopes, op.sinks].into_iter().flatten();
             let read = floats.chain([op.o, op.log_sum_exp, op.d_o]).collect::<Vec<_>>();
-            let options = [op.bias, op.mask, op.slopes, op.sinks, op.q_lengths, op.kv_lengths, op.q_offsets, op.kv_offsets];
+            let options = [op.bias, op.mask, op.slopes, op.sinks, op.q_lengths, op.kv_lengths, op.q_offsets, op.kv_offsets, None];
             attention(cut, &op.spec, [op.q, op.k, op.v], options, &read, |[queries, keys, values], scores, view| {
                 let [b, h, s_q, _] = queries;
                 let results = [b, h, s_q, values[3]];
@@ -212,7 +212,7 @@ fn attention(
     cut: &Cut<'_>,
     spec: &AttentionSpec,
     operands: [Uid; 3],
-    options: [Option<Uid>; 8],
+    options: [Option<Uid>; 9],
     read: &[Uid],
     pass: impl FnOnce([[u64; 4]; 3], [u64; 4], AttentionViewer<'_>) -> Result<AttentionPass, Error>,
 ) -> Result<Subgraph, Error> {
@@ -220,9 +220,10 @@ fn attention(
     for (dims, uid) in dims.iter_mut().zip(operands) {
         dims.copy_from_slice(cut.tensor(uid)?.layout.dims());
     }
-    let [[_, h, q_rows, d], [_, h_kv, kv_rows, _], [.., d_v]] = dims;
-    let offsets = options[6].map(|uid| Ok::<_, Error>(cut.tensor(uid)?.layout.dims()[0])).transpose()?;
-    let [b, s_q, s_kv] = spec.extents(&dims[0], &dims[1], offsets);
+    let [[_, h, q_rows, d], [pages, h_kv, kv_rows, _], [.., d_v]] = dims;
+    let extent = |uid: Option<Uid>, dim: usize| uid.map(|uid| Ok::<_, Error>(cut.tensor(uid)?.layout.dims()[dim])).transpose();
+    let (offsets, entries) = (extent(options[6], 0)?, extent(options[8], 1)?);
+    let [b, s_q, s_kv] = spec.extents(&dims[0], &dims[1], offsets, entries);
     let scores = [b, h, s_q, s_kv];
     let mut slots = Slots::default();
     let view = |uid: Uid, dims: [u64; 4], slots: &mut Slots| {
@@ -231,11 +232,21 @@ fn attention(
         Ok::<_, Error>(seen.over(&dims, slot))
     };
     let [q, k, v] = [(operands[0], dims[0]), (operands[1], dims[1]), (operands[2], dims[2])].map(|(uid, dims)| view(uid, dims, &mut slots));
-    let over = [scores, scores, [b, h, 1, 1], [1, h, 1, 1], [b, 1, 1, 1], [b, 1, 1, 1], [b + 1, 1, 1, 1], [b + 1, 1, 1, 1]];
+    let over = [
+        scores,
+        scores,
+        [b, h, 1, 1],
+        [1, h, 1, 1],
+        [b, 1, 1, 1],
+        [b, 1, 1, 1],
+        [b + 1, 1, 1, 1],
+        [b + 1, 1, 1, 1],
+        [b, entries.unwrap_or(0), 1, 1],
+    ];
     let mut options = options.into_iter().zip(over).map(|(uid, dims)| uid.map(|uid| view(uid, dims, &mut slots)).transpose());
     let mut option = || options.next().unwrap_or(Ok(None));
     let (bias, mask, slopes, sinks) = (option()?, option()?, option()?, option()?);
-    let (q_lengths, kv_lengths, q_offsets, kv_offsets) = (option()?, option()?, option()?, option()?);
+    let (q_lengths, kv_lengths, q_offsets, kv_offsets, page_table) = (option()?, option()?, option()?, option()?, option()?);
     let scale = slots.scalar(spec.scale);
     let pass = pass(dims, scores, &mut |uid, dims| view(uid, dims, &mut slots))?;
     // A window by itself lies as a causal one that ends at the last query and the last key.
@@ -249,6 +260,8 @@ fn attention(
         s_kv,
         q_rows,
         kv_rows,
+        pages: if entries.is_some() { pages } else { 0 },
+        page_size: if entries.is_some() { kv_rows } else { 0 },
         d,
         d_v,
         compute: computed(cut, read)?,
@@ -268,6 +281,7 @@ fn attention(
         kv_lengths,
         q_offsets,
         kv_offsets,
+        page_table,
         scale,
         pass,
     }

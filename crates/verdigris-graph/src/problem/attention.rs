@@ -2,7 +2,7 @@
 //!
 //! The formulas are those of [`crate::ops::attention`]. Every operand lies over four dims: batch, head, position of the query (of queries, scores and results)
 //! or of the key (of keys and values), and element (of scores: position of the key). A dim that an operand does not have, or in which it is repeated, has
-//! stride 0. With offsets queries, keys, values and what lies as they do are ragged: of batch 1 and as many positions as they have rows. Slots are numbered in the order of the fields.
+//! stride 0. With a table of pages, keys and values lie over page, head, position in the page and element. With offsets queries, keys, values and what lies as they do are ragged: of batch 1 and as many positions as they have rows. Slots are numbered in the order of the fields.
 
 use serde::{Deserialize, Serialize};
 use verdigris_tensor::{DType, Layout};
@@ -74,6 +74,10 @@ pub struct AttentionProblem {
     pub q_rows: u64,
     /// Rows of keys of ragged tensors. Canonical: `s_kv` where they are not.
     pub kv_rows: u64,
+    /// Pages of keys and values. Canonical: 0 where there is no table of pages.
+    pub pages: u64,
+    /// Keys of a page, of which `s_kv` is a multiple. Canonical: 0 where there is no table of pages.
+    pub page_size: u64,
     /// Elements of a query and of a key.
     pub d: u64,
     /// Elements of a value.
@@ -112,6 +116,8 @@ pub struct AttentionProblem {
     pub q_offsets: Option<View>,
     /// Read; i32, one more than batches.
     pub kv_offsets: Option<View>,
+    /// Read; i32, one for each batch and page of its keys. With it keys and values are paged.
+    pub page_table: Option<View>,
     /// Factor of the products.
     pub scale: HostScalar<Slot>,
     /// What is computed.
@@ -127,6 +133,16 @@ impl AttentionProblem {
     /// Whether sequences lie behind each other, told by offsets.
     pub fn is_ragged(&self) -> bool {
         self.q_offsets.is_some()
+    }
+
+    /// Whether keys and values lie in pages, told by a table.
+    pub fn is_paged(&self) -> bool {
+        self.page_table.is_some()
+    }
+
+    /// Entries that a batch has in the table of pages; 0 without one.
+    pub fn entries(&self) -> u64 {
+        self.s_kv.checked_div(self.page_size).unwrap_or(0)
     }
 
     /// A problem of about as much work whose tensors are not ragged: each sequence has the mean length, of all rows. For estimates: nothing lies where it says.
@@ -153,6 +169,7 @@ impl AttentionProblem {
             ("kv_lengths", self.kv_lengths.as_ref(), false),
             ("q_offsets", self.q_offsets.as_ref(), false),
             ("kv_offsets", self.kv_offsets.as_ref(), false),
+            ("page_table", self.page_table.as_ref(), false),
         ]);
         match &self.pass {
             AttentionPass::Forward { o, log_sum_exp } => {
@@ -178,8 +195,9 @@ impl AttentionProblem {
     }
 
     fn views_mut(&mut self) -> Vec<&mut View> {
-        let AttentionProblem { q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, pass, .. } = self;
-        let options = [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets].into_iter().flatten();
+        let AttentionProblem { q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, pass, .. } =
+            self;
+        let options = [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table].into_iter().flatten();
         let read = [q, k, v].into_iter().chain(options);
         match pass {
             AttentionPass::Forward { o, log_sum_exp } => read.chain([o]).chain(log_sum_exp).collect(),
@@ -193,13 +211,15 @@ impl AttentionProblem {
     pub fn dims(&self, name: &str, view: &View) -> [u64; 4] {
         let &AttentionProblem { b, h, h_kv, s_q, s_kv, d, d_v, .. } = self;
         let [own_b, q_rows, kv_rows] = if self.is_ragged() { [1, self.q_rows, self.kv_rows] } else { [b, s_q, s_kv] };
+        let [kv_b, kv_rows] = if self.is_paged() { [self.pages, self.page_size] } else { [own_b, kv_rows] };
         match name {
             "q" | "dq" => [own_b, h, q_rows, d],
-            "k" | "dk" => [own_b, h_kv, kv_rows, d],
-            "v" | "dv" => [own_b, h_kv, kv_rows, d_v],
+            "k" | "dk" => [kv_b, h_kv, kv_rows, d],
+            "v" | "dv" => [kv_b, h_kv, kv_rows, d_v],
             "o" | "d_o" => [own_b, h, q_rows, d_v],
             "log_sum_exp" => [own_b, h, q_rows, 1],
             "q_offsets" | "kv_offsets" => [b.saturating_add(1), 1, 1, 1],
+            "page_table" => [b, self.entries(), 1, 1],
             "slopes" => [b, h, 1, 1],
             "sinks" | "dsinks" => [1, h, 1, 1],
             "q_lengths" | "kv_lengths" => [b, 1, 1, 1],
@@ -249,9 +269,14 @@ impl AttentionProblem {
 
     fn visit_slots(&mut self, visit: &mut dyn FnMut(&mut Slot)) {
         // The scale stands between what both passes read and the operands of the pass.
-        let options =
-            [&self.bias, &self.mask, &self.slopes, &self.sinks, &self.q_lengths, &self.kv_lengths, &self.q_offsets, &self.kv_offsets];
-        let read = 3 + options.into_iter().flatten().count();
+        let options = [&self.bias, &self.mask, &self.slopes, &self.sinks].into_iter().chain([
+            &self.q_lengths,
+            &self.kv_lengths,
+            &self.q_offsets,
+            &self.kv_offsets,
+            &self.page_table,
+        ]);
+        let read = 3 + options.flatten().count();
         let mut scale = self.scale;
         for (place, view) in self.views_mut().into_iter().enumerate() {
             if place == read
@@ -302,6 +327,15 @@ impl AttentionProblem {
         let is_within = !self.is_ragged() || (s_q <= self.q_rows && s_kv <= self.kv_rows);
         if !is_within {
             return structure("q_offsets", "a sequence has at most the rows that there are");
+        }
+        if self.is_paged() {
+            if self.is_ragged() || self.is_backward() {
+                return structure("page_table", "a table of pages comes without offsets, and with no gradient");
+            }
+            if self.pages == 0 || self.page_size == 0 || !s_kv.is_multiple_of(self.page_size) {
+                return structure("page_table", "there is at least one page and one key in it, and keys fill whole pages");
+            }
+            super::check_extents("attention", &[self.pages, h, self.page_size, d.max(d_v)])?;
         }
         if d == 0 || d_v == 0 {
             return structure(if d == 0 { "q" } else { "v" }, "a head has at least one element");
@@ -356,6 +390,7 @@ impl AttentionProblem {
                 "slopes" => (view.dtype == DType::F32, "slopes are f32"),
                 "q_lengths" | "kv_lengths" => (view.dtype == DType::I32, "lengths are i32"),
                 "q_offsets" | "kv_offsets" => (view.dtype == DType::I32, "offsets are i32"),
+                "page_table" => (view.dtype == DType::I32, "numbers of pages are i32"),
                 "log_sum_exp" => (matches!(view.dtype, DType::F32 | DType::F64), "a log-sum-exp is f32 or f64"),
                 _ => (is_taken(view.dtype), "attention is of f16, bf16, f32 and f64"),
             };
@@ -390,6 +425,9 @@ impl AttentionProblem {
         let is_one_corner = self.s_q == self.s_kv && self.q_lengths.is_none() && self.kv_lengths.is_none() && !self.is_ragged();
         if !self.is_ragged() {
             (self.q_rows, self.kv_rows) = (self.s_q, self.s_kv);
+        }
+        if !self.is_paged() {
+            (self.pages, self.page_size) = (0, 0);
         }
         if is_one_corner || (self.left.is_none() && self.right.is_none()) {
             self.corner = Corner::TopLeft;

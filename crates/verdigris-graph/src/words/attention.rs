@@ -20,6 +20,8 @@ pub(super) fn blank() -> AttentionProblem {
         s_kv: 0,
         q_rows: 0,
         kv_rows: 0,
+        pages: 0,
+        page_size: 0,
         d: 0,
         d_v: 0,
         compute: DType::F32,
@@ -39,6 +41,7 @@ pub(super) fn blank() -> AttentionProblem {
         kv_lengths: None,
         q_offsets: None,
         kv_offsets: None,
+        page_table: None,
         scale: HostScalar::ONE,
         pass: blank_forward(),
     }
@@ -94,6 +97,9 @@ pub(super) fn describe(text: &mut Text<'_>, problem: &mut AttentionProblem) -> R
     text.field("kv_rows", &mut problem.kv_rows, Some(problem.s_kv))?;
     let mut is_ragged = problem.is_ragged();
     text.flag("ragged", &mut is_ragged);
+    // Told of paged keys alone.
+    text.field("pages", &mut problem.pages, Some(0))?;
+    text.field("page_size", &mut problem.page_size, Some(0))?;
     text.field("d", &mut problem.d, None)?;
     text.field("d_v", &mut problem.d_v, Some(problem.d))?;
     text.choice("compute", &mut problem.compute, Some(DType::F32))?;
@@ -105,7 +111,10 @@ pub(super) fn describe(text: &mut Text<'_>, problem: &mut AttentionProblem) -> R
     let &mut AttentionProblem { b, h, h_kv, s_q, s_kv, d, d_v, .. } = problem;
     let [own_b, q_rows, kv_rows] = if is_ragged { [1, problem.q_rows, problem.kv_rows] } else { [b, s_q, s_kv] };
     let (queries, results) = (elements([own_b, h, q_rows, d]), elements([own_b, h, q_rows, d_v]));
-    let (keys, values) = (elements([own_b, h_kv, kv_rows, d]), elements([own_b, h_kv, kv_rows, d_v]));
+    let (pages, page_size) = (problem.pages, problem.page_size);
+    let [kv_b, kv_rows] = if pages > 0 { [pages, page_size] } else { [own_b, kv_rows] };
+    let (keys, values) = (elements([kv_b, h_kv, kv_rows, d]), elements([kv_b, h_kv, kv_rows, d_v]));
+    let table: Layouts = vec![of("batch", [b, problem.entries(), 1, 1])];
     let scores: Layouts = vec![
         of("scores", [b, h, s_q, s_kv]),
         of("head", [1, h, s_q, s_kv]),
@@ -128,6 +137,7 @@ pub(super) fn describe(text: &mut Text<'_>, problem: &mut AttentionProblem) -> R
     text.optional("kv_lengths", &mut problem.kv_lengths, &batches)?;
     text.optional("q_offsets", &mut problem.q_offsets, &offsets)?;
     text.optional("kv_offsets", &mut problem.kv_offsets, &offsets)?;
+    text.optional("page_table", &mut problem.page_table, &table)?;
     text.factor("scale", &mut problem.scale, HostScalar::ONE)?;
     match &mut problem.pass {
         AttentionPass::Forward { o, log_sum_exp } => {

@@ -294,6 +294,7 @@ class Graph:
         kv_offsets: Uid | None = None,
         longest_q: int | None = None,
         longest_kv: int | None = None,
+        page_table: Uid | None = None,
         name: str = "attention",
     ) -> tuple[Uid, Uid]: ...
     def attention_backward(

@@ -64,7 +64,8 @@ pub(crate) enum Function {
     /// a 1 in `wanted=11110`. As `ConvBatchNorm`, `result=1` where the last tensor is y, and `filter=` with the element type of the filter's gradient where it is
     /// not the filter's.
     ConvBatchNormBackward,
-    /// `q [b, h, s_q, d], k [b, h_kv, s_kv, d], v [b, h_kv, s_kv, d_v], bias or mask?, slopes?, q_offsets?, kv_offsets?` → o, and each query's log-sum-exp.
+    /// `q [b, h, s_q, d], k [b, h_kv, s_kv, d], v [b, h_kv, s_kv, d_v], bias or mask?, slopes?, q_offsets?, kv_offsets?, kv_lengths?, page_table?` → o, and each
+    /// query's log-sum-exp. Paged keys and values are `[pages, h_kv, page_size, …]`.
     /// `scale=`, `causal=none|top_left|bottom_right left= right= cap= longest_q= longest_kv=`, each left out where there is none.
     Attention,
     /// `d_o, q, k, v, o, log_sum_exp, bias or mask?, slopes?, q_offsets?, kv_offsets?` → the gradients of `q`, `k`, `v` and the bias, each with a 1 in `wanted=1110`. As `Attention`.
@@ -132,7 +133,8 @@ impl Function {
             Function::CrossEntropy | Function::Dropout => (2, false),
             Function::ConvFprop | Function::Linear | Function::ClassLoss | Function::Norm => (3, false),
             Function::ConvNorm | Function::ConvBatchNormBackward => (8, false),
-            Function::ConvBatchNorm | Function::Attention => (7, false),
+            Function::ConvBatchNorm => (7, false),
+            Function::Attention => (9, false),
             Function::AttentionBackward => (10, false),
             Function::ElementLoss => (4, false),
             Function::MlpInference | Function::Mlp => (5, false),

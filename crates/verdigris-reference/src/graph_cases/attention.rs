@@ -86,6 +86,8 @@ struct Extents {
     d_v: u64,
     /// Batch, rows of queries and rows of keys of the tensors.
     rows: [u64; 3],
+    /// Where keys are paged: pages, and the keys of one.
+    pages: Option<[u64; 2]>,
 }
 
 impl Extents {
@@ -93,11 +95,19 @@ impl Extents {
         let (h, s_q, d) = (shape.one('h', 1), shape.one('q', 1), shape.one('d', 64));
         let h_kv = h / shape.one('g', 1).max(1);
         let (b, s_kv) = (shape.one('b', 1), shape.one('k', s_q));
-        Extents { b, h, h_kv, s_q, s_kv, d, d_v: shape.one('v', d), rows: [b, s_q, s_kv] }
+        Extents { b, h, h_kv, s_q, s_kv, d, d_v: shape.one('v', d), rows: [b, s_q, s_kv], pages: None }
     }
 
-    /// As options ask: where they say `ragged`, `b` sequences in so many percent of the rows that they could have.
+    /// As options ask: where they say `ragged`, `b` sequences in so many percent of the rows that they could have; where they say `page`, keys in pages of so
+    /// many, which the last key fills.
     fn under(self, options: &str) -> Extents {
+        let page = options.split_whitespace().find_map(|option| option.strip_prefix("page=")?.parse::<u64>().ok().filter(|&size| size > 0));
+        if let Some(page_size) = page {
+            let entries = self.s_kv.div_ceil(page_size);
+            // As many as there are entries: some are shared, and some of no sequence.
+            let pages = self.b.saturating_mul(entries).max(1);
+            return Extents { s_kv: entries.saturating_mul(page_size), pages: Some([pages, page_size]), ..self };
+        }
         let percent = options.split_whitespace().find_map(|option| match option.split_once('=').unwrap_or((option, "")) {
             ("ragged", "") => Some(60),
             ("ragged", percent) => percent.parse().ok(),
@@ -112,11 +122,13 @@ impl Extents {
     }
 
     fn keys(&self) -> [u64; 4] {
-        [self.rows[0], self.h_kv, self.rows[2], self.d]
+        let [b, s] = self.pages.unwrap_or([self.rows[0], self.rows[2]]);
+        [b, self.h_kv, s, self.d]
     }
 
     fn values(&self) -> [u64; 4] {
-        [self.rows[0], self.h_kv, self.rows[2], self.d_v]
+        let [b, _, s, _] = self.keys();
+        [b, self.h_kv, s, self.d_v]
     }
 
     fn results(&self) -> [u64; 4] {
@@ -205,6 +217,10 @@ impl Group {
                     let [q_offsets, kv_offsets] = offsets;
                     (op.q_offsets, op.kv_offsets) = (Some(q_offsets?), Some(kv_offsets?));
                     (op.spec.longest_q, op.spec.longest_kv) = (Some(s_q as u32), Some(s_kv as u32));
+                }
+                ("page", Ok(_)) if of.pages.is_some() => {
+                    let entries = s_kv / of.pages.map_or(1, |[_, page_size]| page_size);
+                    op.page_table = Some(self.tensor(draft, "page table", DType::I32, "bhsd", [b, entries, 1, 1])?);
                 }
                 _ => return wrong(),
             }

@@ -14,6 +14,8 @@
 //! What is rounded to the type of `q` before a product: `p` and `dt`, half a unit in the last place; of a `dt` beyond that type's range nothing is said. A key that is not attended counts as multiplied by 0
 //! or not at all: where what it would multiply is not finite, nothing is said.
 //!
+//! Paged keys are read one by one from the pages that the table names.
+//!
 //! Ragged tensors are read as if each sequence stood by itself: a row has a place in one sequence at most, and of one that has none nothing is said.
 
 use std::cell::RefCell;
@@ -88,6 +90,8 @@ struct Scores<'a> {
     kv_lengths: Option<Source<'a>>,
     /// Where tensors are ragged, the rows of queries and of keys of each sequence; `None` if they are not known.
     ragged: Option<Option<Vec<[Sequence; 2]>>>,
+    /// Where keys are paged, the numbers of their pages.
+    page_table: Option<Source<'a>>,
     /// Batch, queries and keys of scores.
     extents: [u64; 3],
     compute: DType,
@@ -105,7 +109,9 @@ impl<'a> Scores<'a> {
         let four = |dims: &[u64]| -> [u64; 4] { std::array::from_fn(|i| dims[i]) };
         let of_q = op.q_offsets.map(|uid| at.source(uid)).transpose()?;
         let of_kv = op.kv_offsets.map(|uid| at.source(uid)).transpose()?;
-        let extents = op.spec.extents(&four(&queries), &four(&keys), of_q.as_ref().map(|offsets| offsets.dims()[0]));
+        let page_table = op.page_table.map(|uid| at.source(uid)).transpose()?;
+        let (offsets, entries) = (of_q.as_ref().map(|offsets| offsets.dims()[0]), page_table.as_ref().map(|table| table.dims()[1]));
+        let extents = op.spec.extents(&four(&queries), &four(&keys), offsets, entries);
         let ragged = of_q.zip(of_kv).map(|(of_q, of_kv)| {
             let of_q = sequences(&of_q, queries[2], extents[1])?;
             let of_kv = sequences(&of_kv, keys[2], extents[2])?;
@@ -124,6 +130,7 @@ impl<'a> Scores<'a> {
             q_lengths: over(op.q_lengths, [b, 1, 1, 1])?,
             kv_lengths: over(op.kv_lengths, [b, 1, 1, 1])?,
             ragged,
+            page_table,
             extents,
             q,
             k,
@@ -165,6 +172,11 @@ impl<'a> Scores<'a> {
 
     /// Where query or key (`which` 0 or 1) `i` of a batch stands: batch and row of the tensors.
     fn place(&self, which: usize, b: u64, i: u64) -> [u64; 2] {
+        if let Some(table) = self.page_table.as_ref().filter(|_| which == 1) {
+            let [pages, page_size] = [0, 2].map(|dim| self.k.dims()[dim]);
+            let page = table.at(&[b, i / page_size, 0, 0]).value.clamp(0.0, (pages - 1) as f64) as u64;
+            return [page, i % page_size];
+        }
         match &self.ragged {
             None => [b, i],
             // Of sequences that are not known nothing is read.
@@ -640,7 +652,11 @@ fn floats(op: &Attention) -> impl Iterator<Item = Uid> + use<> {
 fn data_of<'g>(op: &Attention, graph: &Graph, uid: Uid) -> Data<'g> {
     let rows = |uid: Uid| graph.tensor(uid).map_or(0, |tensor| tensor.layout.dims()[2]);
     let longest = |longest: Option<u32>, uid: Uid| longest.map_or(rows(uid), |longest| rows(uid).min(u64::from(longest)));
-    let extent = |uid: Uid| longest(if uid == op.q { op.spec.longest_q } else { op.spec.longest_kv }, uid);
+    let dim = |uid: Option<Uid>, dim: usize| uid.and_then(|uid| graph.tensor(uid)).map(|tensor| tensor.layout.dims()[dim]);
+    let extent = |uid: Uid| match dim(op.page_table, 1).filter(|_| uid == op.k) {
+        None => longest(if uid == op.q { op.spec.longest_q } else { op.spec.longest_kv }, uid),
+        Some(entries) => entries.saturating_mul(rows(uid)),
+    };
     // One length in five is none: beyond the extent, or below 0.
     if op.q_lengths == Some(uid) {
         Data::Labels(extent(op.q) + 1, Some(extent(op.q) as i64 + 3))
@@ -650,6 +666,8 @@ fn data_of<'g>(op: &Attention, graph: &Graph, uid: Uid) -> Data<'g> {
         Data::Offsets(rows(op.q), extent(op.q))
     } else if op.kv_offsets == Some(uid) {
         Data::Offsets(rows(op.k), extent(op.k))
+    } else if op.page_table == Some(uid) {
+        Data::Pages(dim(Some(op.k), 0).unwrap_or(1))
     } else if op.mask == Some(uid) {
         Data::Truth
     } else {
@@ -729,10 +747,15 @@ impl Draft {
         let h = h_kv * group;
         let fits = |dims: [u64; 4]| move |value: &Value| value.dims == dims && value.dtype == dtype;
         let ragged = self.one_in(4);
+        // Pages of a key and of more, and entries that may be too few to fill a warp or none.
+        let page_size = (!ragged && !with_backward && self.one_in(3)).then(|| 1 + self.below(5));
+        let (pages, entries) = (1 + self.below(6), self.below(5));
+        let s_kv = page_size.map_or(s_kv, |page_size| entries * page_size);
         let rows = |draft: &mut Draft, longest: u64| if ragged { draft.below(b * longest + 1) } else { longest };
         let (own_b, q_rows, kv_rows) = (if ragged { 1 } else { b }, rows(self, s_q), rows(self, s_kv));
         let (s_q, s_kv) = (s_q.min(q_rows), s_kv.min(kv_rows));
-        let (queries, keys, values) = ([own_b, h, q_rows, d], [own_b, h_kv, kv_rows, d], [own_b, h_kv, kv_rows, d_v]);
+        let [kv_b, kv_rows] = page_size.map_or([own_b, kv_rows], |page_size| [pages, page_size]);
+        let (queries, keys, values) = ([own_b, h, q_rows, d], [kv_b, h_kv, kv_rows, d], [kv_b, h_kv, kv_rows, d_v]);
         let results = [own_b, h, q_rows, d_v];
         let (q, k, v) =
             (self.value(fits(queries), dtype, &queries)?, self.value(fits(keys), dtype, &keys)?, self.value(fits(values), dtype, &values)?);
@@ -770,9 +793,13 @@ impl Draft {
         let mut offsets =
             || -> Result<Option<Uid>, Error> { if ragged { Ok(Some(self.input(DType::I32, &[b + 1, 1, 1, 1])?.uid)) } else { Ok(None) } };
         let (q_offsets, kv_offsets) = (offsets()?, offsets()?);
+        let page_table = match page_size {
+            Some(_) => Some(self.input(DType::I32, &[b, entries, 1, 1])?.uid),
+            None => None,
+        };
         let name = self.name("attention");
         let plain = Attention::new(spec, q.uid, k.uid, v.uid);
-        let attention = Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };
+        let attention = Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, ..plain };
         let made = self.builder.attention(&name, attention)?;
         let uids: Vec<Uid> = read.iter().map(|value| value.uid).collect();
         self.note_read(&uids);

@@ -57,8 +57,12 @@ impl Drawing {
 
     /// Where sequences of ragged tensors begin: those of queries at `place`, those of keys behind it.
     fn offsets(&mut self, place: usize) -> Result<[Option<Uid>; 2], Error> {
-        let mut one = |place: usize, name: &str| if self.given[place].is_some() { self.input(place, name).map(Some) } else { Ok(None) };
-        Ok([one(place, "q_offsets")?, one(place + 1, "kv_offsets")?])
+        Ok([self.told(place, "q_offsets")?, self.told(place + 1, "kv_offsets")?])
+    }
+
+    /// An integer tensor that is given or not.
+    fn told(&mut self, place: usize, name: &str) -> Result<Option<Uid>, Error> {
+        if self.given[place].is_some() { self.input(place, name).map(Some) } else { Ok(None) }
     }
 
     fn attention(&mut self, spec: AttentionSpec) -> Result<(), Error> {
@@ -67,8 +71,10 @@ impl Drawing {
         let [bias, mask] = self.beside_scores(3)?;
         let slopes = self.slopes(4)?;
         let [q_offsets, kv_offsets] = self.offsets(5)?;
+        let (kv_lengths, page_table) = (self.told(7, "kv_lengths")?, self.told(8, "page_table")?);
         let plain = Attention::new(spec, q, k, v);
-        let made = self.g.attention("attention", Attention { bias, mask, slopes, q_offsets, kv_offsets, ..plain })?;
+        let attention = Attention { bias, mask, slopes, q_offsets, kv_offsets, kv_lengths, page_table, ..plain };
+        let made = self.g.attention("attention", attention)?;
         let wide = self.g.described(made.log_sum_exp).map_or(DType::F32, |tensor| tensor.dtype);
         self.store_like(made.o, "o", given.dtype, &given.layout)?;
         self.store_in(made.log_sum_exp, "log_sum_exp", wide, false)
@@ -138,6 +144,21 @@ mod tests {
         assert_eq!(recipe.results.iter().map(|result| result.layout.dims()[2]).collect::<Vec<_>>(), [20, 30, 30]);
         let lone = draw(&Function::Attention(spec), &[q, k, v, None, None, offsets]).unwrap_err().to_string();
         assert!(lone.contains("offsets of queries and of keys come together"), "{lone}");
+    }
+
+    #[test]
+    fn pages_and_lengths_are_in_the_last_places() {
+        let (q, k) = (input(DType::Bf16, Layout::row_major(&[2, 4, 1, 8]).unwrap()), Layout::row_major(&[6, 2, 16, 8]).unwrap());
+        let k = input(DType::Bf16, k);
+        let [lengths, table] = [[2, 1, 1, 1], [2, 3, 1, 1]].map(|dims| input(DType::I32, Layout::row_major(&dims).unwrap()));
+        let given = [q, k, k, None, None, None, None, lengths, table];
+        let recipe = draw(&Function::Attention(AttentionSpec::new(0.5)), &given).unwrap();
+        let verdigris_graph::Op::Attention(op) = &recipe.graph.nodes[0].op else { panic!("an attention") };
+        assert!(op.kv_lengths.is_some() && op.page_table.is_some() && op.q_offsets.is_none());
+        assert_eq!(recipe.results[0].layout.dims(), [2, 4, 1, 8]);
+        let wrong = [q, k, k, None, None, None, None, lengths, lengths.map(|other| Input { dtype: DType::I64, ..other })];
+        let error = draw(&Function::Attention(AttentionSpec::new(0.5)), &wrong).unwrap_err().to_string();
+        assert!(error.contains("numbers of pages are i32"), "{error}");
     }
 
     #[test]

@@ -197,7 +197,7 @@ pub enum Function {
     },
     /// `dy, x, w, w', the hidden values before and behind f` → the gradients that are wanted.
     MlpBackward(MlpGradient),
-    /// `q, k, v, bias or mask?, slopes?, q_offsets?, kv_offsets?` → o, laid out as q, and the log-sum-exp of each query in f32 or f64. A mask is of u8; dims are those of the op.
+    /// `q, k, v, bias or mask?, slopes?, q_offsets?, kv_offsets?, kv_lengths?, page_table?` → o, laid out as q, and the log-sum-exp of each query in f32 or f64. A mask is of u8; dims are those of the op.
     Attention(AttentionSpec),
     /// `d_o, q, k, v, o, log_sum_exp, bias or mask?, slopes?, q_offsets?, kv_offsets?` → the gradients that are wanted.
     AttentionBackward(AttentionGradient),

@@ -181,6 +181,8 @@ fn run(case: Case) {
             s_q: queries as u64,
             s_kv: keys as u64,
             q_rows: queries as u64,
+            pages: 0,
+            page_size: 0,
             kv_rows: keys as u64,
             d: head as u64,
             d_v: value as u64,
@@ -201,6 +203,7 @@ fn run(case: Case) {
             kv_lengths: None,
             q_offsets: None,
             kv_offsets: None,
+            page_table: None,
             scale: if mods.is_bound { HostScalar::Bound(Slot(0)) } else { HostScalar::Fixed(Real(SCALE)) },
             pass: AttentionPass::Backward {
                 o: view(o_slot, value, queries, heads),

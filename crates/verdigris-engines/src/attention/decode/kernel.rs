@@ -6,9 +6,9 @@
 
 use std::fmt;
 
-use verdigris_kir::face::{Header, Kernel, LoadOptions, Role, Val, Var, WgmmaA, build};
+use verdigris_kir::face::{Header, Kernel, LoadOptions, Mbarrier, Role, TensorMap, Val, Var, WgmmaA, build};
 use verdigris_kir::inst::{Cache, MatrixType, WgmmaShape};
-use verdigris_kir::ir::{Access, KernelBody, Target};
+use verdigris_kir::ir::{Access, KernelBody, MapDecl, Target};
 use verdigris_kir::params::{Divide, Map, Read, Write};
 use verdigris_kir::program::KernelRef;
 use verdigris_kir::tile::fragment::{Fragment, wgmma_shape};
@@ -16,6 +16,7 @@ use verdigris_kir::tile::ring::{Ring, RingScope};
 
 use super::super::band::{BandArgs, BatchBand, Limits, SinkArgs};
 use super::super::half::Half;
+use super::super::paged::PagesArgs;
 use super::super::softmax::Softmax;
 use super::super::tile::{HeadTile, descriptor};
 use crate::hopper::{FIRST_BARRIER, WARPGROUP, roles};
@@ -35,13 +36,16 @@ pub(super) struct Spec {
     pub(super) block: u32,
     /// Blocks of keys, and of values, in shared memory at a time.
     pub(super) stages: u32,
+    /// Keys and values lie in pages.
+    pub(super) paged: bool,
 }
 
 impl fmt::Display for Spec {
-    /// `attention_decode_bf16_d128_v128_n64_s3`: the entry's name.
+    /// `attention_decode_bf16_d128_v128_n64_s3_paged`: the entry's name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Spec { head, value, block, stages, .. } = self;
-        write!(f, "attention_decode_{}_d{head}_v{value}_n{block}_s{stages}", self.ty.name())
+        let mark = if self.paged { "_paged" } else { "" };
+        write!(f, "attention_decode_{}_d{head}_v{value}_n{block}_s{stages}{mark}", self.ty.name())
     }
 }
 
@@ -56,6 +60,15 @@ impl Spec {
 
     pub(super) const fn v_tile(&self) -> HeadTile {
         HeadTile { rows: self.block, elements: self.value, ty: self.ty.map() }
+    }
+
+    /// The maps through which keys and values are copied.
+    pub(super) fn k_map(&self) -> MapDecl {
+        if self.paged { self.k_tile().open_map(Access::Read) } else { self.k_tile().map(Access::Read) }
+    }
+
+    pub(super) fn v_map(&self) -> MapDecl {
+        if self.paged { self.v_tile().open_map(Access::Read) } else { self.v_tile().map(Access::Read) }
     }
 
     fn score_shape(&self) -> WgmmaShape {
@@ -84,11 +97,11 @@ impl Spec {
 }
 
 verdigris_kir::parameters! {
-    /// Maps are `{elements, rows, heads, batch}`. Row `r` of a head of keys is query `r / group` of its head of queries `r % group`.
+    /// Maps are `{elements, rows, heads, batch}`, of pages `{elements, rows of a page, heads, pages}`. Row `r` of a head of keys is query `r / group` of its head of queries `r % group`.
     pub(super) struct Params / ParamsArgs of Spec as spec {
         pub(super) q: Read = 16,
-        pub(super) k: Map = spec.k_tile().map(Access::Read),
-        pub(super) v: Map = spec.v_tile().map(Access::Read),
+        pub(super) k: Map = spec.k_map(),
+        pub(super) v: Map = spec.v_map(),
         pub(super) o: Write = 16,
         /// f32, natural logarithms; and whether it is written at all.
         pub(super) log_sum_exp: Write = 4,
@@ -116,6 +129,7 @@ verdigris_kir::parameters! {
         pub(super) parts: Divide,
         /// Tiles of the rows of one head of keys.
         pub(super) row_tiles: Divide,
+        pub(super) pages: Option<PagesArgs> = spec.paged.then_some(()),
     }
 }
 
@@ -154,14 +168,19 @@ fn decode<'k>(k: Kernel<'k>, spec: &Spec) {
 
     let load = || {
         let (k_cursor, v_cursor) = (k_ring.cursor(), v_ring.cursor());
+        let bring =
+            |tile: &HeadTile, slot: Val<'k, u32>, map: &TensorMap<'k>, at: [Val<'k, u32>; 3], full: Mbarrier<'k>| match &params.pages {
+                None => tile.load(slot, map, at, full, LoadOptions::default()),
+                Some(pages) => pages.load(tile, slot, map, at, length, full),
+            };
         k.when(k.elect(), || {
             k.range_step(first_block, end_block, 1, |block| {
                 let at = [block * spec.block, kv_head, batch];
                 let full = k_cursor.acquire(k_tile.bytes());
-                k_tile.load(k_slots.address() + k_cursor.stage() * k_tile.bytes(), k_map, at, full, LoadOptions::default());
+                bring(&k_tile, k_slots.address() + k_cursor.stage() * k_tile.bytes(), k_map, at, full);
                 k_cursor.advance();
                 let full = v_cursor.acquire(v_tile.bytes());
-                v_tile.load(v_slots.address() + v_cursor.stage() * v_tile.bytes(), v_map, at, full, LoadOptions::default());
+                bring(&v_tile, v_slots.address() + v_cursor.stage() * v_tile.bytes(), v_map, at, full);
                 v_cursor.advance();
             });
         });
@@ -246,8 +265,9 @@ fn decode<'k>(k: Kernel<'k>, spec: &Spec) {
             }
             sums.map_in_place(|value, half, _| value * correction[half as usize]);
             v_cursor.wait();
-            // Beyond a length anything may stand, and 0 · NaN is NaN; what is beyond the tensor arrives as zeros.
-            k.when(end_key.gt(length.signed()) & length.lt(keys), || {
+            // Beyond a length anything may stand, and 0 · NaN is NaN; what is beyond a tensor that is not paged arrives as zeros.
+            let is_beyond = end_key.gt(length.signed());
+            k.when(if spec.paged { is_beyond } else { is_beyond & length.lt(keys) }, || {
                 let first = (length - first_key).min(spec.block);
                 let slot = v_slots.address() + v_cursor.stage() * v_tile.bytes();
                 let zeros = [k.constant(0u32); 4];

@@ -1,7 +1,8 @@
 //! `attention.decode`: attention of few queries to many keys on Hopper's tensor cores ([`verdigris_graph::AttentionProblem`] has the formulas).
 //!
 //! **What.** Up to 64 queries of each head; bf16 and f16, heads of multiples of 8 up to 256 elements, values of another length than keys, grouped heads,
-//! windows around either diagonal, lengths, sinks. Keys and values of any strides that TMA takes. How many keys there are shapes no kernel.
+//! windows around either diagonal, lengths, sinks. Keys and values of any strides that TMA takes, or paged ([`super::paged`]), in kernels of their own, in pages of
+//! any multiple of 8 keys. How many keys there are shapes no kernel.
 //!
 //! **Method.** The queries of all heads that share a head of keys are the rows of one tile, so that keys and values are read once. The keys to which a
 //! tile attends are cut into equal parts, as many as it takes to fill the chip, a CTA each; where lengths differ, those of each batch are. A part leaves its
@@ -24,13 +25,14 @@ mod kernel;
 mod tests;
 
 use verdigris_graph::{AttentionPass, AttentionProblem, Corner, Problem, View};
-use verdigris_kir::ir::{Access, Target};
+use verdigris_kir::ir::Target;
 use verdigris_kir::program::{KernelRef, Launch, Program};
 use verdigris_tensor::DType;
 
 use super::band::{self, BandArgs, SinkArgs};
 use super::half::Half;
 use super::mapped;
+use super::paged::{self, PagesArgs};
 use super::ragged;
 use super::score_mod;
 use crate::algorithm::Algorithm;
@@ -95,13 +97,14 @@ impl Algorithm for Decode {
         let Some([head, value, block, stages]) = class else {
             return Err(Self::ID.refusal(Reason::Extent, format_args!("heads of {} and {} elements, taken up to 256", p.d, p.d_v)));
         };
+        paged::require(Self::ID, p, block)?;
         let rows = u128::from(p.b) * u128::from(p.h) * u128::from(p.s_q);
         Self::ID.require(
             rows * u128::from(MOST_PARTS) < 1 << 31,
             Reason::Extent,
             format_args!("{rows} queries of all heads, taken are fewer than 2^23"),
         )?;
-        let spec = Spec { ty, head, value, block, stages };
+        let spec = Spec { ty, head, value, block, stages, paged: p.is_paged() };
         Ok(Decode { problem: p.clone(), o: o.clone(), log_sum_exp: log_sum_exp.clone(), spec, scale, arch: arch.clone() })
     }
 
@@ -190,15 +193,14 @@ impl Algorithm for Decode {
                 .map(|(name, bytes)| program.add_scratch(name, bytes)),
             false => [o; 2],
         };
-        let map = |name: &str, view: &View, decl| mapped::map(decl, view, p.dims(name, view));
         let strides_bytes = |view: &View| [0, 1, 2].map(|i| view.strides[i] * view.dtype.bytes() as u64);
         let log_sum_exp = self.log_sum_exp.as_ref().map_or(o, |view| element(view, []));
         let log_sum_exp_strides = self.log_sum_exp.as_ref().map_or([0; 3], strides_bytes);
         let has_log_sum_exp = u32::from(self.log_sum_exp.is_some());
         let args = ParamsArgs {
             q: element(&p.q, []),
-            k: map("k", &p.k, spec.k_tile().map(Access::Read)),
-            v: map("v", &p.v, spec.v_tile().map(Access::Read)),
+            k: paged::map(p, "k", &p.k, spec.k_tile()),
+            v: paged::map(p, "v", &p.v, spec.v_tile()),
             o,
             log_sum_exp,
             has_log_sum_exp,
@@ -218,6 +220,7 @@ impl Algorithm for Decode {
             heads_of_keys: p.h_kv as u32,
             parts: config.parts,
             row_tiles: self.row_tiles() as u32,
+            pages: PagesArgs::of(p, spec.block),
         };
         let ctas = self.tiles() as u32 * config.parts;
         program.launch(Launch::new(spec.kernel(), [ctas, 1, 1], args.bound(spec)).overlapping());
@@ -245,9 +248,12 @@ impl Algorithm for Decode {
         if target != Target::Sm90a {
             return Vec::new();
         }
-        let of = |ty| CLASSES.map(|[head, value, block, stages]| Spec { ty, head, value, block, stages }.kernel());
+        let of = |ty| {
+            let spec = move |[head, value, block, stages]: [u32; 4], paged| Spec { ty, head, value, block, stages, paged };
+            CLASSES.into_iter().flat_map(move |class| [false, true].map(|paged| spec(class, paged).kernel()))
+        };
         let combines = |ty| [128, 256].map(|value| combine::kernel(ty, value));
-        Half::ALL.into_iter().flat_map(|ty| of(ty).into_iter().chain(combines(ty))).collect()
+        Half::ALL.into_iter().flat_map(|ty| of(ty).chain(combines(ty))).collect()
     }
 }
 

@@ -110,6 +110,8 @@ fn run(case: Case, parts: &[u32]) {
             s_q: queries as u64,
             s_kv: keys as u64,
             q_rows: queries as u64,
+            pages: 0,
+            page_size: 0,
             kv_rows: keys as u64,
             d: head as u64,
             d_v: value as u64,
@@ -130,6 +132,7 @@ fn run(case: Case, parts: &[u32]) {
             kv_lengths: kv_lengths.map(|slot| view(slot, DType::I32, [1, 0, 0, 0])),
             q_offsets: None,
             kv_offsets: None,
+            page_table: None,
             scale: HostScalar::Fixed(Real(SCALE)),
             pass: AttentionPass::Forward {
                 o: tensor(o, queries, heads, value),

@@ -4,7 +4,7 @@
 //! product. P never leaves registers: the accumulator of the first product, rounded and packed, is the A operand of the second. Consumers take turns at
 //! the tensor cores, so that one's softmax runs under the others' products. Blocks that need no mask have a loop of their own.
 
-use verdigris_kir::face::{Kernel, LoadOptions, Role, Val, Var, WgmmaA};
+use verdigris_kir::face::{Kernel, LoadOptions, Mbarrier, Role, TensorMap, Val, Var, WgmmaA};
 use verdigris_kir::ir::Access;
 use verdigris_kir::params::{Divide, Map, ReadWrite, Write};
 use verdigris_kir::tile::dynamic::Handout;
@@ -14,20 +14,21 @@ use verdigris_kir::tile::staging::{STAGE_BYTES, Staging};
 
 use super::super::band::{BandArgs, SinkArgs};
 use super::super::order::OrderArgs;
+use super::super::paged::PagesArgs;
 use super::super::ragged::{OffsetsArgs, RowsOutArgs};
 use super::super::score_mod::{QueryRows, ScoreModArgs, elements};
 use super::super::softmax::Softmax;
-use super::super::tile::{PANEL, descriptor};
+use super::super::tile::{HeadTile, PANEL, descriptor};
 use super::spec::{Mask, OWN_QUERIES, Spec};
 use super::tiles::{Bounds, DiagonalArgs, Tiles, limits};
 use crate::hopper::{WARPGROUP, roles};
 
 verdigris_kir::parameters! {
-    /// Maps are `{elements, rows, heads, batch}`.
+    /// Maps are `{elements, rows, heads, batch}`, of pages `{elements, rows of a page, heads, pages}`.
     pub(super) struct Params / ParamsArgs of Spec as spec {
         pub(super) q: Map = spec.q_tile().map(Access::Read),
-        pub(super) k: Map = spec.k_tile().map(Access::Read),
-        pub(super) v: Map = spec.v_tile().map(Access::Read),
+        pub(super) k: Map = spec.k_map(),
+        pub(super) v: Map = spec.v_map(),
         pub(super) o: Map = spec.o_map(),
         /// f32, natural logarithms; with the bytes from one batch, head and query to the next, and whether it is written at all.
         pub(super) log_sum_exp: Write = 4,
@@ -50,6 +51,7 @@ verdigris_kir::parameters! {
         /// Outputs, where a sequence ends.
         pub(super) rows_out: Option<RowsOutArgs> = spec.ragged.then_some(()),
         pub(super) next_tile: Option<ReadWrite> = spec.dynamic.then_some(4),
+        pub(super) pages: Option<PagesArgs> = spec.paged.then_some(()),
     }
 }
 
@@ -106,11 +108,15 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
                 };
                 let bring_block = |turn: Val<'k, u32>| {
                     let at = [tile.key_row((tile.end_block - 1 - turn) * spec.block), tile.kv_head, tile.map_batch(k)];
+                    let bring = |of: &HeadTile, slot: Val<'k, u32>, map: &TensorMap<'k>, full: Mbarrier<'k>| match &params.pages {
+                        None => of.load(slot, map, at, full, options),
+                        Some(pages) => pages.load(of, slot, map, at, tile.keys, full),
+                    };
                     let full = k_cursor.acquire(k_tile.bytes());
-                    k_tile.load(k_slots.address() + k_cursor.stage() * k_tile.bytes(), &k_map, at, full, options);
+                    bring(&k_tile, k_slots.address() + k_cursor.stage() * k_tile.bytes(), &k_map, full);
                     k_cursor.advance();
                     let full = v_cursor.acquire(v_tile.bytes());
-                    v_tile.load(v_slots.address() + v_cursor.stage() * v_tile.bytes(), &v_map, at, full, options);
+                    bring(&v_tile, v_slots.address() + v_cursor.stage() * v_tile.bytes(), &v_map, full);
                     v_cursor.advance();
                 };
                 if spec.dynamic {
@@ -227,8 +233,8 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
             softmax.first(&scores);
             pack();
             if let Bounds::Band(band) = &tiles.bounds {
-                // Beyond a length anything may stand, and beyond a sequence the next one: 0 · NaN is NaN.
-                let has_end = if spec.ragged { k.constant(true) } else { band.has_lengths[1].ne(0) };
+                // Beyond a length anything may stand, and beyond a sequence the next one: 0 · NaN is NaN. Boxes of pages behind it are of keys in front of it.
+                let has_end = if spec.ragged || spec.paged { k.constant(true) } else { band.has_lengths[1].ne(0) };
                 k.when(has_end, || {
                     v_cursor.wait();
                     let first = (tile.keys.signed() - (block * spec.block).signed()).max(0).unsigned().min(spec.block);

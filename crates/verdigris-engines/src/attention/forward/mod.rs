@@ -3,7 +3,7 @@
 //! **What.** bf16 and f16, heads of up to 256 elements, values of another length than keys, grouped heads, windows around either diagonal, lengths, sinks; and
 //! between the products a soft cap, a bias, slopes, a mask and a factor that is given at execution ([`super::score_mod`]), in kernels of their own. Tensors of
 //! any strides that TMA takes, so that the order of dims and packed queries, keys and values cost no copy; and ragged tensors ([`super::ragged`]), in kernels of
-//! their own: where a sequence ends they store row by row, and values of the next one become 0.
+//! their own: where a sequence ends they store row by row, and values of the next one become 0; and paged keys ([`super::paged`]) in pages of any multiple of 8.
 //!
 //! **Method.** A CTA takes 128 or 192 queries of a head, 64 for each warpgroup that multiplies. A warp brings keys and values in blocks, from the last to the
 //! first. Scores and what is made of them never leave the registers. Heads are padded to the next of 64, 96, 128, 192 and 256 elements by TMA. Blocks of keys
@@ -35,6 +35,7 @@ use super::band::{self, BandArgs, SinkArgs};
 use super::half::Half;
 use super::mapped::{self, UNBOUNDED};
 use super::order::OrderArgs;
+use super::paged::{self, PagesArgs};
 use super::ragged::{self, OffsetsArgs, RowsOutArgs};
 use super::score_mod::{self, ScoreModArgs};
 use crate::algorithm::Algorithm;
@@ -87,23 +88,31 @@ const MANY_KEYS: u64 = 8192;
 /// Tiles of a head from which on their balance counts for more than the L2.
 const MANY_TILES: u64 = 20;
 
+/// What all blocks are multiples of.
+const BLOCK_STEP: u32 = 16;
+
 /// Blocks in shared memory at a time.
 const STAGES: u32 = 2;
 
 impl Shape {
     fn spec(&self, ty: Half, mask: Mask, dynamic: bool, score_mod: bool) -> Spec {
-        self.spec_of(ty, mask, [dynamic, score_mod, false])
+        self.spec_of(ty, mask, [dynamic, score_mod], [false; 2])
     }
 
     /// The same for ragged tensors.
     fn ragged_spec(&self, ty: Half, score_mod: bool) -> Spec {
-        self.spec_of(ty, Mask::Band, [true, score_mod, true])
+        self.spec_of(ty, Mask::Band, [true, score_mod], [true, false])
     }
 
-    fn spec_of(&self, ty: Half, mask: Mask, [dynamic, score_mod, ragged]: [bool; 3]) -> Spec {
+    /// The same for paged keys.
+    fn paged_spec(&self, ty: Half, score_mod: bool) -> Spec {
+        self.spec_of(ty, Mask::Band, [true, score_mod], [false, true])
+    }
+
+    fn spec_of(&self, ty: Half, mask: Mask, [dynamic, score_mod]: [bool; 2], [ragged, paged]: [bool; 2]) -> Spec {
         let Shape { head, value, consumers, ping_pong, .. } = *self;
         let block = if score_mod { self.modified_block() } else { self.block };
-        Spec { ty, head, value, consumers, block, stages: STAGES, mask, ping_pong, dynamic, score_mod, ragged }
+        Spec { ty, head, value, consumers, block, stages: STAGES, mask, ping_pong, dynamic, score_mod, ragged, paged }
     }
 
     /// Keys of a block where scores are made of products: what they are made with takes some registers, which sums of 128 values and more do not leave.
@@ -172,10 +181,14 @@ impl Algorithm for Forward {
         let scale = if score_mod { 1.0 } else { score_mod::plain_scale(Self::ID, p)? };
         band::require(Self::ID, p, log_sum_exp)?;
         ragged::require(Self::ID, p)?;
+        paged::require(Self::ID, p, BLOCK_STEP)?;
         let tiles = p.s_q.div_ceil(64) as u128 * u128::from(p.b) * u128::from(p.h);
         Self::ID.require(tiles < 1 << 30, Reason::Extent, format_args!("{tiles} tiles of 64 queries, taken are fewer than 2^30"))?;
-        let is_band =
-            score_mod || p.is_ragged() || p.left.is_some() || p.sinks.is_some() || p.q_lengths.is_some() || p.kv_lengths.is_some();
+        let is_band = p.left.is_some()
+            || score_mod
+            || p.is_ragged()
+            || p.is_paged()
+            || [&p.sinks, &p.q_lengths, &p.kv_lengths].iter().any(|view| view.is_some());
         let mask = match p.right {
             _ if is_band => Mask::Band,
             Some(_) => Mask::Causal,
@@ -186,15 +199,16 @@ impl Algorithm for Forward {
 
     fn configs(&self) -> Vec<Config> {
         let (d, d_v) = (self.problem.d as u32, self.problem.d_v as u32);
-        let is_ragged = self.problem.is_ragged();
-        let of_two = self.score_mod || is_ragged;
+        let is_paged = self.problem.is_paged();
+        let is_alone = self.problem.is_ragged() || is_paged;
+        let of_two = self.score_mod || is_alone;
         let holds = |shape: &Shape| shape.head >= d && shape.value >= d_v && (!of_two || shape.takes_score_mod());
         let Some(class) = SHAPES.iter().find(|shape| holds(shape)) else { return Vec::new() };
         let of_class = (0..).zip(SHAPES).filter(|(_, shape)| [shape.head, shape.value] == [class.head, class.value]);
         let suits = of_class.filter(|(_, shape)| shape.masks.contains(&self.mask) && (!of_two || shape.takes_score_mod()));
-        if is_ragged {
+        if is_alone {
             let config = |(shape, row): (u32, &Shape)| {
-                let spec = row.ragged_spec(self.ty, self.score_mod);
+                let spec = if is_paged { row.paged_spec(self.ty, self.score_mod) } else { row.ragged_spec(self.ty, self.score_mod) };
                 Config { shape, spec, persistence: Persistence::Dynamic }
             };
             return suits.map(config).collect();
@@ -242,6 +256,8 @@ impl Algorithm for Forward {
         let (tiles, resident) = (row_tiles as f64 * heads, f64::from(self.arch.sm_count));
         let all = blocks * heads;
         let loaded_bytes = block * (head + value) * 2.0;
+        // Of pages that no sequence has nothing is read.
+        let read = AttentionProblem { page_table: None, ..p.clone() };
         Work::of(Loop {
             kernel: Self::ID.name,
             product: [p.s_q, p.s_kv, p.d].map(|extent| extent as f64),
@@ -266,7 +282,7 @@ impl Algorithm for Forward {
             tile_loaded_bytes: rows * head * 2.0,
             traffic_bytes: [("q", &p.q), ("k", &p.k), ("v", &p.v), ("o", &self.o)]
                 .iter()
-                .map(|(name, view)| p.dims(name, view).iter().map(|&n| n as f64).product::<f64>() * 2.0)
+                .map(|(name, view)| read.dims(name, view).iter().map(|&n| n as f64).product::<f64>() * 2.0)
                 .sum(),
             operand_bytes: 2.0,
             result_bytes: 2.0,
@@ -291,8 +307,8 @@ impl Algorithm for Forward {
         let strides_bytes = |view: &View| [0, 1, 2].map(|i| view.strides[i] * view.dtype.bytes() as u64);
         let args = ParamsArgs {
             q: map("q", &p.q, spec.q_tile().map(Access::Read)),
-            k: map("k", &p.k, spec.k_tile().map(Access::Read)),
-            v: map("v", &p.v, spec.v_tile().map(Access::Read)),
+            k: paged::map(p, "k", &p.k, spec.k_tile()),
+            v: paged::map(p, "v", &p.v, spec.v_tile()),
             o: map("o", &self.o, spec.o_map()),
             log_sum_exp: self.log_sum_exp.as_ref().map_or(element(&self.o, []), |view| element(view, [])),
             log_sum_exp_strides: self.log_sum_exp.as_ref().map_or([0; 3], strides_bytes),
@@ -315,6 +331,7 @@ impl Algorithm for Forward {
                 program.steps.push(Step::Fill { at: counter, bytes: 4, value: 0 });
                 counter
             }),
+            pages: PagesArgs::of(p, spec.block),
         };
         let grid = if config.persistence == Persistence::None { order.tiles } else { order.tiles.min(self.arch.sm_count) };
         program.launch(Launch::new(spec.kernel(), [grid, 1, 1], args.bound(spec)).overlapping());
@@ -333,9 +350,9 @@ impl Algorithm for Forward {
         let orders = Half::ALL.into_iter().flat_map(|ty| [(ty, false), (ty, true)]);
         let ragged = Half::ALL.into_iter().flat_map(|ty| {
             let shapes = SHAPES.iter().filter(|shape| shape.takes_score_mod() && shape.masks.contains(&Mask::Band));
-            shapes.flat_map(move |shape| [false, true].map(|score_mod| shape.ragged_spec(ty, score_mod)))
+            shapes.flat_map(move |shape| [false, true].map(|score_mod| [shape.ragged_spec(ty, score_mod), shape.paged_spec(ty, score_mod)]))
         });
-        orders.flat_map(|(ty, dynamic)| of(ty, dynamic)).chain(ragged).map(Spec::kernel).collect()
+        orders.flat_map(|(ty, dynamic)| of(ty, dynamic)).chain(ragged.flatten()).map(Spec::kernel).collect()
     }
 }
 

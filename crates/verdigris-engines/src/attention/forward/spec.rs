@@ -60,6 +60,8 @@ pub(super) struct Spec {
     pub(super) score_mod: bool,
     /// Sequences lie behind each other; with a mask of bands, and tiles that are handed out.
     pub(super) ragged: bool,
+    /// Keys and values lie in pages; with a mask of bands, and tiles that are handed out.
+    pub(super) paged: bool,
 }
 
 impl fmt::Display for Spec {
@@ -67,8 +69,9 @@ impl fmt::Display for Spec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Spec { head, value, block, stages, .. } = self;
         write!(f, "attention_forward_{}_d{head}_v{value}_m{}_n{block}_s{stages}_{}", self.ty.name(), self.queries(), self.mask.name())?;
-        let marks = [(self.ping_pong, "_pingpong"), (self.dynamic, "_dynamic"), (self.score_mod, "_scoremod"), (self.ragged, "_ragged")];
-        marks.iter().filter(|(has, _)| *has).try_for_each(|(_, name)| f.write_str(name))
+        let of_scores = [(self.ping_pong, "_pingpong"), (self.dynamic, "_dynamic"), (self.score_mod, "_scoremod")];
+        let marks = of_scores.into_iter().chain([(self.ragged, "_ragged"), (self.paged, "_paged")]);
+        marks.filter(|(has, _)| *has).try_for_each(|(_, name)| f.write_str(name))
     }
 }
 
@@ -89,6 +92,15 @@ impl Spec {
 
     pub(super) const fn v_tile(&self) -> HeadTile {
         HeadTile { rows: self.block, elements: self.value, ty: self.ty.map() }
+    }
+
+    /// The maps through which keys and values are copied.
+    pub(super) fn k_map(&self) -> MapDecl {
+        if self.paged { self.k_tile().open_map(Access::Read) } else { self.k_tile().map(Access::Read) }
+    }
+
+    pub(super) fn v_map(&self) -> MapDecl {
+        if self.paged { self.v_tile().open_map(Access::Read) } else { self.v_tile().map(Access::Read) }
     }
 
     pub(super) fn o_map(&self) -> MapDecl {

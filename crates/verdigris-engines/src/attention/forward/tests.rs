@@ -61,6 +61,7 @@ const SMALL: Spec = Spec {
     dynamic: false,
     score_mod: false,
     ragged: false,
+    paged: false,
 };
 
 fn case(spec: Spec, queries: usize, keys: usize) -> Case {
@@ -207,6 +208,8 @@ fn run(case: Case) {
             s_q: queries as u64,
             s_kv: keys as u64,
             q_rows: queries as u64,
+            pages: 0,
+            page_size: 0,
             kv_rows: keys as u64,
             d: head as u64,
             d_v: value as u64,
@@ -230,6 +233,7 @@ fn run(case: Case) {
             kv_lengths: lengths(kv_lengths),
             q_offsets: None,
             kv_offsets: None,
+            page_table: None,
             scale: if mods.is_bound { HostScalar::Bound(Slot(0)) } else { HostScalar::Fixed(Real(f64::from(case.scale))) },
             pass: AttentionPass::Forward {
                 o: view(o_slot, value, queries, heads),

@@ -35,6 +35,7 @@ pub(super) enum Name {
     KvLengths,
     QOffsets,
     KvOffsets,
+    PageTable,
     O,
     LogSumExp,
     Do,
@@ -46,7 +47,7 @@ pub(super) enum Name {
 }
 
 impl Name {
-    const ALL: [Name; 19] = [
+    const ALL: [Name; 20] = [
         Name::Q,
         Name::K,
         Name::V,
@@ -58,6 +59,7 @@ impl Name {
         Name::KvLengths,
         Name::QOffsets,
         Name::KvOffsets,
+        Name::PageTable,
         Name::O,
         Name::LogSumExp,
         Name::Do,
@@ -82,6 +84,7 @@ impl Name {
             Name::KvLengths => "kv_lengths",
             Name::QOffsets => "q_offsets",
             Name::KvOffsets => "kv_offsets",
+            Name::PageTable => "page_table",
             Name::O => "o",
             Name::LogSumExp => "log_sum_exp",
             Name::Do => "d_o",
@@ -155,6 +158,7 @@ impl Pass {
             Name::V => self.has_gradient() || matches!(self, Pass::Forward),
             Name::QLengths | Name::QOffsets => self.has_scores() || matches!(self, Pass::Sinks),
             Name::Sinks => matches!(self, Pass::Forward | Pass::Sinks),
+            Name::PageTable => matches!(self, Pass::Forward),
             Name::O => matches!(self, Pass::Forward | Pass::RowSums),
             Name::LogSumExp => !matches!(self, Pass::RowSums),
             Name::Do => self.has_gradient() || matches!(self, Pass::Values | Pass::RowSums),
@@ -223,6 +227,11 @@ impl Spec {
         self.operands.iter().any(|(name, _)| *name == Name::QOffsets)
     }
 
+    /// Whether keys and values lie in pages.
+    pub(super) fn is_paged(&self) -> bool {
+        self.operands.iter().any(|(name, _)| *name == Name::PageTable)
+    }
+
     fn name(&self) -> String {
         let flag = |set: bool, word: &str| if set { format!("_{word}") } else { String::new() };
         let flags = [
@@ -278,6 +287,14 @@ verdigris_kir::parameters! {
 }
 
 verdigris_kir::parameters! {
+    /// Pages of keys and values.
+    pub(super) struct Paged / #[derive(Clone, Copy, Debug)] PagedArgs of () as _spec {
+        pub last: u32,
+        pub page_size: Divide,
+    }
+}
+
+verdigris_kir::parameters! {
     /// Of every pass.
     pub(super) struct Values / KernelArgs of Spec as spec {
         /// Tiles of the rows of a head; of the gradient of the bias, of its columns.
@@ -293,6 +310,7 @@ verdigris_kir::parameters! {
         pub s_q: u32,
         pub s_kv: u32,
         pub ragged: Option<RaggedArgs> = spec.is_ragged().then_some(()),
+        pub paged: Option<PagedArgs> = spec.is_paged().then_some(()),
         pub d: u32,
         pub d_v: u32,
         pub left: i32,
@@ -431,6 +449,14 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
 
     fn key_head(&self, head: Val<'k, u32>) -> Val<'k, u32> {
         self.values.group.quotient(head)
+    }
+
+    /// Where key `j` of a batch is, in front of the batch's end. Whatever the table says, it is in a page that there is.
+    fn key(&self, b: Val<'k, u32>, head: Val<'k, u32>, lengths: Lengths<'k>, j: Val<'k, u32>) -> Place<'k> {
+        let Some(paged) = &self.values.paged else { return Place { b, head, s: lengths.key(j) } };
+        let (entry, s) = paged.page_size.split(j);
+        let page = self.must(Name::PageTable).load_integer(&[b, entry]).unsigned().low32().signed();
+        Place { b: page.max(0).min(paged.last.signed()).unsigned(), head, s }
     }
 
     fn lengths(&self, b: Val<'k, u32>) -> Lengths<'k> {
@@ -660,7 +686,7 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
         k.range_step(begin, end, 32, |base| {
             let own = base + k.lane();
             let (inside, j) = (own.lt(end), own.min(end - 1));
-            let key = Place { b, head: key_head, s: lengths.key(j) };
+            let key = self.key(b, key_head, lengths, j);
             let products = self.dots(self.values.d, &queries, &self.line(Name::K, key));
             let scores: Vec<Score<'k, T>> =
                 rows.iter().zip(products).map(|(&i, product)| self.score([b, head, i, j], lengths, inside, product)).collect();
@@ -686,7 +712,7 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
                 }
             }
             let other = if spec.pass == Pass::Queries { Name::K } else { Name::V };
-            self.spread(base, end, &weights, columns, sums, |j| self.line(other, Place { b, head: key_head, s: lengths.key(j) }));
+            self.spread(base, end, &weights, columns, sums, |j| self.line(other, self.key(b, key_head, lengths, j)));
         });
     }
 

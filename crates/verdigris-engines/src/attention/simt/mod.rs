@@ -1,6 +1,7 @@
 //! `attention.simt`: attention and its gradient without tensor cores, for everything.
 //!
-//! It takes every problem whose positions number fewer than 2^28: all element types, any strides, every option, ragged tensors, forward and backward.
+//! It takes every problem whose positions number fewer than 2^28: all element types, any strides, every option, ragged tensors, paged keys
+//! of any page size, forward and backward.
 //!
 //! **Method.** A warp has a few *rows* (queries, or keys for the gradients of keys and values) and goes through *partners* (keys, or the queries of all
 //! heads that read the key), 32 at a time. Each lane works out the scores of one partner with all rows of the warp; forward, the greatest score so far
@@ -31,7 +32,7 @@ use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::steps::host_number;
 use crate::fuse::strided;
 use crate::layout::space::divisor;
-use kernel::{KernelArgs, Name, Pass, RaggedArgs, Spec, WARPS};
+use kernel::{KernelArgs, Name, PagedArgs, Pass, RaggedArgs, Spec, WARPS};
 
 /// An accepted problem.
 #[derive(Clone, Debug)]
@@ -49,7 +50,8 @@ impl Algorithm for Simt {
         let Problem::Attention(problem) = problem else {
             return Err(Self::ID.refusal(Reason::Problem, format_args!("{}, taken is attention", problem.kind())));
         };
-        let longest = [problem.s_q, problem.s_kv, problem.q_rows, problem.kv_rows].into_iter().max().unwrap_or(0);
+        let longest =
+            [problem.s_q, problem.s_kv, problem.q_rows, problem.kv_rows, problem.pages, problem.page_size].into_iter().max().unwrap_or(0);
         Self::ID.require(longest < 1 << 28, Reason::Extent, format_args!("{longest} positions, taken below 2^28"))?;
         let widest = problem.d.max(problem.d_v);
         Self::ID.require(widest < 1 << 24, Reason::Extent, format_args!("heads of {widest} elements, taken below 2^24"))?;
@@ -266,6 +268,7 @@ impl Simt {
             h: p.h as u32,
             s_q: if spec.pass == Pass::RowSums { p.q_rows } else { p.s_q } as u32,
             s_kv: p.s_kv as u32,
+            paged: spec.is_paged().then(|| PagedArgs { last: p.pages as u32 - 1, page_size: divisor(p.page_size) }),
             ragged: spec.is_ragged().then_some(RaggedArgs { q_rows: p.q_rows as u32, kv_rows: p.kv_rows as u32 }),
             d: p.d as u32,
             d_v: p.d_v as u32,

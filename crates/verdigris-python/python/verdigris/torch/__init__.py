@@ -20,6 +20,7 @@ import torch
 from .. import _native
 from . import _ops, functional
 from .functional import *  # noqa: F403
+from ._kvcache import flash_attn_with_kvcache
 from ._policy import get_policy, policy, set_policy
 
 #: What is imported when it is asked for: classes of modules are a good part of the time of an import.
@@ -71,6 +72,7 @@ __all__ = [
     "clear_plans",
     "convert",
     "explain",
+    "flash_attn_with_kvcache",
     "functional",
     "get_policy",
     "nn",

@@ -718,7 +718,7 @@ def _in_order_of(x, shape):
     return torch.empty_permuted(shape, order, dtype=x.dtype, device=x.device)
 
 
-def _attention_fake(q, k, v, beside, slopes, q_offsets, kv_offsets, attributes):
+def _attention_fake(q, k, v, beside, slopes, q_offsets, kv_offsets, kv_lengths, page_table, attributes):
     wide = torch.float64 if torch.float64 in (q.dtype, beside.dtype if beside is not None else None) else torch.float32
     return _in_order_of(q, (*q.shape[:3], v.shape[3])), q.new_empty((*q.shape[:3], 1), dtype=wide)
 
@@ -728,9 +728,10 @@ def _attention_backward_fake(d_o, q, k, v, o, total, beside, slopes, q_offsets, 
 
 
 def _keep_of_attention(ctx, inputs, used, output):
-    q, k, v, beside, slopes, q_offsets, kv_offsets, attributes = inputs
+    q, k, v, beside, slopes, q_offsets, kv_offsets, kv_lengths, page_table, attributes = inputs
     ctx.save_for_backward(q, k, v, *output, beside, slopes, q_offsets, kv_offsets)
     ctx.attributes, ctx.policy = attributes, _current_policy()
+    ctx.reads_cache = kv_lengths is not None or page_table is not None
     ctx.mark_non_differentiable(output[1])
     return output
 
@@ -743,6 +744,8 @@ def _made_deterministic(policy):
 
 def _attention_gradients(ctx, d_o, *_):
     needs = ctx.needs_input_grad
+    if ctx.reads_cache:
+        raise UnsupportedError("attention to a cache of keys and values has no gradient in this package; use flash_attn_func where one is wanted")
     if needs[4]:
         raise UnsupportedError("the slopes of attention have no gradient in this package; they are no variables")
     wanted = needs[:4]
@@ -761,7 +764,17 @@ def _refuse_gradients_of_attention(ctx, *_):
 
 attention = _operator(
     "attention",
-    ["Tensor q", "Tensor k", "Tensor v", "Tensor? beside", "Tensor? slopes", "Tensor? q_offsets", "Tensor? kv_offsets"],
+    [
+        "Tensor q",
+        "Tensor k",
+        "Tensor v",
+        "Tensor? beside",
+        "Tensor? slopes",
+        "Tensor? q_offsets",
+        "Tensor? kv_offsets",
+        "Tensor? kv_lengths",
+        "Tensor? page_table",
+    ],
     "(Tensor, Tensor)",
     False,
     _attention_fake,

@@ -849,7 +849,7 @@ def attention_of_heads(query, key, value, mask=None, is_causal=False, scale=None
         mask = mask.view(torch.uint8)
     scale = query.shape[-1] ** -0.5 if scale is None and query.shape[-1] else scale
     words = _attention_words(1.0 if scale is None else scale, "top_left" if is_causal else None, None, None, float(soft_cap) if soft_cap else None)
-    return _ops.attention(query, key, value, mask, None, None, None, words)[0]
+    return _ops.attention(query, key, value, mask, None, None, None, None, None, words)[0]
 
 
 def _flash_words(q, softmax_scale, causal, window_size, softcap, alibi_slopes):
@@ -887,7 +887,7 @@ def flash_attn_func(
         raise GraphError("flash_attn_func of tensors that have not four dims: [batch, positions, heads, elements]")
     words, alibi_slopes = _flash_words(q, softmax_scale, causal, window_size, softcap, alibi_slopes)
     with _policy.policy(_policy.get_policy().made_deterministic()) if deterministic else contextlib.nullcontext():
-        o, total = _ops.attention(*(x.transpose(1, 2) for x in (q, k, v)), None, alibi_slopes, None, None, words)
+        o, total = _ops.attention(*(x.transpose(1, 2) for x in (q, k, v)), None, alibi_slopes, None, None, None, None, words)
     o = o.transpose(1, 2)
     return (o, total.squeeze(-1), None) if return_attn_probs else o
 
@@ -936,7 +936,7 @@ def flash_attn_varlen_func(
     words += f" longest_q={int(max_seqlen_q)} longest_kv={int(max_seqlen_k)}"
     offsets = (x[:, None, None, None] for x in (cu_seqlens_q, cu_seqlens_k))
     with _policy.policy(_policy.get_policy().made_deterministic()) if deterministic else contextlib.nullcontext():
-        o, total = _ops.attention(*(x.transpose(0, 1)[None] for x in (q, k, v)), None, alibi_slopes, *offsets, words)
+        o, total = _ops.attention(*(x.transpose(0, 1)[None] for x in (q, k, v)), None, alibi_slopes, *offsets, None, None, words)
     o = o[0].transpose(0, 1)
     return (o, total[0].squeeze(-1), None) if return_attn_probs else o
 

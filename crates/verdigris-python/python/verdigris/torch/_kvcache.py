@@ -1,0 +1,136 @@
+"""Attention of new tokens to a cache of keys and values, paged or not, into which it may write them first."""
+
+import torch
+
+from .._errors import GraphError, UnsupportedError
+from . import _ops
+from .functional import _flash_words
+
+
+def _rotated(x, cos, sin, positions, interleaved):
+    """`x [batch, positions, heads, elements]` with its first elements turned by the angles of `positions`, in f32."""
+    cos, sin = (table[positions.clamp(0, table.shape[0] - 1)].unsqueeze(2).float() for table in (cos, sin))
+    turned, rest = x[..., : 2 * cos.shape[-1]].float(), x[..., 2 * cos.shape[-1] :]
+    if interleaved:
+        a, b = turned[..., ::2], turned[..., 1::2]
+        turned = torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
+    else:
+        a, b = turned.chunk(2, -1)
+        turned = torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+    return torch.cat((turned.to(x.dtype), rest), -1)
+
+
+def _told(name, tensor, shape, batch, device):
+    """An int32 tensor of one number, or one line, for each sequence."""
+    if tensor.dtype != torch.int32 or tensor.dim() != len(shape) or tensor.shape[0] != batch:
+        raise GraphError(f"{name} of {tensor.dtype} and {tuple(tensor.shape)} for {batch} sequences; it is int32, [{', '.join(shape)}]")
+    if tensor.device != device:
+        raise GraphError(f"{name} is on {tensor.device}, queries are on {device}")
+
+
+def flash_attn_with_kvcache(
+    q,
+    k_cache,
+    v_cache,
+    k=None,
+    v=None,
+    rotary_cos=None,
+    rotary_sin=None,
+    cache_seqlens=None,
+    cache_batch_idx=None,
+    cache_leftpad=None,
+    block_table=None,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    rotary_interleaved=True,
+    alibi_slopes=None,
+    num_splits=0,
+    return_softmax_lse=False,
+):
+    """Attention of `q [batch, positions, heads, elements]` to a cache of keys and values, as the function of this name in the package flash-attn.
+
+    Caches are `[batch of the cache, positions, heads of keys, elements]`, of which `cache_batch_idx` (int32 `[batch]`) names the one of each sequence; or with
+    `block_table` (int32 `[batch, pages of a sequence]`) pages `[pages, page size, heads of keys, elements]` of any size, those of multiples of 8 positions on
+    tensor cores. `cache_seqlens` (int32 `[batch]`, or one number) says how many positions of each sequence count; all without it. `k` and `v`
+    `[batch, new positions, heads of keys, elements]` are written into the caches behind those, in place, and count too; `rotary_cos` and `rotary_sin`
+    `[positions, half of the elements that are turned]` turn them and `q` before, `q` by its own position where `causal` or `window_size` is given and by the first new
+    one elsewhere. `causal` and `window_size` count from the diagonal that ends at the last query and the last key. `softcap`, `alibi_slopes` and
+    `softmax_scale` are as in `flash_attn_func`. `num_splits` is taken and not used: the plan chooses. With `return_softmax_lse`: `(o, log_sum_exp)`, the second
+    `[batch, heads, positions]`.
+
+    Nothing waits for the device, and all of it may be captured in a CUDA graph. What stands in tensors is not trusted: pages and positions beyond what
+    there is count as the last, so that new positions behind a cache's end overwrite its last one, and nothing outside of caches is read or written. There are no
+    gradients. `cache_leftpad` is refused.
+    """
+    if cache_leftpad is not None:
+        raise UnsupportedError("flash_attn_with_kvcache with cache_leftpad is not computed by this package; sequences begin at position 0 of their cache")
+    tensors = [("q", q), ("k_cache", k_cache), ("v_cache", v_cache)] + [(name, x) for name, x in (("k", k), ("v", v)) if x is not None]
+    for name, x in tensors:
+        if x.dim() != 4:
+            raise GraphError(f"{name} of {tuple(x.shape)}; it has four dims: [batch, positions, heads, elements]")
+    if (k is None) != (v is None):
+        raise GraphError("k without v, or v without k; both are written, or none")
+    if (rotary_cos is None) != (rotary_sin is None):
+        raise GraphError("rotary_cos without rotary_sin, or the other way round; both are given, or none")
+    if rotary_cos is not None and k is None:
+        raise GraphError("rotary_cos without k and v; what is in the cache already has been turned")
+    if block_table is not None and cache_batch_idx is not None:
+        raise GraphError("block_table with cache_batch_idx; the table says where each sequence is")
+    if k is not None and cache_seqlens is None:
+        raise GraphError("k and v without cache_seqlens, which says where they are written")
+    batch, device = q.shape[0], q.device
+    if k_cache.shape[:3] != v_cache.shape[:3]:
+        raise GraphError(f"k_cache of {tuple(k_cache.shape)} and v_cache of {tuple(v_cache.shape)}; they have the same positions and heads")
+    page_size = k_cache.shape[1]
+    if isinstance(cache_seqlens, int):
+        cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=device)
+    if cache_seqlens is not None:
+        _told("cache_seqlens", cache_seqlens, ["batch"], batch, device)
+    table = block_table
+    if block_table is not None:
+        _told("block_table", block_table, ["batch", "pages of a sequence"], batch, device)
+    elif cache_batch_idx is not None:
+        # A cache of one long page for each sequence.
+        _told("cache_batch_idx", cache_batch_idx, ["batch"], batch, device)
+        table = cache_batch_idx[:, None]
+    elif k_cache.shape[0] < batch:
+        raise GraphError(f"k_cache of {tuple(k_cache.shape)} for {batch} sequences; there is a cache for each")
+    else:
+        k_cache, v_cache = k_cache[:batch], v_cache[:batch]
+
+    lengths = cache_seqlens
+    if k is not None:
+        if k.shape[:2] != v.shape[:2] or k.shape[0] != batch or k.shape[2:] != k_cache.shape[2:] or v.shape[2:] != v_cache.shape[2:]:
+            rule = "there are as many of both as caches have heads and elements"
+            raise GraphError(f"k of {tuple(k.shape)} and v of {tuple(v.shape)} for caches of {tuple(k_cache.shape)} and {tuple(v_cache.shape)}; {rule}")
+        with torch.no_grad():
+            first = cache_seqlens.long()[:, None]
+            positions = first + torch.arange(k.shape[1], device=device)
+            if rotary_cos is not None:
+                if rotary_cos.dim() != 2 or rotary_cos.shape != rotary_sin.shape or not 0 < 2 * rotary_cos.shape[1] <= q.shape[-1] or not rotary_cos.shape[0]:
+                    shapes = f"{tuple(rotary_cos.shape)} and {tuple(rotary_sin.shape)}"
+                    raise GraphError(f"rotary_cos and rotary_sin of {shapes}; both are [positions, up to half of {q.shape[-1]} elements]")
+                moves = causal or any(bound >= 0 for bound in window_size)
+                of_q = first + torch.arange(q.shape[1], device=device) * int(moves)
+                q = _rotated(q, rotary_cos, rotary_sin, of_q, rotary_interleaved)
+                k = _rotated(k, rotary_cos, rotary_sin, positions, rotary_interleaved)
+            if k.shape[1] and k_cache.numel():
+                entries = 1 if table is None else table.shape[1]
+                place = positions.clamp(0, max(entries * page_size - 1, 0))
+                if table is None:
+                    page = torch.arange(batch, device=device)[:, None]
+                else:
+                    page = table.long().gather(1, place // page_size).clamp(0, k_cache.shape[0] - 1)
+                k_cache.index_put_((page, place % page_size), k.to(k_cache.dtype))
+                v_cache.index_put_((page, place % page_size), v.to(v_cache.dtype))
+            lengths = cache_seqlens + k.shape[1]
+
+    words, alibi_slopes = _flash_words(q, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    beside = (None, alibi_slopes, None, None)
+    lengths = None if lengths is None else lengths[:, None, None, None]
+    table = None if table is None else table[:, :, None, None]
+    o, total = _ops.attention(*(x.transpose(1, 2) for x in (q, k_cache, v_cache)), *beside, lengths, table, words)
+    o = o.transpose(1, 2)
+    return (o, total.squeeze(-1)) if return_softmax_lse else o

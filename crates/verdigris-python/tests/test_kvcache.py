@@ -1,0 +1,217 @@
+"""Attention to a cache of keys and values on the CPU, against PyTorch's own gathers in f64."""
+
+import pytest
+import torch
+from conftest import close
+
+import verdigris as vd
+import verdigris.torch as vt
+
+HEADS, OF_KEYS, ELEMENTS = 4, 2, 16
+
+
+def paged(page_size, lengths, dtype, spare=-1, pages_of_each=None):
+    """Pools of pages that hold so many positions of each sequence, in no order; what no sequence has is no number."""
+    pages_of_each = pages_of_each or max(1, max(-(-length // page_size) for length in lengths) + 1)
+    count = len(lengths) * pages_of_each + 2
+    numbers = torch.randperm(count)[: len(lengths) * pages_of_each].reshape(len(lengths), -1).to(torch.int32)
+    pools = [torch.full((count, page_size, OF_KEYS, ELEMENTS), float("nan"), dtype=dtype) for _ in range(2)]
+    for n, length in enumerate(lengths):
+        for j in range(length):
+            for pool in pools:
+                pool[numbers[n, j // page_size], j % page_size] = torch.randn(OF_KEYS, ELEMENTS).to(dtype)
+        numbers[n, -(-length // page_size) :] = spare
+    return (*pools, numbers)
+
+
+def gathered(pool, table, n, length):
+    """The positions of one sequence behind each other."""
+    page_size = pool.shape[1]
+    return torch.stack([pool[int(table[n, j // page_size]), j % page_size] for j in range(length)]) if length else pool[:0, 0]
+
+
+def naive(q, keys, values, causal=False, window=(-1, -1), cap=0.0, slopes=None):
+    """One sequence, `[positions, heads, elements]`, by the formula: the result, and the log-sum-exp."""
+    q, keys, values = (x.double().transpose(0, 1) for x in (q, keys, values))
+    keys, values = (x.repeat_interleave(q.shape[0] // x.shape[0], 0) for x in (keys, values))
+    s = q @ keys.mT * ELEMENTS**-0.5
+    s = s if not cap else cap * torch.tanh(s / cap)
+    apart = torch.arange(keys.shape[1]) - torch.arange(q.shape[1])[:, None] - (keys.shape[1] - q.shape[1])
+    if slopes is not None:
+        s = s - slopes.double()[:, None, None] * apart.abs()
+    out = torch.zeros_like(apart, dtype=torch.bool)
+    out |= apart > 0 if causal else out
+    out |= apart < -window[0] if window[0] >= 0 else out
+    out |= apart > window[1] if window[1] >= 0 and not causal else out
+    s = s.masked_fill(out, float("-inf"))
+    p = s.softmax(-1).nan_to_num()
+    return (p @ values).transpose(0, 1), s.logsumexp(-1)
+
+
+def judge(o, total, q, k_pool, v_pool, table, lengths, **run):
+    for n, length in enumerate(lengths):
+        right, of_rows = naive(q[n], gathered(k_pool, table, n, length), gathered(v_pool, table, n, length), **run)
+        close(o[n], right, 4.0)
+        close(total[n].exp(), of_rows.exp(), 4.0)
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 16, 64, 256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pages(page_size, dtype):
+    lengths = [0, 1, page_size - 1, page_size, page_size + 1, 2 * page_size + 5]
+    for spare in (-1, 2**31 - 1):
+        k_pool, v_pool, table = paged(page_size, lengths, dtype, spare)
+        q = torch.randn(len(lengths), 2, HEADS, ELEMENTS).to(dtype)
+        seqlens = torch.tensor(lengths, dtype=torch.int32)
+        for run in ({}, {"causal": True}):
+            o, total = vt.flash_attn_with_kvcache(
+                q, k_pool, v_pool, cache_seqlens=seqlens, block_table=table, return_softmax_lse=True, **run
+            )
+            judge(o, total, q, k_pool, v_pool, table, lengths, **run)
+
+
+@pytest.mark.parametrize(
+    "run", [{"window": (5, 1)}, {"causal": True, "window": (3, -1)}, {"cap": 2.0}, {"slopes": True}, {"cap": 3.0, "slopes": True, "causal": True}]
+)
+def test_options(run):
+    lengths = [9, 30, 16]
+    k_pool, v_pool, table = paged(16, lengths, torch.float32)
+    q = torch.randn(3, 4, HEADS, ELEMENTS)
+    run = {**run, "slopes": torch.rand(HEADS)} if "slopes" in run else run
+    names = {"causal": "causal", "window": "window_size", "cap": "softcap", "slopes": "alibi_slopes"}
+    told = {names[name]: value for name, value in run.items()}
+    o, total = vt.flash_attn_with_kvcache(
+        q, k_pool, v_pool, cache_seqlens=torch.tensor(lengths, dtype=torch.int32), block_table=table, return_softmax_lse=True, **told
+    )
+    judge(o, total, q, k_pool, v_pool, table, lengths, **run)
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 16])
+@pytest.mark.parametrize("new", [1, 5])
+def test_new_positions_are_written_into_pages(page_size, new):
+    before = [0, 2, 15, 16, 31]
+    after = [length + new for length in before]
+    k_pool, v_pool, table = paged(page_size, after, torch.float32)
+    expected = [k_pool.clone(), v_pool.clone()]
+    k, v = torch.randn(2, 5, new, OF_KEYS, ELEMENTS)
+    for n, length in enumerate(before):
+        for j in range(new):
+            place = int(table[n, (length + j) // page_size]), (length + j) % page_size
+            expected[0][place], expected[1][place] = k[n, j], v[n, j]
+    q = torch.randn(5, new, HEADS, ELEMENTS)
+    seqlens = torch.tensor(before, dtype=torch.int32)
+    o, total = vt.flash_attn_with_kvcache(
+        q, k_pool, v_pool, k, v, cache_seqlens=seqlens, block_table=table, causal=True, return_softmax_lse=True
+    )
+    assert all(torch.equal(pool.nan_to_num(7.0), right.nan_to_num(7.0)) for pool, right in zip((k_pool, v_pool), expected))
+    assert seqlens.tolist() == before
+    judge(o, total, q, k_pool, v_pool, table, after, causal=True)
+
+
+def test_sequences_share_pages():
+    k_pool, v_pool, table = paged(4, [8, 11], torch.float32)
+    table[0, :2] = table[1, :2]
+    q = torch.randn(2, 1, HEADS, ELEMENTS)
+    o, total = vt.flash_attn_with_kvcache(
+        q, k_pool, v_pool, cache_seqlens=torch.tensor([8, 11], dtype=torch.int32), block_table=table, return_softmax_lse=True
+    )
+    judge(o, total, q, k_pool, v_pool, table, [8, 11])
+
+
+def test_caches_that_are_not_paged():
+    k_cache, v_cache = torch.randn(2, 5, 20, OF_KEYS, ELEMENTS)
+    q, (k, v) = torch.randn(3, 2, HEADS, ELEMENTS), torch.randn(2, 3, 2, OF_KEYS, ELEMENTS)
+    before = [0, 7, 18]
+    for index in (None, torch.tensor([4, 0, 2], dtype=torch.int32)):
+        caches = k_cache.clone(), v_cache.clone()
+        table = torch.arange(3)[:, None] if index is None else index[:, None]
+        run = {"cache_seqlens": torch.tensor(before, dtype=torch.int32), "cache_batch_idx": index}
+        o, total = vt.flash_attn_with_kvcache(q, *caches, k, v, causal=True, return_softmax_lse=True, **run)
+        for cache, old, new in zip(caches, (k_cache, v_cache), (k, v)):
+            right = old.clone()
+            for n, length in enumerate(before):
+                right[int(table[n, 0]), length : length + 2] = new[n]
+            assert torch.equal(cache, right)
+        judge(o, total, q, *caches, table, [length + 2 for length in before], causal=True)
+    # One length for all, and all positions without one.
+    alike = vt.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=20)
+    assert torch.equal(alike, vt.flash_attn_with_kvcache(q, k_cache, v_cache))
+    close(alike, vt.flash_attn_func(q.double(), k_cache[:3].double(), v_cache[:3].double()), 4.0)
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("run", [{"causal": True}, {"window_size": (4, -1)}, {}])
+def test_rotary(interleaved, run):
+    angles = torch.rand(40, 4) * 6
+    cos, sin = angles.cos(), angles.sin()
+
+    def turned(x, positions):
+        x = x.double().clone()
+        for i, position in enumerate(positions):
+            for pair in range(4):
+                a, b = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + 4)
+                c, s = (table[position, pair].double() for table in (cos, sin))
+                x[i, :, a], x[i, :, b] = x[i, :, a] * c - x[i, :, b] * s, x[i, :, a] * s + x[i, :, b] * c
+        return x
+
+    before, new = [3, 20], 3
+    k_pool, v_pool, table = paged(8, [length + new for length in before], torch.float32)
+    q, (k, v) = torch.randn(2, new, HEADS, ELEMENTS), torch.randn(2, 2, new, OF_KEYS, ELEMENTS)
+    o, total = vt.flash_attn_with_kvcache(
+        q, k_pool, v_pool, k, v, cos, sin, torch.tensor(before, dtype=torch.int32), block_table=table, rotary_interleaved=interleaved,
+        return_softmax_lse=True, **run
+    )
+    queries = torch.stack([turned(q[n], range(b, b + new) if run else [b] * new) for n, b in enumerate(before)])
+    for n, length in enumerate(before):
+        close(gathered(k_pool, table, n, length + new)[length:], turned(k[n], range(length, length + new)), 4.0)
+    names = {"window_size": "window"}
+    judge(o, total, queries, k_pool, v_pool, table, [length + new for length in before], **{names.get(name, name): x for name, x in run.items()})
+
+
+def test_what_nobody_checked():
+    """Lengths beyond the cache and entries that are no pages stay within tensors."""
+    k_pool, v_pool, table = paged(4, [8, 8], torch.float32, pages_of_each=2)
+    q, (k, v) = torch.randn(2, 1, HEADS, ELEMENTS), torch.randn(2, 2, 3, OF_KEYS, ELEMENTS)
+    lengths = torch.tensor([7, 1000], dtype=torch.int32)
+    vt.flash_attn_with_kvcache(q, k_pool, v_pool, k, v, cache_seqlens=lengths, block_table=table)
+    table[1] = torch.tensor([-5, 2**31 - 1])
+    k_pool, v_pool = k_pool.nan_to_num(), v_pool.nan_to_num()
+    clamped = table.clamp(0, k_pool.shape[0] - 1)
+    seqlens = torch.tensor([8, 8], dtype=torch.int32)
+    wild, tame = (vt.flash_attn_with_kvcache(q, k_pool, v_pool, cache_seqlens=seqlens, block_table=x) for x in (table, clamped))
+    assert torch.equal(wild, tame)
+
+
+def test_what_is_refused():
+    q, cache = torch.randn(2, 1, HEADS, ELEMENTS), torch.randn(2, 8, OF_KEYS, ELEMENTS)
+    table, lengths = torch.zeros(2, 1, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    with pytest.raises(vd.UnsupportedError, match="cache_leftpad"):
+        vt.flash_attn_with_kvcache(q, cache, cache, cache_leftpad=lengths)
+    for run, match in (
+        ({"k": cache[:, :1]}, "k without v"),
+        ({"k": cache[:, :1], "v": cache[:, :1]}, "without cache_seqlens"),
+        ({"k": cache[:, :1, :1], "v": cache[:, :1], "cache_seqlens": lengths}, "as many of both"),
+        ({"rotary_cos": cache[0, :, 0]}, "without rotary_sin"),
+        ({"rotary_cos": cache[0, :, 0], "rotary_sin": cache[0, :, 0]}, "without k and v"),
+        ({"block_table": table, "cache_batch_idx": lengths}, "block_table with cache_batch_idx"),
+        ({"block_table": table.long()}, "int32"),
+        ({"block_table": table[:1]}, "block_table of"),
+        ({"cache_seqlens": lengths.long()}, "cache_seqlens of"),
+        ({"cache_batch_idx": table}, "cache_batch_idx of"),
+    ):
+        with pytest.raises(vd.GraphError, match=match):
+            vt.flash_attn_with_kvcache(q, cache, cache, **run)
+    with pytest.raises(vd.GraphError, match="four dims"):
+        vt.flash_attn_with_kvcache(q[0], cache, cache)
+    with pytest.raises(vd.GraphError, match="a cache for each"):
+        vt.flash_attn_with_kvcache(torch.cat([q, q]), cache, cache)
+    o = vt.flash_attn_with_kvcache(q.requires_grad_(), cache, cache, cache_seqlens=8)
+    with pytest.raises(vd.UnsupportedError, match="no gradient"):
+        o.sum().backward()
+
+
+def test_operators_are_what_they_declare():
+    q, pool = torch.randn(2, HEADS, 1, ELEMENTS), torch.randn(5, OF_KEYS, 8, ELEMENTS)
+    lengths, table = torch.tensor([3, 9], dtype=torch.int32).reshape(2, 1, 1, 1), torch.tensor([[4, 0], [1, 3]], dtype=torch.int32)
+    given = (q, pool, pool, None, None, None, None, lengths, table[:, :, None, None], "scale=0.5 causal=bottom_right")
+    torch.library.opcheck(torch.ops.verdigris.attention.default, given)
