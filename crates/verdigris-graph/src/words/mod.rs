@@ -153,7 +153,7 @@ mod tests {
     fn what_is_wrong_is_named() {
         let wrong = |text: &str| text.parse::<Problem>().expect_err(text).to_string();
         for (text, told) in [
-            ("", "`gemm`, `conv`, `map`, `reduce`, `softmax`, `pool`, `norm`, `batch_norm` or `attention` stands first; found ``"),
+            ("", "`gemm`, `conv`, `map`, `reduce`, `softmax`, `pool`, `norm`, `batch_norm`, `attention` or `resample` stands first; found ``"),
             ("gemv bf16 m=1", "found `gemv`"),
             ("gemm bf17 m=1 n=1 k=1", "an element type; found `bf17`"),
             ("gemm bf16 m=1 n=x k=1", "`n=` is a number; found `x`"),
