@@ -25,11 +25,13 @@ pub enum Engine {
     BatchNorm,
     /// Attention and its gradient.
     Attention,
+    /// Scans.
+    Scan,
 }
 
 impl Engine {
     /// Every engine.
-    pub const ALL: [Engine; 10] = [
+    pub const ALL: [Engine; 11] = [
         Engine::Gemm,
         Engine::ConvGemm,
         Engine::Pointwise,
@@ -40,6 +42,7 @@ impl Engine {
         Engine::Norm,
         Engine::BatchNorm,
         Engine::Attention,
+        Engine::Scan,
     ];
 
     /// The stable id.
@@ -55,6 +58,7 @@ impl Engine {
             Engine::Norm => "cpu.norm",
             Engine::BatchNorm => "cpu.batch_norm",
             Engine::Attention => "cpu.attention",
+            Engine::Scan => "cpu.scan",
         }
     }
 
@@ -71,6 +75,7 @@ impl Engine {
             Engine::Norm => 8,
             Engine::BatchNorm => 9,
             Engine::Attention => 10,
+            Engine::Scan => 11,
         }
     }
 }

@@ -42,6 +42,7 @@ mod pointwise;
 mod pool;
 mod real;
 mod reduction;
+mod scan;
 mod scratch;
 mod softmax;
 

@@ -21,6 +21,7 @@ pub mod norm;
 pub mod pool;
 pub mod reduce;
 pub mod rewrite;
+pub mod scan;
 pub mod softmax;
 mod split_k;
 mod store;
@@ -44,6 +45,7 @@ pub fn engines() -> impl Iterator<Item = &'static dyn Engine> {
         gemm::ENGINES,
         map::ENGINES,
         reduce::ENGINES,
+        scan::ENGINES,
         softmax::ENGINES,
         pool::ENGINES,
         norm::ENGINES,

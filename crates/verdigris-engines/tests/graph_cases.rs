@@ -168,6 +168,11 @@ fn attention() {
 }
 
 #[test]
+fn scan() {
+    family("scan");
+}
+
+#[test]
 fn softmax() {
     family("softmax");
 }

@@ -7,7 +7,7 @@ use verdigris_graph::spec::{Presence, SPECS};
 use verdigris_graph::{
     Attention, AttentionBackward, AttentionSpec, BatchNorm, BatchNormBackward, BinaryOp, Causal, Conv, ConvDirection, ConvMode,
     CrossEntropyBackward, CrossEntropySpec, Error, Graph, GraphBuilder, HostScalar, Key, LossReduction, Matmul, Movement, NormGradients,
-    NormKind, NormSpec, Normalize, NormalizeBackward, Op, PoolBackward, PoolMode, PoolWindows, Precision, Real, ReductionOp, Role,
+    NormKind, NormSpec, Normalize, NormalizeBackward, Op, PoolBackward, PoolMode, PoolWindows, Precision, Real, ReductionOp, Role, ScanOp,
     TensorDesc, TernaryOp, Uid, UnaryOp, json,
 };
 use verdigris_tensor::{DType, Layout};
@@ -145,6 +145,13 @@ fn everything() -> Result<Graph, Error> {
     }
 
     let logits = g.tensor("logits", DType::F32, rows(&[5, 10]));
+    for f in ScanOp::ALL {
+        for (exclusive, reverse) in [(false, false), (true, false), (false, true), (true, true)] {
+            let name = format!("scan {} {exclusive} {reverse}", f.name());
+            let y = g.scan(&name, f, logits, 1, exclusive, reverse)?;
+            g.store(y, &format!("of {name}"), DType::F32)?;
+        }
+    }
     let labels = g.tensor("labels", DType::I64, rows(&[5, 1]));
     for log in [false, true] {
         let p = g.softmax(&format!("softmax {log}"), logits, 1, log)?;

@@ -462,6 +462,14 @@ impl Graph {
         self.builder()?.reduction(name, f, x.0, &axes).map(Uid).map_err(refuse)
     }
 
+    /// A scan of `x` along `axis`: `add mul min max log_sum_exp` of the elements up to each one. `exclusive` leaves it out of its own result, `reverse` goes
+    /// from the last element to the first.
+    #[pyo3(signature = (f, x, axis, *, exclusive = false, reverse = false, name = "scan"))]
+    fn scan(&mut self, f: &str, x: Uid, axis: u32, exclusive: bool, reverse: bool, name: &str) -> PyResult<Uid> {
+        let f = by_name("the scan", f)?;
+        self.builder()?.scan(name, f, x.0, axis, exclusive, reverse).map(Uid).map_err(refuse)
+    }
+
     /// Pooling of `x [n, c, spatial...]` with `mode` `"max"` or `"average"`. Lists have one entry for each spatial dim; the stride is the
     /// window where it is not given; `adaptive` gives the output's size instead of a window.
     #[pyo3(signature = (mode, x, window = None, *, stride = None, padding = None, padding_after = None, dilation = None, adaptive = None,

@@ -28,11 +28,12 @@ use crate::classes::class;
 use crate::verify::{Fault, panic_text, schedule_of};
 
 /// The problems, by family.
-const PROBLEMS: [(&str, &str); 9] = [
+const PROBLEMS: [(&str, &str); 10] = [
     ("conv", include_str!("../../../cases/extents/conv.toml")),
     ("pointwise", include_str!("../../../cases/extents/pointwise.toml")),
     ("movement", include_str!("../../../cases/extents/movement.toml")),
     ("reduction", include_str!("../../../cases/extents/reduction.toml")),
+    ("scan", include_str!("../../../cases/extents/scan.toml")),
     ("pool", include_str!("../../../cases/extents/pool.toml")),
     ("softmax", include_str!("../../../cases/extents/softmax.toml")),
     ("norm", include_str!("../../../cases/extents/norm.toml")),
@@ -288,6 +289,7 @@ mod tests {
         ("pool.map", 12, &[("direction", 48), ("extent", 12)]),
         ("pool.reduction", 24, &[("direction", 48), ("extent", 12)]),
         ("reduce.simt", 126, &[]),
+        ("scan.rows", 0, &[]),
         ("softmax.rows", 88, &[]),
     ];
 

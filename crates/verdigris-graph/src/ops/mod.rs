@@ -11,6 +11,7 @@ pub mod norm;
 pub mod pointwise;
 pub mod pool;
 pub mod reduction;
+pub mod scan;
 pub mod softmax;
 
 /// What the crate shows of each op at its root.
@@ -24,6 +25,7 @@ pub(crate) mod names {
     pub use super::pointwise::{BinaryOp, Pointwise, TernaryOp, UnaryOp};
     pub use super::pool::{Pool, PoolBackward, PoolMode, PoolWindows};
     pub use super::reduction::{Reduction, ReductionOp};
+    pub use super::scan::{Scan, ScanOp};
     pub use super::softmax::{CrossEntropy, CrossEntropyBackward, CrossEntropySpec, LossReduction, Softmax, SoftmaxBackward};
 }
 
@@ -57,6 +59,8 @@ macro_rules! each_op {
             Conv,
             /// A sum, product, extremum, mean or norm over axes.
             Reduction,
+            /// A running sum, product, extremum or log-sum-exp along an axis.
+            Scan,
             /// Max or average pooling.
             Pool,
             /// The gradient of pooling.

@@ -8,7 +8,9 @@ use verdigris::recipe::{
     self, AttentionGradient, BatchNormGradient, BatchNormSpec, ConvBatchNormGradient, Convolution, Divisor, ElementLoss, Extents, Gradient,
     Input, LossForm, MAX_INPUTS, Saved, Targets,
 };
-use verdigris_graph::{AttentionSpec, Causal, CrossEntropySpec, LossReduction, NormKind, NormSpec, PoolWindows, Precision, Real, UnaryOp};
+use verdigris_graph::{
+    AttentionSpec, Causal, CrossEntropySpec, LossReduction, NormKind, NormSpec, PoolWindows, Precision, Real, ScanOp, UnaryOp,
+};
 use verdigris_tensor::DType;
 
 use super::MAX_GRADIENTS;
@@ -72,10 +74,12 @@ pub(crate) enum Function {
     /// `x, target, weight?, positive weight?` → loss. `loss=squared|absolute|huber|smooth_l1|binary_cross_entropy|soft_margin|divergence`, `bend=` of the two that have one,
     /// `log=1` for targets of a divergence that are logarithms; `reduction=`.
     ElementLoss,
+    /// `x` → its scan along `axis=`. `f=add|mul|log_sum_exp`, `reverse=1` from the last element to the first.
+    Scan,
 }
 
 impl Function {
-    pub(crate) const ALL: [Function; 21] = [
+    pub(crate) const ALL: [Function; 22] = [
         Function::ConvFprop,
         Function::ConvNorm,
         Function::ConvDgrad,
@@ -97,6 +101,7 @@ impl Function {
         Function::AttentionBackward,
         Function::Dropout,
         Function::ElementLoss,
+        Function::Scan,
     ];
 
     pub(crate) fn numbered(number: u8) -> Option<Function> {
@@ -106,7 +111,7 @@ impl Function {
     /// How many tensors it reads at the most, and whether dims come behind its attributes.
     pub(crate) const fn signature(self) -> (usize, bool) {
         match self {
-            Function::MaxPool | Function::AveragePool | Function::Activation | Function::Softmax => (1, false),
+            Function::MaxPool | Function::AveragePool | Function::Activation | Function::Softmax | Function::Scan => (1, false),
             Function::CrossEntropy | Function::Dropout => (2, false),
             Function::ConvFprop | Function::Linear | Function::ClassLoss | Function::Norm => (3, false),
             Function::ConvNorm | Function::ConvBatchNormBackward => (8, false),
@@ -126,9 +131,12 @@ impl Function {
             Function::ConvFprop | Function::ConvDgrad | Function::Linear => Some(Autocast::Lower),
             Function::ConvNorm | Function::ConvBatchNorm => Some(Autocast::LowerOperands),
             Function::Attention => Some(Autocast::LowerAttended),
-            Function::Softmax | Function::Norm | Function::CrossEntropy | Function::ClassLoss | Function::ElementLoss => {
-                Some(Autocast::F32)
-            }
+            Function::Softmax
+            | Function::Norm
+            | Function::CrossEntropy
+            | Function::ClassLoss
+            | Function::ElementLoss
+            | Function::Scan => Some(Autocast::F32),
             Function::MaxPool | Function::AveragePool | Function::Activation | Function::Dropout | Function::Gradient => None,
             // Statistics are f32 whatever the input is.
             Function::BatchNorm | Function::BatchNormBackward | Function::BatchNormInference => None,
@@ -156,7 +164,7 @@ impl Function {
             Function::Attention | Function::AttentionBackward | Function::Dropout => &[],
             Function::BatchNormInference => &[Tensor(0), Tensor(1), Tensor(2), Tensor(3), Tensor(4)],
             Function::ElementLoss => &[Tensor(0), Tensor(1), Tensor(2), Tensor(3)],
-            Function::Activation => &[Tensor(0)],
+            Function::Activation | Function::Scan => &[Tensor(0)],
             Function::Softmax => &[Result(0)],
             Function::CrossEntropy => &[Tensor(0), Tensor(1), Result(1)],
             // The gradient of a gradient has one more tensor in front, so the last place is not saved.
@@ -188,6 +196,7 @@ impl Function {
             Function::AttentionBackward => "attention_backward",
             Function::Dropout => "dropout",
             Function::ElementLoss => "element_loss",
+            Function::Scan => "scan",
         }
     }
 }
@@ -293,6 +302,15 @@ fn reduction(attributes: &Attributes<'_>) -> PyResult<LossReduction> {
         Some("sum") => Ok(LossReduction::Sum),
         None | Some("mean") => Ok(LossReduction::Mean),
         Some(other) => Err(raise(Kind::Graph, format!("the reduction is `{other}`; it is `none`, `sum` or `mean`"))),
+    }
+}
+
+fn scan(attributes: &Attributes<'_>) -> PyResult<ScanOp> {
+    match attributes.get("f") {
+        Some("add") => Ok(ScanOp::Add),
+        Some("mul") => Ok(ScanOp::Mul),
+        Some("log_sum_exp") => Ok(ScanOp::LogSumExp),
+        other => Err(raise(Kind::Graph, format!("the scan is `{}`; it is `add`, `mul` or `log_sum_exp`", other.unwrap_or_default()))),
     }
 }
 
@@ -421,6 +439,7 @@ impl Function {
                 None => F::Activation(unary(attributes)?),
             },
             Function::Softmax => F::Softmax(attributes.one("axis", 0)?, attributes.one("log", 0_u8)? != 0),
+            Function::Scan => F::Scan(scan(attributes)?, attributes.one("axis", 0)?, attributes.one("reverse", 0_u8)? != 0),
             Function::Norm => F::Norm { spec: norm(attributes)?, per_channel: attributes.one("channel", 0_u8)? != 0 },
             Function::CrossEntropy => F::CrossEntropy(loss(attributes)?, LossForm::WithLse),
             Function::ClassLoss => {

@@ -9,4 +9,5 @@ pub mod norm;
 pub mod pointwise;
 pub mod pool;
 pub mod reduction;
+pub mod scan;
 pub mod softmax;
