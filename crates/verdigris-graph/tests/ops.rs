@@ -114,6 +114,8 @@ fn everything() -> Result<Graph, Error> {
     value = g.binary("shift", BinaryOp::Add, value, index)?;
     let state = g.tensor("state", DType::I32, rows(&[4]));
     value = g.dropout("dropout", value, state, 0.25)?;
+    let normal = g.random_normal("normal", &[4, 8], state)?;
+    g.store(normal, "drawn normal", DType::F32)?;
     g.store(value, "value", DType::F32)?;
 
     for (i, f) in ReductionOp::ALL.into_iter().enumerate() {

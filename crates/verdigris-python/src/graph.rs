@@ -367,6 +367,12 @@ impl Graph {
         self.builder()?.random_uniform(name, &dims, state.0).map(Uid).map_err(refuse)
     }
 
+    /// Random numbers of mean 0 and variance 1, normally distributed, as f32; from the words of which `random_uniform` makes its own.
+    #[pyo3(signature = (dims, state, *, name = "normal"))]
+    fn random_normal(&mut self, dims: Vec<u64>, state: Uid, name: &str) -> PyResult<Uid> {
+        self.builder()?.random_normal(name, &dims, state.0).map(Uid).map_err(refuse)
+    }
+
     /// 1 with probability `p`, else 0, as f32.
     #[pyo3(signature = (dims, state, p, *, name = "bernoulli"))]
     fn bernoulli(&mut self, dims: Vec<u64>, state: Uid, p: f64, name: &str) -> PyResult<Uid> {

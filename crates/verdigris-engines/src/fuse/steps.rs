@@ -5,7 +5,7 @@
 //! reached is said by whoever runs the steps ([`Operands`]).
 
 use serde::{Deserialize, Serialize};
-use verdigris_graph::{BinaryOp, Chain, ChainStep, EpilogueStep, HostScalar, Slot, TernaryOp, UnaryOp, View, Window};
+use verdigris_graph::{BinaryOp, Chain, ChainStep, Drawn, EpilogueStep, HostScalar, Slot, TernaryOp, UnaryOp, View, Window};
 use verdigris_kir::face::{Kernel, Val};
 use verdigris_kir::ir::Target;
 use verdigris_kir::params::{Arguments, AtExecution, HostNumber, Parameter};
@@ -29,7 +29,7 @@ pub enum Step<O> {
     /// A coordinate.
     Index,
     /// A random number of the state whose words these are.
-    Random([u32; 4]),
+    Random(Drawn, [u32; 4]),
     /// `f(x)`.
     Unary(UnaryOp, u32),
     /// `f(x, z)`.
@@ -59,7 +59,7 @@ impl<O> Step<O> {
             Step::Given => Step::Given,
             Step::Scalar => Step::Scalar,
             Step::Index => Step::Index,
-            Step::Random(state) => Step::Random(state),
+            Step::Random(distribution, state) => Step::Random(distribution, state),
             Step::Unary(f, x) => Step::Unary(f, x),
             Step::Binary(f, of) => Step::Binary(f, of),
             Step::Ternary(f, of) => Step::Ternary(f, of),
@@ -79,7 +79,7 @@ impl<O> Step<O> {
 
     /// Whether it computes.
     pub(crate) fn is_function(&self) -> bool {
-        matches!(self, Step::Random(_) | Step::Unary(..) | Step::Binary(..) | Step::Ternary(..))
+        matches!(self, Step::Random(..) | Step::Unary(..) | Step::Binary(..) | Step::Ternary(..))
     }
 
     /// How many of its numbers are arguments.
@@ -100,7 +100,8 @@ impl<O: OperandWord> Step<O> {
             Step::Given => "given".to_owned(),
             Step::Scalar => "factor".to_owned(),
             Step::Index => "index".to_owned(),
-            Step::Random([a, b, c, d]) => format!("random{a}_{b}_{c}_{d}"),
+            Step::Random(Drawn::Uniform, [a, b, c, d]) => format!("random{a}_{b}_{c}_{d}"),
+            Step::Random(Drawn::Normal, [a, b, c, d]) => format!("normal{a}_{b}_{c}_{d}"),
             Step::Unary(f, x) => format!("{}{x}", f.name()),
             Step::Binary(BinaryOp::Backward(f), [x, z]) => format!("d{}{x}_{z}", f.name()),
             Step::Binary(f, [x, z]) => format!("{}{x}_{z}", f.name()),
@@ -195,7 +196,7 @@ impl<'p> Steps<(&'p View, Option<&'p Window>)> {
                 ChainStep::Given => (Step::Given, Vec::new()),
                 ChainStep::Scalar(factor) => (Step::Scalar, vec![host_number(factor)]),
                 ChainStep::Index { .. } => (Step::Index, Vec::new()),
-                ChainStep::Random { state, .. } => (Step::Random(state), Vec::new()),
+                ChainStep::Random { distribution, state, .. } => (Step::Random(distribution, state), Vec::new()),
                 ChainStep::Unary { f, x } => {
                     let (f, attributes) = unary(f);
                     (Step::Unary(f, x), attributes)
@@ -306,7 +307,7 @@ impl<'k, O> Code<'_, 'k, O> {
                 Step::Given => given.to_vec(),
                 Step::Scalar => self.numbers[i].iter().map(|&number| AnyVal::Number(number)).collect(),
                 Step::Index => operands.index(i),
-                Step::Random(state) => philox::uniform(k, state.map(|word| of(word, 0)), &operands.index(i)),
+                Step::Random(distribution, state) => philox::numbers(k, distribution, state.map(|word| of(word, 0)), &operands.index(i)),
                 Step::Unary(_, x) => each(&|lane| self.function(k, i, &[of(x, lane)])),
                 Step::Binary(_, all) => each(&|lane| self.function(k, i, &all.map(|x| of(x, lane)))),
                 Step::Ternary(_, all) => each(&|lane| self.function(k, i, &all.map(|x| of(x, lane)))),

@@ -7,7 +7,7 @@ use verdigris_tensor::DType;
 use crate::error::Error;
 use crate::op::{HostScalar, Op, Real};
 use crate::ops::movement::Movement;
-use crate::ops::pointwise::{BinaryOp, Pointwise, UnaryOp};
+use crate::ops::pointwise::{BinaryOp, Drawn, Pointwise, UnaryOp};
 use crate::ops::reduction::Reduction;
 use crate::problem::{Chain, ChainStep, MapProblem, Problem, ReduceProblem, View, Window};
 use crate::tensor::{TensorDesc, Uid};
@@ -161,7 +161,7 @@ impl Builder {
                 }
                 ChainStep::Index { strides }
             }
-            Pointwise::Random { state, .. } => self.random(cut, state)?,
+            Pointwise::Random { distribution, state, .. } => self.random(cut, distribution, state)?,
             Pointwise::Scale { x, factor, .. } => {
                 let x = self.value(cut, x)?;
                 match factor {
@@ -181,7 +181,7 @@ impl Builder {
     }
 
     /// A step of random numbers: the four words of the state, each the same at all points, and the row-major number of the point.
-    fn random(&mut self, cut: &Cut<'_>, state: Uid) -> Result<ChainStep, Error> {
+    fn random(&mut self, cut: &Cut<'_>, distribution: Drawn, state: Uid) -> Result<ChainStep, Error> {
         let seen = cut.see(state)?;
         let slot = self.slots.slot(seen.uid);
         let stride = seen.strides.first().copied().unwrap_or(0);
@@ -193,7 +193,7 @@ impl Builder {
         for dim in (1..self.dims.len()).rev() {
             strides[dim - 1] = strides[dim] * self.dims[dim].max(1);
         }
-        Ok(ChainStep::Random { state, strides })
+        Ok(ChainStep::Random { distribution, state, strides })
     }
 
     /// The value of a movement's result.

@@ -11,7 +11,7 @@ use verdigris_tensor::{DType, Layout};
 use super::{Access, Operand, Slot, finite};
 use crate::error::Error;
 use crate::op::{HostScalar, Real};
-use crate::ops::pointwise::{BinaryOp, Pointwise, TernaryOp, UnaryOp};
+use crate::ops::pointwise::{BinaryOp, Drawn, Pointwise, TernaryOp, UnaryOp};
 
 /// Where the elements of a buffer lie in an iteration space.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -63,8 +63,10 @@ pub enum ChainStep {
         /// One for each dim.
         strides: Vec<u64>,
     },
-    /// A random number in [0, 1), exact in f32: what [`Pointwise::Random`] has at element number `Σ index[d] · strides[d]`.
+    /// A random number in f32: what [`Pointwise::Random`] has at element number `Σ index[d] · strides[d]`.
     Random {
+        /// How it is distributed.
+        distribution: Drawn,
         /// The words of seed and offset, low halves first: loads of i32.
         state: [u32; 4],
         /// One for each dim.

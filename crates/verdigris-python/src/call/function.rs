@@ -131,12 +131,9 @@ impl Function {
             Function::ConvFprop | Function::ConvDgrad | Function::Linear => Some(Autocast::Lower),
             Function::ConvNorm | Function::ConvBatchNorm => Some(Autocast::LowerOperands),
             Function::Attention => Some(Autocast::LowerAttended),
-            Function::Softmax
-            | Function::Norm
-            | Function::CrossEntropy
-            | Function::ClassLoss
-            | Function::ElementLoss
-            | Function::Scan => Some(Autocast::F32),
+            Function::Softmax | Function::Norm | Function::CrossEntropy | Function::ClassLoss | Function::ElementLoss | Function::Scan => {
+                Some(Autocast::F32)
+            }
             Function::MaxPool | Function::AveragePool | Function::Activation | Function::Dropout | Function::Gradient => None,
             // Statistics are f32 whatever the input is.
             Function::BatchNorm | Function::BatchNormBackward | Function::BatchNormInference => None,

@@ -13,7 +13,19 @@
 //!
 //! **Uniform.** The upper 24 bits of the word, divided by 2²⁴: each of 2²⁴ numbers in [0, 1) equally often, exact in f32. A narrower type of
 //! the result rounds it, possibly to 1.
+//!
+//! **Normal** (mean 0, variance 1), by Box and Muller: elements `2j` and `2j + 1` have the words that they would have as uniform numbers, `a` and `b`,
+//! between them, and with
+//!
+//! ```text
+//! u = a · 2⁻³² + 2⁻³³  (in f32: a and the sum are rounded to nearest)     v = ⌊b / 2⁸⌋ / 2²⁴     r = √(−2 ln u)
+//! y[2j] = r · cos 2πv                                                     y[2j + 1] = r · sin 2πv
+//! ```
+//!
+//! `u` is from 2⁻³³ to 1 and never 0, so that `|y|` is at most 6.77. The words are exact everywhere; logarithm, root, sine and cosine are rounded, so that
+//! results of devices differ by a few units of f32 (2⁻²⁰ of `r` at the most).
 
+use serde::{Deserialize, Serialize};
 use verdigris_tensor::DType;
 
 use super::{BinaryOp, Pointwise, UnaryOp};
@@ -22,6 +34,17 @@ use crate::graph::{Graph, GraphBuilder};
 use crate::op::{HostScalar, Op, Real};
 use crate::tensor::Uid;
 use crate::validate::{attribute, data, of_type, same_dims};
+
+/// How random numbers are distributed; the module's head has the formulas.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Drawn {
+    /// In [0, 1), each of 2²⁴ numbers equally likely.
+    #[default]
+    Uniform,
+    /// Mean 0, variance 1.
+    Normal,
+}
 
 /// What must hold of a random state.
 pub(super) fn check(op: &str, graph: &Graph, state: Uid) -> Result<(), Error> {
@@ -48,7 +71,18 @@ impl GraphBuilder {
     /// Dims too large. The state is checked by [`GraphBuilder::finish`].
     pub fn random_uniform(&mut self, name: &str, dims: &[u64], state: Uid) -> Result<Uid, Error> {
         let y = self.virtual_tensor(name, DType::F32, dims)?;
-        self.push(name, Op::Pointwise(Pointwise::Random { state, y }));
+        self.push(name, Op::Pointwise(Pointwise::Random { distribution: Drawn::Uniform, state, y }));
+        Ok(y)
+    }
+
+    /// Random numbers of mean 0 and variance 1, normally distributed, as a virtual f32 tensor; from the words of which
+    /// [`GraphBuilder::random_uniform`] makes its numbers. `state` is four i32.
+    ///
+    /// # Errors
+    /// Dims too large. The state is checked by [`GraphBuilder::finish`].
+    pub fn random_normal(&mut self, name: &str, dims: &[u64], state: Uid) -> Result<Uid, Error> {
+        let y = self.virtual_tensor(name, DType::F32, dims)?;
+        self.push(name, Op::Pointwise(Pointwise::Random { distribution: Drawn::Normal, state, y }));
         Ok(y)
     }
 
