@@ -133,6 +133,25 @@ mod tests {
         }
     }
 
+    /// All 64 bits of seed and offset from the host count.
+    #[test]
+    fn a_state_by_value_is_exact() {
+        use verdigris_graph::{GraphBuilder, RandomState};
+        use verdigris_tensor::DType;
+
+        let (seed, offset) = (i64::MIN + 1, i64::MAX);
+        let mut g = GraphBuilder::new("by value");
+        let [by_seed, by_offset] = ["seed", "offset"].map(|name| g.host_scalar(name, DType::I64));
+        let y = g.random_uniform("random", &[16], RandomState::by_value(by_seed, by_offset)).expect("small");
+        g.store(y, "y", DType::F32).expect("stores");
+        let plan = crate::GraphPlan::new(&g.finish().expect("valid")).expect("plans");
+        let mut bytes = [0xff; 64];
+        plan.run(crate::Bindings::new().integer(by_seed, seed).integer(by_offset, offset).output(y, &mut bytes)).expect("runs");
+        let mut wanted = Stream::new([1, 1 << 31, u32::MAX, u32::MAX >> 1]).numbers(Drawn::Uniform);
+        let wanted: Vec<u8> = (0..16).flat_map(|number| wanted(number).to_le_bytes()).collect();
+        assert_eq!(bytes[..], wanted[..]);
+    }
+
     /// Results in other orders and types have the numbers of the reference, bit for bit, in pieces of more than one register.
     #[test]
     fn numbers_are_those_of_the_reference() {

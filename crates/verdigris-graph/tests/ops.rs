@@ -7,8 +7,8 @@ use verdigris_graph::spec::{Presence, SPECS};
 use verdigris_graph::{
     Attention, AttentionBackward, AttentionSpec, BatchNorm, BatchNormBackward, BinaryOp, Causal, Conv, ConvDirection, ConvMode,
     CrossEntropyBackward, CrossEntropySpec, Error, Graph, GraphBuilder, HostScalar, Key, LossReduction, Matmul, Movement, NormGradients,
-    NormKind, NormSpec, Normalize, NormalizeBackward, Op, PoolBackward, PoolMode, PoolWindows, Precision, Real, ReductionOp, Role, ScanOp,
-    TensorDesc, TernaryOp, Uid, UnaryOp, json,
+    NormKind, NormSpec, Normalize, NormalizeBackward, Op, PoolBackward, PoolMode, PoolWindows, Precision, RandomState, Real, ReductionOp,
+    Role, ScanOp, TensorDesc, TernaryOp, Uid, UnaryOp, json,
 };
 use verdigris_tensor::{DType, Layout};
 
@@ -116,6 +116,9 @@ fn everything() -> Result<Graph, Error> {
     value = g.dropout("dropout", value, state, 0.25)?;
     let normal = g.random_normal("normal", &[4, 8], state)?;
     g.store(normal, "drawn normal", DType::F32)?;
+    let [seed, offset] = ["seed", "offset"].map(|name| g.host_scalar(name, DType::I64));
+    let drawn = g.bernoulli("by value", &[4, 8], RandomState::by_value(seed, offset), 0.5)?;
+    g.store(drawn, "drawn by value", DType::F32)?;
     g.store(value, "value", DType::F32)?;
 
     for (i, f) in ReductionOp::ALL.into_iter().enumerate() {

@@ -114,3 +114,30 @@ def test_normal_numbers_of_a_state():
     for y in drawn[1:]:
         assert abs(y.mean()) < 5 / np.sqrt(y.size) and abs(y.var() - 1) < 5 * np.sqrt(2 / y.size)
         assert np.abs(y).max() < 6.77
+
+
+def test_seed_and_offset_by_value_are_a_state_in_memory():
+    seed, offset = 0x7EDC_BA98_7654_3210, 5
+
+    def graph(drawn):
+        g = v.Graph("drawn")
+        g.store(drawn(g), "y", "f32")
+        return v.Device("cpu").plan(g)
+
+    def by_value(draw):
+        def drawn(g):
+            state = g.host_scalar("seed", "i64")
+            return draw(g, state, offset=g.host_scalar("offset", "i64"))
+
+        return graph(drawn)
+
+    words = np.array([seed, offset], "<i8").view("<i4")
+    for draw in (
+        lambda g, state, **by: g.random_uniform((3, 50), state, **by),
+        lambda g, state, **by: g.random_normal((3, 50), state, **by),
+        lambda g, state, **by: g.bernoulli((3, 50), state, 0.5, **by),
+    ):
+        here, there = np.full((3, 50), np.nan, "f4"), np.full((3, 50), np.nan, "f4")
+        by_value(draw).execute({"seed": seed, "offset": offset, "y": here})
+        graph(lambda g: draw(g, g.tensor("state", "i32", (4,)))).execute({"state": words, "y": there})
+        assert (here == there).all()

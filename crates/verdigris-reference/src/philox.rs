@@ -10,23 +10,40 @@ use crate::tolerance::Bounded;
 /// Random numbers over dims.
 pub(crate) struct Numbers {
     distribution: Drawn,
+    /// Beyond 2⁵³ numbers of the host are not known exactly.
+    is_known: bool,
     seed: [u64; 2],
     offset: u128,
     dims: Vec<u64>,
 }
 
 impl Numbers {
-    /// `state`: seed and offset, four words.
+    /// `state`: seed and offset, four words in memory.
     pub(crate) fn new(distribution: Drawn, state: &Source<'_>, dims: &[u64]) -> Numbers {
         // An i32 as the unsigned number of the same bits.
         let word = |i: u64| (state.at(&[i]).value as i64).rem_euclid(1 << 32) as u64;
+        Numbers::of_words(distribution, true, word, dims)
+    }
+
+    /// Of seed and offset from the host.
+    pub(crate) fn by_value(distribution: Drawn, state: [f64; 2], dims: &[u64]) -> Numbers {
+        let is_known = state.iter().all(|number| number.abs() < power_of_two(53));
+        let [seed, offset] = state.map(|number| (number as i128).rem_euclid(1 << 64));
+        let word = |i: u64| ((if i < 2 { seed } else { offset } >> (32 * (i % 2))) % (1 << 32)) as u64;
+        Numbers::of_words(distribution, is_known, word, dims)
+    }
+
+    fn of_words(distribution: Drawn, is_known: bool, word: impl Fn(u64) -> u64, dims: &[u64]) -> Numbers {
         let offset = u128::from(word(2)) + (u128::from(word(3)) << 32);
-        Numbers { distribution, seed: [word(0), word(1)], offset, dims: dims.to_vec() }
+        Numbers { distribution, is_known, seed: [word(0), word(1)], offset, dims: dims.to_vec() }
     }
 }
 
 impl Formula for Numbers {
     fn at(&self, index: &[u64]) -> Bounded {
+        if !self.is_known {
+            return Bounded { value: 0.0, error: f64::INFINITY };
+        }
         let number = index.iter().zip(&self.dims).fold(0u128, |number, (&i, &dim)| number * u128::from(dim) + u128::from(i));
         let block = (self.offset + number / 4) % (1 << 64);
         let words = philox([(block % (1 << 32)) as u64, (block >> 32) as u64, 0, 0], self.seed);
@@ -77,7 +94,7 @@ mod tests {
     #[test]
     fn numbers_are_uniform() {
         let count = 1u64 << 20;
-        let all = Numbers { distribution: Drawn::Uniform, seed: [1234, 5678], offset: 42, dims: vec![count] };
+        let all = Numbers { distribution: Drawn::Uniform, is_known: true, seed: [1234, 5678], offset: 42, dims: vec![count] };
         let mut classes = [0u64; 256];
         (0..count).for_each(|i| classes[(all.at(&[i]).value * 256.0) as usize] += 1);
         let wanted = count as f64 / 256.0;

@@ -22,7 +22,7 @@ pub(crate) mod names {
     pub use super::matmul::{Matmul, OperandScale, Precision};
     pub use super::movement::Movement;
     pub use super::norm::{NormGradientUids, NormGradients, NormKind, NormSpec, Normalize, NormalizeBackward, Normalized};
-    pub use super::pointwise::{BinaryOp, Drawn, Pointwise, TernaryOp, UnaryOp};
+    pub use super::pointwise::{BinaryOp, Drawn, Pointwise, RandomState, TernaryOp, UnaryOp};
     pub use super::pool::{Pool, PoolBackward, PoolMode, PoolWindows};
     pub use super::reduction::{Reduction, ReductionOp};
     pub use super::scan::{Scan, ScanOp};

@@ -6,7 +6,7 @@ use verdigris_tensor::DType;
 
 use super::codec::{Layouts, Named, Text, Word, call, error, list, list_of};
 use crate::error::Error;
-use crate::op::Real;
+use crate::op::{HostScalar, Real};
 use crate::ops::pointwise::Drawn;
 use crate::ops::reduction::ReductionOp;
 use crate::problem::{Chain, ChainStep, MapProblem, ReduceProblem, View, Window};
@@ -84,6 +84,9 @@ fn print(text: &mut Text<'_>, step: &ChainStep, layouts: &Layouts) -> String {
         ChainStep::Given => "given".to_owned(),
         ChainStep::Scalar(factor) => format!("scalar({})", text.print_factor(*factor)),
         ChainStep::Index { strides } => format!("index({})", list(strides)),
+        ChainStep::Half { slot, upper } => {
+            format!("half({},{})", text.print_factor(HostScalar::Bound(*slot)), if *upper { UPPER } else { LOWER })
+        }
         ChainStep::Random { distribution, state: [a, b, c, d], strides } => {
             let word = if *distribution == Drawn::Normal { NORMAL } else { UNIFORM };
             format!("{word}({a},{b},{c},{d},{})", list(strides))
@@ -99,11 +102,14 @@ fn print(text: &mut Text<'_>, step: &ChainStep, layouts: &Layouts) -> String {
 /// The words of random numbers by their distribution.
 const UNIFORM: &str = "random";
 const NORMAL: &str = "normal";
+/// The halves of an integer.
+const UPPER: &str = "upper";
+const LOWER: &str = "lower";
 
 fn parse(text: &mut Text<'_>, word: &str, layouts: &Layouts) -> Result<ChainStep, Error> {
     let wrong = || {
         error(
-            "a step of a chain: `load`, `given`, `scalar`, `index`, `random`, `normal`, `cast`, `store` or a function of earlier steps",
+            "a step of a chain: `load`, `given`, `scalar`, `index`, `half`, `random`, `normal`, `cast`, `store` or a function of earlier steps",
             word,
         )
     };
@@ -117,6 +123,10 @@ fn parse(text: &mut Text<'_>, word: &str, layouts: &Layouts) -> Result<ChainStep
             }
             ("scalar", [factor]) => ChainStep::Scalar(text.parse_factor(factor)?),
             ("index", [strides]) => ChainStep::Index { strides: list_of(strides).ok_or_else(wrong)? },
+            ("half", [factor, half @ (UPPER | LOWER)]) => match text.parse_factor(factor)? {
+                HostScalar::Bound(slot) => ChainStep::Half { slot, upper: *half == UPPER },
+                HostScalar::Fixed(_) => return Err(wrong()),
+            },
             (word @ (UNIFORM | NORMAL), [a, b, c, d, strides]) => ChainStep::Random {
                 distribution: if word == NORMAL { Drawn::Normal } else { Drawn::Uniform },
                 state: [position(a)?, position(b)?, position(c)?, position(d)?],

@@ -1,6 +1,6 @@
 //! Pointwise functions in `f64`: values, derivatives, and where they turn or jump.
 
-use verdigris_graph::{BinaryOp, Error, Graph, HostScalar, Pointwise, Real, TernaryOp, Uid, UnaryOp};
+use verdigris_graph::{BinaryOp, Error, Graph, HostScalar, Pointwise, RandomState, Real, TernaryOp, Uid, UnaryOp};
 use verdigris_tensor::{DType, Layout};
 
 use crate::fuzz::{Draft, TYPES};
@@ -393,8 +393,11 @@ impl Operation for Pointwise {
     const DRAWS: u64 = 10;
 
     fn evaluate<'a>(&'a self, at: &mut Evaluation<'a>) -> Result<(), GraphError> {
-        if let Pointwise::Random { distribution, state, y } = *self {
-            let numbers = Numbers::new(distribution, &at.source(state)?, at.dims(y)?);
+        if let Pointwise::Random { distribution, state, offset, y } = *self {
+            let numbers = match offset {
+                Some(offset) => Numbers::by_value(distribution, [at.scalar(state)?, at.scalar(offset)?], at.dims(y)?),
+                None => Numbers::new(distribution, &at.source(state)?, at.dims(y)?),
+            };
             return at.put(y, numbers);
         }
         let inputs = self.operands().into_iter().map(|uid| at.source(uid)).collect::<Result<_, _>>()?;
@@ -531,11 +534,16 @@ impl Draft {
         self.pointwise_result(y, &x.dims, &[x.dtype, DType::F32])
     }
 
-    /// A random state, which no op writes.
-    fn state(&mut self) -> Result<Uid, Error> {
+    /// A random state, in memory that no op writes or by value.
+    fn state(&mut self) -> Result<RandomState, Error> {
+        if self.one_in(3) {
+            let [seed, offset] = ["seed", "offset"].map(|what| self.name(what));
+            let seed = self.builder.host_scalar(&seed, DType::I64);
+            return Ok(RandomState::by_value(seed, self.builder.host_scalar(&offset, DType::I64)));
+        }
         let layout = Layout::row_major(&[4]).map_err(|source| Error::Layout { tensor: "state".to_owned(), source })?;
         let name = self.name("state");
-        Ok(self.builder.tensor(&name, DType::I32, layout))
+        Ok(self.builder.tensor(&name, DType::I32, layout).into())
     }
 
     fn scale_or_index(&mut self) -> Result<(), Error> {
