@@ -289,7 +289,7 @@ mod tests {
         ("pool.map", 12, &[("direction", 48), ("extent", 12)]),
         ("pool.reduction", 24, &[("direction", 48), ("extent", 12)]),
         ("reduce.simt", 126, &[]),
-        ("scan.rows", 0, &[]),
+        ("scan.rows", 109, &[]),
         ("softmax.rows", 88, &[]),
     ];
 
