@@ -1,6 +1,6 @@
 //! Pointwise functions in `f64`: values, derivatives, and where they turn or jump.
 
-use verdigris_graph::{BinaryOp, Error, Graph, HostScalar, Pointwise, RandomState, Real, TernaryOp, Uid, UnaryOp};
+use verdigris_graph::{BinaryOp, Error, Graph, HostScalar, Pointwise, Real, TernaryOp, Uid, UnaryOp};
 use verdigris_tensor::{DType, Layout};
 
 use crate::fuzz::{Draft, TYPES};
@@ -534,16 +534,11 @@ impl Draft {
         self.pointwise_result(y, &x.dims, &[x.dtype, DType::F32])
     }
 
-    /// A random state, in memory that no op writes or by value.
-    fn state(&mut self) -> Result<RandomState, Error> {
-        if self.one_in(3) {
-            let [seed, offset] = ["seed", "offset"].map(|what| self.name(what));
-            let seed = self.builder.host_scalar(&seed, DType::I64);
-            return Ok(RandomState::by_value(seed, self.builder.host_scalar(&offset, DType::I64)));
-        }
+    /// A random state in memory, which no op writes.
+    fn state(&mut self) -> Result<Uid, Error> {
         let layout = Layout::row_major(&[4]).map_err(|source| Error::Layout { tensor: "state".to_owned(), source })?;
         let name = self.name("state");
-        Ok(self.builder.tensor(&name, DType::I32, layout).into())
+        Ok(self.builder.tensor(&name, DType::I32, layout))
     }
 
     fn scale_or_index(&mut self) -> Result<(), Error> {
