@@ -27,11 +27,13 @@ pub enum Engine {
     Attention,
     /// Resampling, borders and their gradients.
     Resample,
+    /// Scans.
+    Scan,
 }
 
 impl Engine {
     /// Every engine.
-    pub const ALL: [Engine; 11] = [
+    pub const ALL: [Engine; 12] = [
         Engine::Gemm,
         Engine::ConvGemm,
         Engine::Pointwise,
@@ -43,6 +45,7 @@ impl Engine {
         Engine::BatchNorm,
         Engine::Attention,
         Engine::Resample,
+        Engine::Scan,
     ];
 
     /// The stable id.
@@ -59,6 +62,7 @@ impl Engine {
             Engine::BatchNorm => "cpu.batch_norm",
             Engine::Attention => "cpu.attention",
             Engine::Resample => "cpu.resample",
+            Engine::Scan => "cpu.scan",
         }
     }
 
@@ -76,6 +80,7 @@ impl Engine {
             Engine::BatchNorm => 9,
             Engine::Attention => 10,
             Engine::Resample => 11,
+            Engine::Scan => 12,
         }
     }
 }

@@ -148,12 +148,12 @@ impl GraphPlan {
     /// Bindings that are missing, too short or name no tensor; then nothing is written. [`Error::OutOfMemory`]; then the outputs are
     /// undefined.
     pub fn run(&self, bindings: &mut Bindings<'_>) -> Result<RunReport, Error> {
-        let scalars: BTreeMap<Uid, f64> = bindings
+        let scalars: BTreeMap<Uid, Number> = bindings
             .list
             .iter()
             .filter_map(|(uid, bound)| match bound {
-                Bound::Real(value) => Some((*uid, *value)),
-                Bound::Integer(value) => Some((*uid, *value as f64)),
+                Bound::Real(value) => Some((*uid, Number::Real(*value))),
+                Bound::Integer(value) => Some((*uid, Number::Integer(*value))),
                 Bound::Read(_) | Bound::Write(_) => None,
             })
             .collect();
@@ -253,11 +253,18 @@ impl Cell<'_> {
     }
 }
 
+/// A number of the host.
+#[derive(Clone, Copy, Debug)]
+enum Number {
+    Real(f64),
+    Integer(i128),
+}
+
 /// What an engine call sees.
 pub(crate) struct Context<'r> {
     plan: &'r GraphPlan,
     cells: &'r [Cell<'r>],
-    scalars: &'r BTreeMap<Uid, f64>,
+    scalars: &'r BTreeMap<Uid, Number>,
     pub(crate) scratch: &'r Scratch,
 }
 
@@ -273,12 +280,25 @@ impl<'r> Context<'r> {
         &self.plan.graph.tensors[self.plan.index[&uid]]
     }
 
+    /// An integer of the host, exactly.
+    pub(crate) fn integer(&self, uid: Uid) -> i128 {
+        match self.scalars.get(&uid) {
+            Some(Number::Integer(value)) => *value,
+            Some(Number::Real(value)) => *value as i128,
+            None => 0,
+        }
+    }
+
     /// The value of a factor, as its type holds it; an integer beyond 2⁵³ is rounded.
     pub(crate) fn scalar(&self, scalar: HostScalar<Uid>) -> f64 {
         match scalar {
             HostScalar::Fixed(real) => real.0,
             HostScalar::Bound(uid) => {
-                let value = self.scalars.get(&uid).copied().unwrap_or(f64::NAN);
+                let value = match self.scalars.get(&uid) {
+                    Some(Number::Real(value)) => *value,
+                    Some(Number::Integer(value)) => *value as f64,
+                    None => f64::NAN,
+                };
                 if self.tensor(uid).dtype == DType::F32 { f64::from(value as f32) } else { value }
             }
         }

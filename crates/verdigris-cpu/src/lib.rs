@@ -43,6 +43,7 @@ mod pool;
 mod real;
 mod reduction;
 mod resample;
+mod scan;
 mod scratch;
 mod softmax;
 

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use rayon::prelude::*;
-use verdigris_graph::{BinaryOp, Node, Op, Pointwise, TernaryOp, Uid, UnaryOp};
+use verdigris_graph::{BinaryOp, Drawn, Node, Op, Pointwise, TernaryOp, Uid, UnaryOp};
 use verdigris_tensor::{DType, Layout};
 
 use crate::elements::{View, ViewMut, narrow, widen};
@@ -59,7 +59,7 @@ enum Function<T> {
     /// The coordinate along this dim, in the order of iteration.
     Coordinate(usize),
     /// Random numbers.
-    Random(Stream),
+    Random(Stream, Drawn),
 }
 
 fn run(nodes: &[Node], context: &Context<'_>, outputs: Vec<(Uid, ViewMut<'_>)>) {
@@ -104,10 +104,18 @@ fn run_in<T: Real + num_traits::Float>(nodes: &[Node], context: &Context<'_>, ou
             Pointwise::Binary { f, .. } => Function::Binary(f),
             Pointwise::Ternary { f, .. } => Function::Ternary(f),
             Pointwise::Scale { factor, .. } => Function::Scale(T::from_f64(context.scalar(factor))),
-            Pointwise::Random { state, .. } => {
-                let view = context.view(state);
-                let word = |i: usize| view.integer(i * view.layout.strides()[0] as usize) as u32;
-                Function::Random(Stream::new([0, 1, 2, 3].map(word)))
+            Pointwise::Random { distribution, state, offset, .. } => {
+                let words = match offset {
+                    Some(offset) => {
+                        let [seed, offset] = [state, offset].map(|uid| context.integer(uid) as u64);
+                        [seed as u32, (seed >> 32) as u32, offset as u32, (offset >> 32) as u32]
+                    }
+                    None => {
+                        let view = context.view(state);
+                        [0, 1, 2, 3].map(|i| view.integer(i * view.layout.strides()[0] as usize) as u32)
+                    }
+                };
+                Function::Random(Stream::new(words), distribution)
             }
             Pointwise::GenIndex { axis, .. } => Function::Coordinate(by_stride.iter().position(|&dim| dim == axis as usize).unwrap_or(0)),
         };
@@ -222,9 +230,9 @@ impl<T: Real + num_traits::Float> Chain<'_, T> {
                     let extent = dims[dim] as usize;
                     to.iter_mut().enumerate().for_each(|(i, to)| *to = T::from_i64(((first + i) / inner % extent) as i64));
                 }
-                Function::Random(stream) => {
-                    let mut uniform = stream.uniform();
-                    to.iter_mut().enumerate().for_each(|(i, to)| *to = T::from_f32(uniform(self.number(first + i))));
+                Function::Random(stream, distribution) => {
+                    let mut drawn = stream.numbers(distribution);
+                    to.iter_mut().enumerate().for_each(|(i, to)| *to = T::from_f32(drawn(self.number(first + i))));
                 }
             }
             if let Some(dtype) = instruction.rounded_to {

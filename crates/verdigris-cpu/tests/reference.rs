@@ -321,7 +321,8 @@ impl Draw {
         let dims = if self.chance(4) { vec![5, 4003] } else { self.dims(rank, 14) };
         let state = self.tensor(g, "state", DType::I32, &[4]);
         let y = if self.chance(3) {
-            g.random_uniform("random", &dims, state)?
+            let is_normal = self.below(2) == 0;
+            if is_normal { g.random_normal("random", &dims, state)? } else { g.random_uniform("random", &dims, state)? }
         } else {
             let dtype = self.float();
             let x = self.tensor(g, "x", dtype, &dims);

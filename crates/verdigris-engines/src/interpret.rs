@@ -3,14 +3,16 @@
 //! This is how the cases and random graphs of the corpus reach the engines without a device. [`Parts`] knows all the configs that were
 //! asked for of each part; a [`Variant`] is one config for each of them, and can be run.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use verdigris_graph::pattern::{self, Partition};
 use verdigris_graph::problem::{Access, Operand};
 use verdigris_graph::{Determinism, Error, Graph, Problem, Uid};
+use verdigris_kir::execution::HostValue;
 use verdigris_kir::interp::{self, Counters, Kernels, Memory, Options};
-use verdigris_kir::program::Program;
+use verdigris_kir::ir::Ty;
+use verdigris_kir::program::{Arg, Program};
 
 use crate::arch::Arch;
 use crate::engine::{Engine, EngineId, Knobs, Refusal};
@@ -223,8 +225,15 @@ impl Variant {
             for uid in &slots {
                 memory.add(buffers.get(uid).map_or(&[][..], Vec::as_slice));
             }
-            let scalar = |uid: &Uid| scalars.get(uid).copied().unwrap_or(0.0).into();
-            let options = Options { host_scalars: slots.iter().map(scalar).collect(), ..options.clone() };
+            // What a kernel takes as an integer is given as one.
+            let integers: BTreeSet<usize> = (program.launches().flat_map(|launch| launch.args.iter()))
+                .filter_map(|arg| if let Arg::HostScalar(Ty::S64, index) = arg { Some(*index) } else { None })
+                .collect();
+            let scalar = |(index, uid): (usize, &Uid)| {
+                let value = scalars.get(uid).copied().unwrap_or(0.0);
+                if integers.contains(&index) { HostValue::Signed(value as i64) } else { HostValue::Real(value) }
+            };
+            let options = Options { host_scalars: slots.iter().enumerate().map(scalar).collect(), ..options.clone() };
             let report = interp::run(&program, kernels, &mut memory, &options).map_err(|findings| findings.to_string())?;
             for (uid, access) in self.accesses()? {
                 if access == Access::Written

@@ -22,6 +22,7 @@ pub mod pool;
 pub mod reduce;
 pub mod resample;
 pub mod rewrite;
+pub mod scan;
 pub mod softmax;
 mod split_k;
 mod store;
@@ -45,6 +46,7 @@ pub fn engines() -> impl Iterator<Item = &'static dyn Engine> {
         gemm::ENGINES,
         map::ENGINES,
         reduce::ENGINES,
+        scan::ENGINES,
         softmax::ENGINES,
         pool::ENGINES,
         norm::ENGINES,

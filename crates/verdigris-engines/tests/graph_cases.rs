@@ -173,6 +173,11 @@ fn attention() {
 }
 
 #[test]
+fn scan() {
+    family("scan");
+}
+
+#[test]
 fn softmax() {
     family("softmax");
 }

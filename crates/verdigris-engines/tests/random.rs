@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use verdigris_engines::arch::Arch;
 use verdigris_engines::engines;
 use verdigris_engines::interpret::Parts;
-use verdigris_graph::{Graph, GraphBuilder, ReductionOp, Uid};
+use verdigris_graph::{Graph, GraphBuilder, HostScalar, RandomState, ReductionOp, Uid};
 use verdigris_kir::interp::{Kernels, Options};
 use verdigris_tensor::{DType, Layout};
 
@@ -37,6 +37,11 @@ fn state(seed: u64, offset: u64) -> Vec<u8> {
 
 /// What each way of each part of a graph leaves in `y`.
 fn results(graph: &Graph, inputs: &[(Uid, Vec<u8>)], y: Uid) -> Vec<Vec<u8>> {
+    results_with(graph, inputs, &BTreeMap::new(), y)
+}
+
+/// The same with numbers from the host.
+fn results_with(graph: &Graph, inputs: &[(Uid, Vec<u8>)], scalars: &BTreeMap<Uid, f64>, y: Uid) -> Vec<Vec<u8>> {
     let arch = Arch::virtual_device(3);
     let engines: Vec<_> = engines().collect();
     let parts = Parts::all(graph, &arch, &engines).expect("is cut");
@@ -47,7 +52,7 @@ fn results(graph: &Graph, inputs: &[(Uid, Vec<u8>)], y: Uid) -> Vec<Vec<u8>> {
             let mut buffers: BTreeMap<Uid, Vec<u8>> = inputs.iter().cloned().collect();
             buffers.insert(y, vec![0xa5; size]);
             let options = Options { sms: arch.sm_count, ..Options::schedule(variant as u64) };
-            parts.interpret(variant, &mut buffers, &BTreeMap::new(), &Kernels::new(), &options).expect("runs");
+            parts.interpret(variant, &mut buffers, scalars, &Kernels::new(), &options).expect("runs");
             buffers.remove(&y).expect("bound")
         })
         .collect()
@@ -134,6 +139,62 @@ fn masks_are_the_same_in_all_types_and_in_reductions() {
         let wanted: Vec<u8> = (0..kept).flat_map(|i| ((0..reduced).filter(|&j| at(i, j)).count() as f32).to_le_bytes()).collect();
         for got in results(&graph, &[(given, state(seed, offset))], count) {
             assert!(got == wanted, "axis {axis}");
+        }
+    }
+}
+
+/// Sizes, orders and gaps as above: each number within what logarithm, root, sine and cosine lose, and the ends of its words finite.
+#[test]
+fn normal_numbers_are_those_of_the_definition() {
+    let seed = 0x0123_4567_89ab_cdef;
+    let layouts = [rows(&[1]), rows(&[7]), rows(&[1026]), rows(&[2048]), rows(&[3, 7]), Layout::new(&[6, 10], &[16, 1]).expect("gaps")];
+    for layout in layouts {
+        for offset in [0, u64::MAX - 3] {
+            let mut g = GraphBuilder::new("normal");
+            let given = g.tensor("state", DType::I32, rows(&[4]));
+            let y = g.random_normal("normal", layout.dims(), given).expect("small");
+            g.store_as(y, "y", DType::F32, layout).expect("stores");
+            let graph = g.finish().expect("valid");
+            for got in results(&graph, &[(given, state(seed, offset))], y) {
+                for number in 0..layout.elements() {
+                    let place = layout.offset_of_position(number).expect("within") as usize;
+                    let found = f32::from_le_bytes(got[place * 4..][..4].try_into().expect("four bytes"));
+                    let words = block(offset.wrapping_add(number / 4), seed);
+                    let pair = (number % 4 / 2 * 2) as usize;
+                    let u = words[pair] as f32 * 2f32.powi(-32) + 2f32.powi(-33);
+                    let radius = (-2.0 * f64::from(u).ln()).sqrt();
+                    let angle = std::f64::consts::TAU * f64::from(words[pair + 1] >> 8) / f64::from(1 << 24);
+                    let wanted = radius * if number % 2 == 0 { angle.cos() } else { angle.sin() };
+                    let off = (f64::from(found) - wanted).abs();
+                    assert!(off <= radius * 2f64.powi(-20), "{layout:?} at {offset}, element {number}: {found}, wanted {wanted}");
+                }
+            }
+        }
+    }
+}
+
+/// Seed and offset from the host give the numbers that they give from memory, and serve as a factor beside it.
+#[test]
+fn a_state_by_value_is_a_state_in_memory() {
+    for (seed, offset) in [(0i64, 0i64), (1 << 52 | 12345, 77), (-3, 1 << 40 | 5), (-(1 << 52), -1)] {
+        let mut g = GraphBuilder::new("random");
+        let [by_seed, by_offset] = ["seed", "offset"].map(|name| g.host_scalar(name, DType::I64));
+        let given = RandomState::by_value(by_seed, by_offset);
+        let y = g.random_uniform("random", &[3, 331], given).expect("small");
+        g.store(y, "y", DType::F32).expect("stores");
+        let scaled = g.scale("scale", y, HostScalar::Bound(by_offset)).expect("fits");
+        g.store(scaled, "scaled", DType::F32).expect("stores");
+        let graph = g.finish().expect("valid");
+        let wanted: Vec<f32> = (0..993).map(|number| uniform(seed as u64, offset as u64, number)).collect();
+        let scalars = BTreeMap::from([(by_seed, seed as f64), (by_offset, offset as f64)]);
+        let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+        let scaled_size = vec![0; 993 * 4];
+        for got in results_with(&graph, &[(scaled, scaled_size.clone())], &scalars, y) {
+            assert!(got == bytes(&wanted), "{seed} {offset}");
+        }
+        let times: Vec<f32> = wanted.iter().map(|value| value * offset as f32).collect();
+        for got in results_with(&graph, &[(y, scaled_size.clone())], &scalars, scaled) {
+            assert!(got == bytes(&times), "{seed} {offset}");
         }
     }
 }

@@ -3,7 +3,7 @@
 //! 1. Uids are unique; every uid that an op names exists.
 //! 2. Each tensor is written at most once, and before it is read. A virtual tensor is written and read.
 //! 3. Stored tensors have a storage type (not tf32). What is written does not overlap itself.
-//! 4. Host scalars have one element, are read only as factors, and are f32, f64 or integers.
+//! 4. Host scalars have one element, are read only as factors and as random states, and are f32, f64 or integers.
 //! 5. Each op's own rules: dims as inferred, attributes in range, types that its precision takes.
 
 use std::collections::{HashMap, HashSet};
@@ -106,7 +106,7 @@ pub(crate) fn data<'g>(graph: &'g Graph, op: &str, uid: Uid) -> Result<&'g Tenso
         return Err(Error::Structure {
             op: op.to_owned(),
             tensor: tensor.name.clone(),
-            rule: "a host scalar is a factor (alpha, beta, the factor of scale), not an operand",
+            rule: "a host scalar is a factor (alpha, beta, the factor of scale) or a seed with its offset, not an operand",
         });
     }
     Ok(tensor)

@@ -7,8 +7,8 @@ use verdigris_graph::spec::{Presence, SPECS};
 use verdigris_graph::{
     Attention, AttentionBackward, AttentionSpec, BatchNorm, BatchNormBackward, BinaryOp, Causal, Conv, ConvDirection, ConvMode,
     CrossEntropyBackward, CrossEntropySpec, Error, Filter, Graph, GraphBuilder, HostScalar, Key, LossReduction, Matmul, Movement,
-    NormGradients, NormKind, NormSpec, Normalize, NormalizeBackward, Op, PoolBackward, PoolMode, PoolWindows, Precision, Real, ReductionOp,
-    Role, Sampling, TensorDesc, TernaryOp, Uid, UnaryOp, json,
+    NormGradients, NormKind, NormSpec, Normalize, NormalizeBackward, Op, PoolBackward, PoolMode, PoolWindows, Precision, RandomState, Real,
+    ReductionOp, Role, Sampling, ScanOp, TensorDesc, TernaryOp, Uid, UnaryOp, json,
 };
 use verdigris_tensor::{DType, Layout};
 
@@ -114,6 +114,11 @@ fn everything() -> Result<Graph, Error> {
     value = g.binary("shift", BinaryOp::Add, value, index)?;
     let state = g.tensor("state", DType::I32, rows(&[4]));
     value = g.dropout("dropout", value, state, 0.25)?;
+    let normal = g.random_normal("normal", &[4, 8], state)?;
+    g.store(normal, "drawn normal", DType::F32)?;
+    let [seed, offset] = ["seed", "offset"].map(|name| g.host_scalar(name, DType::I64));
+    let drawn = g.bernoulli("by value", &[4, 8], RandomState::by_value(seed, offset), 0.5)?;
+    g.store(drawn, "drawn by value", DType::F32)?;
     g.store(value, "value", DType::F32)?;
 
     for (i, f) in ReductionOp::ALL.into_iter().enumerate() {
@@ -152,6 +157,13 @@ fn everything() -> Result<Graph, Error> {
     g.store(back, "resample dx", DType::F16)?;
 
     let logits = g.tensor("logits", DType::F32, rows(&[5, 10]));
+    for f in ScanOp::ALL {
+        for (exclusive, reverse) in [(false, false), (true, false), (false, true), (true, true)] {
+            let name = format!("scan {} {exclusive} {reverse}", f.name());
+            let y = g.scan(&name, f, logits, 1, exclusive, reverse)?;
+            g.store(y, &format!("of {name}"), DType::F32)?;
+        }
+    }
     let labels = g.tensor("labels", DType::I64, rows(&[5, 1]));
     for log in [false, true] {
         let p = g.softmax(&format!("softmax {log}"), logits, 1, log)?;

@@ -2,8 +2,8 @@
 
 use verdigris_graph::pattern::{Partition, partition};
 use verdigris_graph::{
-    Access, BinaryOp, ChainStep, Error, GraphBuilder, MapProblem, Movement, Op, PoolMode, PoolWindows, Precision, Problem, Real,
-    ReductionOp, TernaryOp, Uid, UnaryOp,
+    Access, BinaryOp, ChainStep, Error, GraphBuilder, MapProblem, Movement, Op, PoolMode, PoolWindows, Precision, Problem, RandomState,
+    Real, ReductionOp, TernaryOp, Uid, UnaryOp,
 };
 use verdigris_tensor::{DType, Layout};
 
@@ -477,6 +477,26 @@ fn a_random_state_is_four_words_that_no_op_writes() -> TestResult {
     let y = g.random_uniform("random", &[8], state)?;
     g.store(y, "y", DType::F32)?;
     assert!(g.finish().expect_err("made").to_string().contains("not written by an op"));
+    // By value: two host scalars of i64, and no other.
+    for (dtype, is_memory) in [(DType::I32, false), (DType::F64, false), (DType::I64, true)] {
+        let mut g = GraphBuilder::new("by value");
+        let seed = g.host_scalar("seed", DType::I64);
+        let offset = if is_memory { g.tensor("offset", dtype, rows(&[1])) } else { g.host_scalar("offset", dtype) };
+        let y = g.random_normal("normal", &[8], RandomState::by_value(seed, offset))?;
+        g.store(y, "y", DType::F32)?;
+        let error = g.finish().expect_err("no such state").to_string();
+        assert!(error.contains(if is_memory { "two host scalars" } else { "of i64" }), "{error}");
+    }
+    let mut g = GraphBuilder::new("by value");
+    let [seed, offset] = ["seed", "offset"].map(|name| g.host_scalar(name, DType::I64));
+    let y = g.random_normal("normal", &[8], RandomState::by_value(seed, offset))?;
+    g.store(y, "y", DType::F32)?;
+    let graph = g.finish()?;
+    let partition = partition(&graph)?;
+    let problem = &partition.parts[0].problem;
+    assert_eq!(problem.to_string().parse::<Problem>()?, *problem, "{problem}");
+    let scalars: Vec<Uid> = problem.scalars().into_iter().map(|slot| partition.parts[0].bindings[slot.0 as usize]).collect();
+    assert_eq!(scalars, [seed, seed, offset, offset]);
     let mut g = GraphBuilder::new("dropout");
     let (x, state) = (g.tensor("x", DType::F32, rows(&[8])), g.tensor("state", DType::I32, rows(&[4])));
     for p in [-0.1, 1.5, f64::NAN] {

@@ -33,9 +33,9 @@ use crate::ir::Ty;
 pub enum HostValue {
     /// For parameters of type f64, and of type f32, to which it is rounded.
     Real(f64),
-    /// For integers, signed or not, that hold it.
+    /// For integers, signed or not, that hold it, and for real numbers, to which it is rounded.
     Signed(i64),
-    /// For integers, signed or not, that hold it.
+    /// The same.
     Unsigned(u64),
 }
 
@@ -106,7 +106,7 @@ impl HostValue {
     /// The bits of a parameter of that type.
     ///
     /// # Errors
-    /// A real number for an integer, an integer for a real number, or one that the type does not hold.
+    /// A real number for an integer, or an integer that the type does not hold.
     #[inline]
     pub fn bits(self, ty: Ty) -> Result<u64, ValueMismatch> {
         let integer = match self {
@@ -121,6 +121,7 @@ impl HostValue {
             HostValue::Unsigned(value) => i128::from(value),
         };
         let bits = match ty {
+            Ty::F32 | Ty::F64 => return HostValue::Real(integer as f64).bits(ty),
             Ty::U32 => u32::try_from(integer).ok().map(u64::from),
             Ty::S32 => i32::try_from(integer).ok().map(|value| u64::from(value as u32)),
             Ty::U64 => u64::try_from(integer).ok(),
@@ -330,10 +331,10 @@ mod tests {
         assert_eq!(of(HostValue::Unsigned(1 << 63), Ty::U64), Some(1 << 63));
         // Either kind of integer, where the type holds it.
         assert_eq!((of(HostValue::Signed(7), Ty::U32), of(HostValue::Unsigned(7), Ty::S32)), (Some(7), Some(7)));
+        assert_eq!(of(HostValue::Unsigned(3), Ty::F32), Some(u64::from(3.0f32.to_bits())));
+        assert_eq!(of(HostValue::Signed(-3), Ty::F64), Some((-3.0f64).to_bits()));
         for (value, ty) in [
             (HostValue::Real(1.0), Ty::U64),
-            (HostValue::Unsigned(1), Ty::F32),
-            (HostValue::Signed(1), Ty::F64),
             (HostValue::Unsigned(1 << 32), Ty::U32),
             (HostValue::Unsigned(1 << 31), Ty::S32),
             (HostValue::Unsigned(1 << 63), Ty::S64),

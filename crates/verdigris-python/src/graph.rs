@@ -5,7 +5,7 @@ use pyo3::types::PyDict;
 use verdigris_graph::{
     Attended, Attention, AttentionBackward, AttentionSpec, BatchNorm, BatchNormBackward, BatchNormed, BinaryOp, Conv, ConvDirection,
     CrossEntropyBackward, CrossEntropySpec, GraphBuilder, HostScalar, LossReduction, Matmul, NormGradients, NormKind, NormSpec, Normalize,
-    NormalizeBackward, OperandScale, PoolBackward, Precision, Real, Sampling, TensorDesc, TernaryOp,
+    NormalizeBackward, OperandScale, PoolBackward, Precision, RandomState, Real, Sampling, TensorDesc, TernaryOp,
 };
 use verdigris_tensor::{DType, Layout};
 
@@ -202,6 +202,11 @@ fn loss_spec(axis: u32, label_smoothing: f64, ignore_index: Option<i64>, reducti
     Ok(CrossEntropySpec { axis, label_smoothing: Real(label_smoothing), ignore_index, reduction })
 }
 
+/// In memory, or by value where there is an offset.
+fn random_state(state: Uid, offset: Option<Uid>) -> RandomState {
+    RandomState { state: state.0, offset: offset.map(|offset| offset.0) }
+}
+
 fn scale(tensor: Option<Uid>, block: Option<[u64; 2]>) -> Option<OperandScale> {
     tensor.map(|tensor| OperandScale { tensor: tensor.0, block })
 }
@@ -328,22 +333,29 @@ impl Graph {
         self.builder()?.scale(name, x.0, factor).map(Uid).map_err(refuse)
     }
 
-    /// Random numbers in [0, 1), as f32. `state`: four i32, the halves of seed and offset, low ones first.
-    #[pyo3(signature = (dims, state, *, name = "random"))]
-    fn random_uniform(&mut self, dims: Vec<u64>, state: Uid, name: &str) -> PyResult<Uid> {
-        self.builder()?.random_uniform(name, &dims, state.0).map(Uid).map_err(refuse)
+    /// Random numbers in [0, 1), as f32. `state`: four i32, the halves of seed and offset, low ones first; with an `offset`, both are host scalars of i64 that
+    /// are given at execution, and `state` is the seed.
+    #[pyo3(signature = (dims, state, *, offset = None, name = "random"))]
+    fn random_uniform(&mut self, dims: Vec<u64>, state: Uid, offset: Option<Uid>, name: &str) -> PyResult<Uid> {
+        self.builder()?.random_uniform(name, &dims, random_state(state, offset)).map(Uid).map_err(refuse)
+    }
+
+    /// Random numbers of mean 0 and variance 1, normally distributed, as f32; from the words of which `random_uniform` makes its own.
+    #[pyo3(signature = (dims, state, *, offset = None, name = "normal"))]
+    fn random_normal(&mut self, dims: Vec<u64>, state: Uid, offset: Option<Uid>, name: &str) -> PyResult<Uid> {
+        self.builder()?.random_normal(name, &dims, random_state(state, offset)).map(Uid).map_err(refuse)
     }
 
     /// 1 with probability `p`, else 0, as f32.
-    #[pyo3(signature = (dims, state, p, *, name = "bernoulli"))]
-    fn bernoulli(&mut self, dims: Vec<u64>, state: Uid, p: f64, name: &str) -> PyResult<Uid> {
-        self.builder()?.bernoulli(name, &dims, state.0, p).map(Uid).map_err(refuse)
+    #[pyo3(signature = (dims, state, p, *, offset = None, name = "bernoulli"))]
+    fn bernoulli(&mut self, dims: Vec<u64>, state: Uid, p: f64, offset: Option<Uid>, name: &str) -> PyResult<Uid> {
+        self.builder()?.bernoulli(name, &dims, random_state(state, offset), p).map(Uid).map_err(refuse)
     }
 
     /// `x` with each element dropped (0) with probability `p`, and the others divided by `1 - p`.
-    #[pyo3(signature = (x, state, p, *, name = "dropout"))]
-    fn dropout(&mut self, x: Uid, state: Uid, p: f64, name: &str) -> PyResult<Uid> {
-        self.builder()?.dropout(name, x.0, state.0, p).map(Uid).map_err(refuse)
+    #[pyo3(signature = (x, state, p, *, offset = None, name = "dropout"))]
+    fn dropout(&mut self, x: Uid, state: Uid, p: f64, offset: Option<Uid>, name: &str) -> PyResult<Uid> {
+        self.builder()?.dropout(name, x.0, random_state(state, offset), p).map(Uid).map_err(refuse)
     }
 
     /// The coordinate of each element along `axis`, as i64.
@@ -427,6 +439,14 @@ impl Graph {
     fn reduction(&mut self, f: &str, x: Uid, axes: Vec<u32>, name: &str) -> PyResult<Uid> {
         let f = by_name("the reduction", f)?;
         self.builder()?.reduction(name, f, x.0, &axes).map(Uid).map_err(refuse)
+    }
+
+    /// A scan of `x` along `axis`: `add mul min max log_sum_exp` of the elements up to each one. `exclusive` leaves it out of its own result, `reverse` goes
+    /// from the last element to the first.
+    #[pyo3(signature = (f, x, axis, *, exclusive = false, reverse = false, name = "scan"))]
+    fn scan(&mut self, f: &str, x: Uid, axis: u32, exclusive: bool, reverse: bool, name: &str) -> PyResult<Uid> {
+        let f = by_name("the scan", f)?;
+        self.builder()?.scan(name, f, x.0, axis, exclusive, reverse).map(Uid).map_err(refuse)
     }
 
     /// Pooling of `x [n, c, spatial...]` with `mode` `"max"` or `"average"`. Lists have one entry for each spatial dim; the stride is the

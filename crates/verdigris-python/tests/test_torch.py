@@ -377,6 +377,7 @@ OPERATORS = {
     "avg_pool": ([(2, 4, 6, 6)], ["window=2,2 pad=1"]),
     "activation": ([(2, 4)], ["f=silu"]),
     "softmax": ([(2, 4)], ["axis=1 log=0"]),
+    "scan": ([(2, 4)], ["f=mul axis=1"]),
     "norm": ([(2, 4), (4,), (4,)], ["kind=layer axes=1 eps=1e-05"]),
     "class_loss": ([(2, 4), (2, 4), (4,)], ["axis=1 reduction=sum targets=probabilities"]),
 }

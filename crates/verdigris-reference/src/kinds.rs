@@ -98,7 +98,7 @@ pub fn that_matter(graph: &Graph) -> BTreeSet<Distribution> {
                 &[Distribution::Masked, Distribution::Hundreds]
             }
             // A greatest element that is −∞ or not a number; several that are equal.
-            Op::Pool(_) | Op::PoolBackward(_) | Op::Reduction(_) => {
+            Op::Pool(_) | Op::PoolBackward(_) | Op::Reduction(_) | Op::Scan(_) => {
                 &[Distribution::Masked, Distribution::Special, Distribution::SmallIntegers]
             }
             // What a tap of weight 0 would bring.
@@ -177,6 +177,7 @@ mod tests {
             ("norm", "[[group]]\nid = \"x\"\ntypes = [\"f32\"]\npasses = [\"forward\"]\naxes = [[1]]\ndims = [[2, 3]]"),
             ("pool", "[[group]]\nid = \"x\"\ntypes = [\"f32\"]\nmodes = [\"max\"]\nshapes = [\"n1 c1 i4 w2\"]"),
             ("reduction", "[[group]]\nid = \"x\"\ntypes = [\"f32\"]\nf = [\"max\"]\naxes = [[1]]\ndims = [[2, 3]]"),
+            ("scan", "[[group]]\nid = \"x\"\ntypes = [\"f32\"]\nf = [\"max\"]\naxis = [1]\ndims = [[2, 3]]"),
             ("conv", "[[group]]\nid = \"x\"\ntypes = [\"bf16\"]\nshapes = [\"n1 c4 i4x4 k4 f2x2\"]"),
             ("batch_norm", "[[group]]\nid = \"x\"\ntypes = [\"f32\"]\nops = [\"forward\"]\ndims = [[2, 3]]"),
             ("attention", "[[group]]\nid = \"x\"\ntypes = [\"f32\"]\nops = [\"forward\"]\nshapes = [\"q2 k3 d4\"]"),

@@ -1,32 +1,62 @@
-//! Uniform random numbers by Philox4x32-10, by the counter scheme of [`verdigris_graph::Pointwise::Random`].
+//! Random numbers by Philox4x32-10, by the counter scheme of [`verdigris_graph::Pointwise::Random`].
 
+use verdigris_graph::Drawn;
 use verdigris_tensor::DType;
+use verdigris_tensor::num::power_of_two;
 
 use crate::source::{Formula, Source};
 use crate::tolerance::Bounded;
 
 /// Random numbers over dims.
-pub(crate) struct Uniform {
+pub(crate) struct Numbers {
+    distribution: Drawn,
+    /// Beyond 2⁵³ numbers of the host are not known exactly.
+    is_known: bool,
     seed: [u64; 2],
     offset: u128,
     dims: Vec<u64>,
 }
 
-impl Uniform {
-    /// `state`: seed and offset, four words.
-    pub(crate) fn new(state: &Source<'_>, dims: &[u64]) -> Uniform {
+impl Numbers {
+    /// `state`: seed and offset, four words in memory.
+    pub(crate) fn new(distribution: Drawn, state: &Source<'_>, dims: &[u64]) -> Numbers {
         // An i32 as the unsigned number of the same bits.
         let word = |i: u64| (state.at(&[i]).value as i64).rem_euclid(1 << 32) as u64;
-        Uniform { seed: [word(0), word(1)], offset: u128::from(word(2)) + (u128::from(word(3)) << 32), dims: dims.to_vec() }
+        Numbers::of_words(distribution, true, word, dims)
+    }
+
+    /// Of seed and offset from the host.
+    pub(crate) fn by_value(distribution: Drawn, state: [f64; 2], dims: &[u64]) -> Numbers {
+        let is_known = state.iter().all(|number| number.abs() < power_of_two(53));
+        let [seed, offset] = state.map(|number| (number as i128).rem_euclid(1 << 64));
+        let word = |i: u64| ((if i < 2 { seed } else { offset } >> (32 * (i % 2))) % (1 << 32)) as u64;
+        Numbers::of_words(distribution, is_known, word, dims)
+    }
+
+    fn of_words(distribution: Drawn, is_known: bool, word: impl Fn(u64) -> u64, dims: &[u64]) -> Numbers {
+        let offset = u128::from(word(2)) + (u128::from(word(3)) << 32);
+        Numbers { distribution, is_known, seed: [word(0), word(1)], offset, dims: dims.to_vec() }
     }
 }
 
-impl Formula for Uniform {
+impl Formula for Numbers {
     fn at(&self, index: &[u64]) -> Bounded {
+        if !self.is_known {
+            return Bounded { value: 0.0, error: f64::INFINITY };
+        }
         let number = index.iter().zip(&self.dims).fold(0u128, |number, (&i, &dim)| number * u128::from(dim) + u128::from(i));
         let block = (self.offset + number / 4) % (1 << 64);
         let words = philox([(block % (1 << 32)) as u64, (block >> 32) as u64, 0, 0], self.seed);
-        Bounded::exact((words[(number % 4) as usize] / 256) as f64 / f64::from(1 << 24))
+        let (place, unit) = ((number % 4) as usize, |word: u64| (word / 256) as f64 / f64::from(1 << 24));
+        if self.distribution == Drawn::Uniform {
+            return Bounded::exact(unit(words[place]));
+        }
+        let [even, odd] = [place / 2 * 2, place / 2 * 2 + 1].map(|place| words[place]);
+        let u = f64::from((f64::from(even as f32) * power_of_two(-32) + power_of_two(-33)) as f32);
+        let (radius, angle) = ((-2.0 * u.ln()).sqrt(), 2.0 * std::f64::consts::PI * unit(odd));
+        let value = radius * if place % 2 == 0 { angle.cos() } else { angle.sin() };
+        // A few units of f32 each for the logarithm, the root, the angle, and its sine or cosine.
+        Bounded { value, error: radius * power_of_two(-20) }
     }
 
     fn compute(&self) -> DType {
@@ -64,7 +94,7 @@ mod tests {
     #[test]
     fn numbers_are_uniform() {
         let count = 1u64 << 20;
-        let all = Uniform { seed: [1234, 5678], offset: 42, dims: vec![count] };
+        let all = Numbers { distribution: Drawn::Uniform, is_known: true, seed: [1234, 5678], offset: 42, dims: vec![count] };
         let mut classes = [0u64; 256];
         (0..count).for_each(|i| classes[(all.at(&[i]).value * 256.0) as usize] += 1);
         let wanted = count as f64 / 256.0;

@@ -91,6 +91,8 @@ impl Bounded {
         let product = |a: Bounded, b: Bounded| pass(a.error, b.value.abs()) + pass(b.error, a.value.abs() + a.error);
         let flip = |is_close: bool| if is_close && sum(x.error, z.error) > 0.0 { 1.0 } else { 0.0 };
         let error = match f {
+            // An infinity or NaN among the operands is not rounded.
+            BinaryOp::Add | BinaryOp::Sub if !value.is_finite() => sum(x.error, z.error),
             BinaryOp::Add | BinaryOp::Sub => sum(x.error, z.error) + epsilon * value.abs(),
             BinaryOp::Mul => product(x, z) + epsilon * value.abs() + tiny(value, compute),
             BinaryOp::Max | BinaryOp::Min => x.error.max(z.error),

@@ -29,6 +29,7 @@ pub(crate) const EMBEDDED: &[(&str, &str)] = &[
     ("pointwise", include_str!("../../../cases/pointwise.toml")),
     ("reduction", include_str!("../../../cases/reduction.toml")),
     ("pool", include_str!("../../../cases/pool.toml")),
+    ("scan", include_str!("../../../cases/scan.toml")),
     ("softmax", include_str!("../../../cases/softmax.toml")),
     ("norm", include_str!("../../../cases/norm.toml")),
     ("movement", include_str!("../../../cases/movement.toml")),

@@ -37,6 +37,7 @@ const PROBLEMS: &[(&str, &str, &str)] = &[
     ("map.simt", "pointwise", include_str!("../../../cases/catalog/map.simt.pointwise.toml")),
     ("map.simt", "movement", include_str!("../../../cases/catalog/map.simt.movement.toml")),
     ("reduce.simt", "reduction", include_str!("../../../cases/catalog/reduce.simt.toml")),
+    ("scan.rows", "scan", include_str!("../../../cases/catalog/scan.rows.toml")),
     ("softmax.rows", "softmax", include_str!("../../../cases/catalog/softmax.rows.toml")),
     ("pool.direct", "pool", include_str!("../../../cases/catalog/pool.direct.toml")),
     ("resample.gather", "resample", include_str!("../../../cases/catalog/resample.gather.toml")),

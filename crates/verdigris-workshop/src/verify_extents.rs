@@ -28,11 +28,12 @@ use crate::classes::class;
 use crate::verify::{Fault, panic_text, schedule_of};
 
 /// The problems, by family.
-const PROBLEMS: [(&str, &str); 10] = [
+const PROBLEMS: [(&str, &str); 11] = [
     ("conv", include_str!("../../../cases/extents/conv.toml")),
     ("pointwise", include_str!("../../../cases/extents/pointwise.toml")),
     ("movement", include_str!("../../../cases/extents/movement.toml")),
     ("reduction", include_str!("../../../cases/extents/reduction.toml")),
+    ("scan", include_str!("../../../cases/extents/scan.toml")),
     ("pool", include_str!("../../../cases/extents/pool.toml")),
     ("softmax", include_str!("../../../cases/extents/softmax.toml")),
     ("norm", include_str!("../../../cases/extents/norm.toml")),
@@ -290,6 +291,7 @@ mod tests {
         ("pool.reduction", 24, &[("direction", 48), ("extent", 12)]),
         ("reduce.simt", 126, &[]),
         ("resample.gather", 96, &[]),
+        ("scan.rows", 109, &[]),
         ("softmax.rows", 88, &[]),
     ];
 

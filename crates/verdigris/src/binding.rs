@@ -86,9 +86,8 @@ impl Binding<'_> {
         match self {
             Binding::Buffer(slice) => *buffer = *slice,
             Binding::Scalar(value) => *scalar = HostValue::Real(*value),
-            // What graphs read of the host are factors, which arithmetic takes as real numbers.
-            Binding::Integer(value) => *scalar = HostValue::Real(*value as f64),
-            Binding::Unsigned(value) => *scalar = HostValue::Real(*value as f64),
+            Binding::Integer(value) => *scalar = HostValue::Signed(*value),
+            Binding::Unsigned(value) => *scalar = HostValue::Unsigned(*value),
             Binding::Host(_) => {}
         }
     }

@@ -31,7 +31,7 @@ pub const MAX_BOUND: usize = 1 << 16;
 /// has no ladder, and no execution that is being captured takes one: they give a typed error instead.
 ///
 /// **Addresses.** Where the graph declares no alignment, ways read several elements at a time and rely on it
-/// ([`BoundTensor::alignment_bytes`]). Maps, reductions, softmax, pooling and resampling are loaded a second time with settings that take the elements one
+/// ([`BoundTensor::alignment_bytes`]). Maps, reductions, scans, softmax, pooling and resampling are loaded a second time with settings that take the elements one
 /// by one, and run so, counted as above, where an address is a multiple of [`BoundTensor::least_alignment_bytes`] alone.
 #[derive(Debug)]
 pub struct GraphPlan {

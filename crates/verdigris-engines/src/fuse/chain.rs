@@ -164,7 +164,7 @@ impl ChainSpec {
     }
 
     fn indices(&self) -> Vec<Option<usize>> {
-        self.steps.iter().map(|step| matches!(step, Step::Index | Step::Random(_)).then_some(self.rank)).collect()
+        self.steps.iter().map(|step| matches!(step, Step::Index | Step::Random(..)).then_some(self.rank)).collect()
     }
 
     /// What a launch gives for the chain over a part of the space.

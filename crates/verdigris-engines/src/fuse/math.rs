@@ -74,6 +74,12 @@ pub(crate) fn sin_cos<T: Compute>(x: Val<'_, T>) -> [Val<'_, T>; 2] {
     let k = x.kernel();
     let finite = x.abs().lt(number(k, f64::INFINITY));
     let (r, quadrant) = T::reduce_angle(k.select(finite, x, number(k, 0.0)));
+    sin_cos_of_quadrant(r, quadrant).map(|value| nan_where(!finite, value))
+}
+
+/// Sine and cosine of `r + quadrant · π/2`, for `r` from −π/4 to π/4.
+pub(crate) fn sin_cos_of_quadrant<'k, T: Compute>(r: Val<'k, T>, quadrant: Val<'k, u32>) -> [Val<'k, T>; 2] {
+    let k = r.kernel();
     let z = r * r;
     let signed = |i: usize, power: usize| if i.is_multiple_of(2) { 1.0 } else { -1.0 } / factorial(power);
     let odd: Vec<f64> = (1..T::TERMS.min(9)).rev().map(|i| signed(i, 2 * i + 1)).collect();
@@ -85,7 +91,7 @@ pub(crate) fn sin_cos<T: Compute>(x: Val<'_, T>) -> [Val<'_, T>; 2] {
     let cos = k.select(swapped, sine, cosine);
     let sin = k.select((quadrant & 2).ne(0), -sin, sin);
     let cos = k.select(((quadrant + 1) & 2).ne(0), -cos, cos);
-    [sin, cos].map(|value| nan_where(!finite, value))
+    [sin, cos]
 }
 
 /// The tangent.

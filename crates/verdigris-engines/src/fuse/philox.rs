@@ -1,8 +1,10 @@
 //! Philox4x32-10 in a kernel: random numbers that depend on a state and a number alone. The counter scheme is that of
 //! [`verdigris_graph::Pointwise::Random`].
 
+use verdigris_graph::Drawn;
 use verdigris_kir::face::{Kernel, Val};
 
+use super::math;
 use super::value::{AnyVal, Raw};
 
 const MULTIPLIERS: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
@@ -35,40 +37,73 @@ impl<'k> Stream<'k> {
         })
     }
 
-    /// The word of one element.
-    fn word(&self, number: Val<'k, u64>) -> Val<'k, u32> {
+    /// The words of the pair that one element is of, and whether it is the second.
+    fn pair(&self, number: Val<'k, u64>) -> ([Val<'k, u32>; 2], Val<'k, bool>) {
         let k = self.k;
         let [a, b, c, d] = self.block(number);
         let place = number.low32() & 3u32;
-        let (is_odd, is_upper) = ((place & 1u32).eq(1u32), place.ge(2u32));
-        k.select(is_upper, k.select(is_odd, d, c), k.select(is_odd, b, a))
+        let is_upper = place.ge(2u32);
+        ([k.select(is_upper, c, a), k.select(is_upper, d, b)], (place & 1u32).eq(1u32))
     }
 }
 
-/// A number in [0, 1) for each element of `numbers`, which lie at equal distances: the upper 24 bits of its word, divided by 2²⁴.
+/// A random number in f32 for each element of `numbers`, which lie at equal distances.
 ///
 /// Four neighbours that are one block take one evaluation. Whether they are is seen at run time, so that a kernel serves all strides and
 /// offsets of tiles alike.
 #[track_caller]
-pub(super) fn uniform<'k>(k: Kernel<'k>, state: [AnyVal<'k>; 4], numbers: &[AnyVal<'k>]) -> Vec<AnyVal<'k>> {
+pub(super) fn numbers<'k>(k: Kernel<'k>, distribution: Drawn, state: [AnyVal<'k>; 4], numbers: &[AnyVal<'k>]) -> Vec<AnyVal<'k>> {
     let stream = Stream::new(k, state.map(|word| bits(word)));
     let numbers: Vec<Val<'k, u64>> = numbers.iter().map(|&number| whole(number)).collect();
-    let mut words = Vec::with_capacity(numbers.len());
+    let of_pair = |[a, b]: [Val<'k, u32>; 2]| match distribution {
+        Drawn::Uniform => [a, b].map(unit),
+        Drawn::Normal => normal(a, b),
+    };
+    let of_number = |number: Val<'k, u64>| {
+        let (pair, is_second) = stream.pair(number);
+        let [first, second] = of_pair(pair);
+        k.select(is_second, second, first)
+    };
+    let mut drawn = Vec::with_capacity(numbers.len());
     for group in numbers.chunks(4) {
         let &[first, _, _, last] = group else {
-            words.extend(group.iter().map(|&number| stream.word(number)));
+            drawn.extend(group.iter().map(|&number| of_number(number)));
             continue;
         };
-        let places: Vec<_> = group.iter().map(|_| k.var(k.constant::<u32>(0))).collect();
+        let places: Vec<_> = group.iter().map(|_| k.var(k.constant::<f32>(0.0))).collect();
         let is_block = (first.low32() & 3u32).eq(0u32) & last.eq(first + 3u64);
         k.when_else(
             is_block,
-            || places.iter().zip(stream.block(first)).for_each(|(place, word)| place.set(word)),
-            || places.iter().zip(group).for_each(|(place, &number)| place.set(stream.word(number))),
+            || {
+                let [a, b, c, d] = stream.block(first);
+                let values = [of_pair([a, b]), of_pair([c, d])].into_iter().flatten();
+                places.iter().zip(values).for_each(|(place, value)| place.set(value));
+            },
+            || places.iter().zip(group).for_each(|(place, &number)| place.set(of_number(number))),
         );
-        words.extend(places.iter().map(|place| place.get()));
+        drawn.extend(places.iter().map(|place| place.get()));
     }
-    words.into_iter().map(|word| AnyVal::F32((word >> 8).to_f32() * (1.0f32 / 16_777_216.0))).collect()
+    drawn.into_iter().map(AnyVal::F32).collect()
+}
+
+/// The upper 24 bits of a word, divided by 2²⁴: in [0, 1).
+fn unit(word: Val<'_, u32>) -> Val<'_, f32> {
+    (word >> 8).to_f32() * (1.0f32 / 16_777_216.0)
+}
+
+/// Two normal numbers of two words, by Box and Muller.
+fn normal<'k>(a: Val<'k, u32>, b: Val<'k, u32>) -> [Val<'k, f32>; 2] {
+    let k = a.kernel();
+    let u = k.fma(a.to_f32(), 1.0f32 / 4_294_967_296.0, 1.0f32 / 8_589_934_592.0);
+    let radius = (math::log(u) * -2.0f32).sqrt();
+    // The angle is b' / 2²⁴ of a turn, in quarters of it the nearest and the rest from −1/2 to 1/2, which the integers tell exactly.
+    let quarter = 1u32 << 22;
+    let turn = b >> 8;
+    let quadrant = (turn + quarter / 2) >> 22;
+    let rest = (turn - (quadrant << 22)).signed().to_f32();
+    let angle = rest * (std::f32::consts::FRAC_PI_2 / quarter as f32);
+    let [sin, cos] = math::sin_cos_of_quadrant(angle, quadrant);
+    [radius * cos, radius * sin]
 }
 
 fn bits(word: AnyVal<'_>) -> Val<'_, u32> {

@@ -5,7 +5,7 @@
 //! reached is said by whoever runs the steps ([`Operands`]).
 
 use serde::{Deserialize, Serialize};
-use verdigris_graph::{BinaryOp, Chain, ChainStep, EpilogueStep, HostScalar, Slot, TernaryOp, UnaryOp, View, Window};
+use verdigris_graph::{BinaryOp, Chain, ChainStep, Drawn, EpilogueStep, HostScalar, Slot, TernaryOp, UnaryOp, View, Window};
 use verdigris_kir::face::{Kernel, Val};
 use verdigris_kir::ir::Target;
 use verdigris_kir::params::{Arguments, AtExecution, HostNumber, Parameter};
@@ -14,7 +14,7 @@ use verdigris_tensor::DType;
 use super::compute::{self, Compute};
 use super::functions;
 use super::philox;
-use super::value::{AnyVal, HostVal};
+use super::value::{AnyVal, HostVal, Raw};
 
 /// One step; `O` says what is known of an operand in memory. Attributes of functions are 0 where they are arguments.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -28,8 +28,10 @@ pub enum Step<O> {
     Scalar,
     /// A coordinate.
     Index,
+    /// Half of an integer from the host, given at execution: the upper one, or the lower.
+    Half(bool),
     /// A random number of the state whose words these are.
-    Random([u32; 4]),
+    Random(Drawn, [u32; 4]),
     /// `f(x)`.
     Unary(UnaryOp, u32),
     /// `f(x, z)`.
@@ -59,7 +61,8 @@ impl<O> Step<O> {
             Step::Given => Step::Given,
             Step::Scalar => Step::Scalar,
             Step::Index => Step::Index,
-            Step::Random(state) => Step::Random(state),
+            Step::Half(upper) => Step::Half(upper),
+            Step::Random(distribution, state) => Step::Random(distribution, state),
             Step::Unary(f, x) => Step::Unary(f, x),
             Step::Binary(f, of) => Step::Binary(f, of),
             Step::Ternary(f, of) => Step::Ternary(f, of),
@@ -79,13 +82,13 @@ impl<O> Step<O> {
 
     /// Whether it computes.
     pub(crate) fn is_function(&self) -> bool {
-        matches!(self, Step::Random(_) | Step::Unary(..) | Step::Binary(..) | Step::Ternary(..))
+        matches!(self, Step::Random(..) | Step::Unary(..) | Step::Binary(..) | Step::Ternary(..))
     }
 
     /// How many of its numbers are arguments.
     fn numbers(&self) -> usize {
         match *self {
-            Step::Scalar => 1,
+            Step::Scalar | Step::Half(_) => 1,
             Step::Unary(f, _) | Step::Binary(BinaryOp::Backward(f), _) => functions::parted(f).1.len(),
             _ => 0,
         }
@@ -100,7 +103,9 @@ impl<O: OperandWord> Step<O> {
             Step::Given => "given".to_owned(),
             Step::Scalar => "factor".to_owned(),
             Step::Index => "index".to_owned(),
-            Step::Random([a, b, c, d]) => format!("random{a}_{b}_{c}_{d}"),
+            Step::Half(upper) => if upper { "upper" } else { "lower" }.to_owned(),
+            Step::Random(Drawn::Uniform, [a, b, c, d]) => format!("random{a}_{b}_{c}_{d}"),
+            Step::Random(Drawn::Normal, [a, b, c, d]) => format!("normal{a}_{b}_{c}_{d}"),
             Step::Unary(f, x) => format!("{}{x}", f.name()),
             Step::Binary(BinaryOp::Backward(f), [x, z]) => format!("d{}{x}_{z}", f.name()),
             Step::Binary(f, [x, z]) => format!("{}{x}_{z}", f.name()),
@@ -195,7 +200,8 @@ impl<'p> Steps<(&'p View, Option<&'p Window>)> {
                 ChainStep::Given => (Step::Given, Vec::new()),
                 ChainStep::Scalar(factor) => (Step::Scalar, vec![host_number(factor)]),
                 ChainStep::Index { .. } => (Step::Index, Vec::new()),
-                ChainStep::Random { state, .. } => (Step::Random(state), Vec::new()),
+                ChainStep::Half { slot, upper } => (Step::Half(upper), vec![host_number(HostScalar::Bound(slot))]),
+                ChainStep::Random { distribution, state, .. } => (Step::Random(distribution, state), Vec::new()),
                 ChainStep::Unary { f, x } => {
                     let (f, attributes) = unary(f);
                     (Step::Unary(f, x), attributes)
@@ -260,12 +266,52 @@ impl Parameter for Number {
     }
 }
 
+/// How a kernel takes a number of a step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Taken {
+    Single,
+    Double,
+    /// As an i64.
+    Integer,
+}
+
+/// A number of a step.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum StepNumber {}
+
+impl Parameter for StepNumber {
+    type Spec = Taken;
+    type Value<'k> = HostVal<'k>;
+    type Argument = HostNumber;
+
+    #[track_caller]
+    fn declare<'k>(k: Kernel<'k>, name: &'static str, taken: &Taken) -> HostVal<'k> {
+        match taken {
+            Taken::Integer => HostVal::Integer(AtExecution::<i64>::declare(k, name, &())),
+            taken => Number::declare(k, name, &(*taken == Taken::Double)),
+        }
+    }
+
+    fn bind(argument: HostNumber, name: &'static str, taken: &Taken, to: &mut Arguments) {
+        match (taken, argument) {
+            (Taken::Integer, HostNumber::Bound(index)) => AtExecution::<i64>::bind(HostNumber::Bound(index), name, &(), to),
+            (Taken::Integer, HostNumber::Fixed(value)) => AtExecution::<i64>::bind(HostNumber::Fixed(value as i64), name, &(), to),
+            (taken, argument) => Number::bind(argument, name, &(*taken == Taken::Double), to),
+        }
+    }
+}
+
 /// The numbers of steps, a list for each.
-pub(super) type Numbers = Vec<Vec<Number>>;
+pub(super) type Numbers = Vec<Vec<StepNumber>>;
 
 /// The declaration of [`Numbers`]; `double`: in f64.
-pub(super) fn numbers<O>(steps: &[Step<O>], double: bool) -> Vec<Vec<bool>> {
-    steps.iter().map(|step| vec![double; step.numbers()]).collect()
+pub(super) fn numbers<O>(steps: &[Step<O>], double: bool) -> Vec<Vec<Taken>> {
+    let taken = |step: &Step<O>| match step {
+        Step::Half(_) => Taken::Integer,
+        _ if double => Taken::Double,
+        _ => Taken::Single,
+    };
+    steps.iter().map(|step| vec![taken(step); step.numbers()]).collect()
 }
 
 /// How steps reach their operands at the place where they are run.
@@ -306,7 +352,11 @@ impl<'k, O> Code<'_, 'k, O> {
                 Step::Given => given.to_vec(),
                 Step::Scalar => self.numbers[i].iter().map(|&number| AnyVal::Number(number)).collect(),
                 Step::Index => operands.index(i),
-                Step::Random(state) => philox::uniform(k, state.map(|word| of(word, 0)), &operands.index(i)),
+                Step::Half(upper) => {
+                    let half = |number: &HostVal<'k>| AnyVal::Stored(DType::I32, Raw::B32(number.half(upper)));
+                    self.numbers[i].iter().map(half).collect()
+                }
+                Step::Random(distribution, state) => philox::numbers(k, distribution, state.map(|word| of(word, 0)), &operands.index(i)),
                 Step::Unary(_, x) => each(&|lane| self.function(k, i, &[of(x, lane)])),
                 Step::Binary(_, all) => each(&|lane| self.function(k, i, &all.map(|x| of(x, lane)))),
                 Step::Ternary(_, all) => each(&|lane| self.function(k, i, &all.map(|x| of(x, lane)))),

@@ -41,14 +41,27 @@ pub(crate) enum Raw<'k> {
 pub(crate) enum HostVal<'k> {
     Single(Val<'k, f32>),
     Double(Val<'k, f64>),
+    Integer(Val<'k, i64>),
 }
 
 impl<'k> HostVal<'k> {
+    /// Half of an integer; of a real number, which has none, 0.
+    #[track_caller]
+    pub(super) fn half(self, upper: bool) -> Val<'k, u32> {
+        match self {
+            HostVal::Integer(value) if upper => (value.unsigned() >> 32).low32(),
+            HostVal::Integer(value) => value.unsigned().low32(),
+            HostVal::Single(value) => value.kernel().constant(0),
+            HostVal::Double(value) => value.kernel().constant(0),
+        }
+    }
+
     #[track_caller]
     pub(super) fn get<T: Compute>(self) -> Val<'k, T> {
         match self {
             HostVal::Single(value) => T::from_f32(value),
             HostVal::Double(value) => T::from_f64(value),
+            HostVal::Integer(value) => T::from_f64(value.convert(CvtRound::Nearest)),
         }
     }
 }

@@ -12,6 +12,7 @@ pub mod pointwise;
 pub mod pool;
 pub mod reduction;
 pub mod resample;
+pub mod scan;
 pub mod softmax;
 
 /// What the crate shows of each op at its root.
@@ -22,10 +23,11 @@ pub(crate) mod names {
     pub use super::matmul::{Matmul, OperandScale, Precision};
     pub use super::movement::Movement;
     pub use super::norm::{NormGradientUids, NormGradients, NormKind, NormSpec, Normalize, NormalizeBackward, Normalized};
-    pub use super::pointwise::{BinaryOp, Pointwise, TernaryOp, UnaryOp};
+    pub use super::pointwise::{BinaryOp, Drawn, Pointwise, RandomState, TernaryOp, UnaryOp};
     pub use super::pool::{Pool, PoolBackward, PoolMode, PoolWindows};
     pub use super::reduction::{Reduction, ReductionOp};
     pub use super::resample::{Border, Filter, Resample, ResampleBackward, Sampling, Taps};
+    pub use super::scan::{Scan, ScanOp};
     pub use super::softmax::{CrossEntropy, CrossEntropyBackward, CrossEntropySpec, LossReduction, Softmax, SoftmaxBackward};
 }
 
@@ -59,6 +61,8 @@ macro_rules! each_op {
             Conv,
             /// A sum, product, extremum, mean or norm over axes.
             Reduction,
+            /// A running sum, product, extremum or log-sum-exp along an axis.
+            Scan,
             /// Max or average pooling.
             Pool,
             /// The gradient of pooling.

@@ -17,6 +17,8 @@
 mod gradient;
 mod random;
 
+pub use random::{Drawn, RandomState};
+
 use serde::{Deserialize, Serialize};
 use verdigris_tensor::DType;
 
@@ -434,11 +436,17 @@ pub enum Pointwise {
         /// Written.
         y: Uid,
     },
-    /// Uniform random numbers in [0, 1) by Philox4x32-10. The value at an index depends on the state and on the index alone; the head of
-    /// `ops/pointwise/random.rs` has the counter scheme.
+    /// Random numbers by Philox4x32-10. The value at an index depends on the state and on the index alone; the head of `ops/pointwise/random.rs` has the
+    /// counter scheme and the distributions.
     Random {
-        /// Read: seed and offset as four i32, low halves first; bound by whoever executes.
+        /// How the numbers are distributed; uniform where it is not said.
+        #[serde(default)]
+        distribution: Drawn,
+        /// Read: seed and offset as four i32, low halves first; bound by whoever executes. With an `offset`, a host scalar of i64: the seed.
         state: Uid,
+        /// A host scalar of i64, where the state is given by value.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        offset: Option<Uid>,
         /// Written.
         y: Uid,
     },
@@ -559,18 +567,27 @@ impl Operation for Pointwise {
             },
             Form {
                 name: "random",
-                formula: "y[i] = ⌊w / 2⁸⌋ / 2²⁴, with w the word `n mod 4` of Philox4x32-10 at counter `offset + n / 4` under key `seed`, n the row-major number of i",
+                formula: "uniform: y[i] = ⌊w / 2⁸⌋ / 2²⁴, with w the word `n mod 4` of Philox4x32-10 at counter `offset + n / 4` under key `seed`, n the row-major number of i; \
+                          normal: y[i] = √(−2 ln u) · cos 2πv, of odd n sin, with u = w / 2³² + 2⁻³³ of the even word and v = ⌊w / 2⁸⌋ / 2²⁴ of the odd word of n's pair",
                 operands: &[
-                    OperandSpec::read("state", "i32, four: seed low, seed high, offset low, offset high; written by no op"),
+                    OperandSpec::read(
+                        "state",
+                        "i32, four: seed low, seed high, offset low, offset high; written by no op; with an `offset` a host scalar of i64, the seed",
+                    ),
+                    OperandSpec::read("offset", "a host scalar of i64").optional(),
                     OperandSpec::written("y", "any stored type"),
                 ],
-                attributes: &[],
+                attributes: &[AttributeSpec::new("distribution", "`uniform normal`", "", r#""cauchy""#).or("\"uniform\"")],
                 shape: "those of `y`, which the caller gives",
                 gradient: "none: it reads no numbers",
                 methods: &[
-                    Method::new("random_uniform", r#"dims: Sequence[int], state: Uid, *, name: str = "random""#),
-                    Method::new("bernoulli", r#"dims: Sequence[int], state: Uid, p: float, *, name: str = "bernoulli""#),
-                    Method::new("dropout", r#"x: Uid, state: Uid, p: float, *, name: str = "dropout""#),
+                    Method::new("random_uniform", r#"dims: Sequence[int], state: Uid, *, offset: Uid | None = None, name: str = "random""#),
+                    Method::new("random_normal", r#"dims: Sequence[int], state: Uid, *, offset: Uid | None = None, name: str = "normal""#),
+                    Method::new(
+                        "bernoulli",
+                        r#"dims: Sequence[int], state: Uid, p: float, *, offset: Uid | None = None, name: str = "bernoulli""#,
+                    ),
+                    Method::new("dropout", r#"x: Uid, state: Uid, p: float, *, offset: Uid | None = None, name: str = "dropout""#),
                 ],
             },
             Form {
@@ -596,7 +613,7 @@ impl Operation for Pointwise {
             Pointwise::Binary { x, z, y, .. } => (vec![x, z], y),
             Pointwise::Ternary { x, z, t, y, .. } => (vec![x, z, t], y),
             Pointwise::GenIndex { y, .. } => (vec![], y),
-            Pointwise::Random { state, y } => (vec![state], y),
+            Pointwise::Random { state, offset, y, .. } => ([state].into_iter().chain(offset).collect(), y),
             Pointwise::Scale { x, factor: HostScalar::Bound(uid), y } => (vec![x, uid], y),
         };
         inputs.into_iter().for_each(|uid| visit(Role::Input, uid));
@@ -615,7 +632,7 @@ impl Operation for Pointwise {
             Pointwise::Ternary { .. } => {}
             Pointwise::Scale { factor: value, .. } => factor(graph, op, "factor", value)?,
             Pointwise::GenIndex { axis: which, .. } => return axis(op, y, which).map(drop),
-            Pointwise::Random { state, .. } => return random::check(op, graph, state),
+            Pointwise::Random { state, offset, .. } => return random::check(op, graph, RandomState { state, offset }),
         }
         let operands = self.operands().into_iter().map(|uid| data(graph, op, uid)).collect::<Result<Vec<_>, Error>>()?;
         let dims = Pointwise::infer(op, &operands)?;

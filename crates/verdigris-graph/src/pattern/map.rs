@@ -7,7 +7,7 @@ use verdigris_tensor::DType;
 use crate::error::Error;
 use crate::op::{HostScalar, Op, Real};
 use crate::ops::movement::Movement;
-use crate::ops::pointwise::{BinaryOp, Pointwise, UnaryOp};
+use crate::ops::pointwise::{BinaryOp, Drawn, Pointwise, RandomState, UnaryOp};
 use crate::ops::reduction::Reduction;
 use crate::problem::{Chain, ChainStep, MapProblem, Problem, ReduceProblem, View, Window};
 use crate::tensor::{TensorDesc, Uid};
@@ -161,7 +161,7 @@ impl Builder {
                 }
                 ChainStep::Index { strides }
             }
-            Pointwise::Random { state, .. } => self.random(cut, state)?,
+            Pointwise::Random { distribution, state, offset, .. } => self.random(cut, distribution, RandomState { state, offset })?,
             Pointwise::Scale { x, factor, .. } => {
                 let x = self.value(cut, x)?;
                 match factor {
@@ -181,19 +181,30 @@ impl Builder {
     }
 
     /// A step of random numbers: the four words of the state, each the same at all points, and the row-major number of the point.
-    fn random(&mut self, cut: &Cut<'_>, state: Uid) -> Result<ChainStep, Error> {
-        let seen = cut.see(state)?;
-        let slot = self.slots.slot(seen.uid);
-        let stride = seen.strides.first().copied().unwrap_or(0);
-        let state = [0, 1, 2, 3].map(|word| {
-            let from = View { slot, dtype: DType::I32, offset: seen.offset + word * stride, strides: vec![0; self.dims.len()] };
-            self.chain.push(ChainStep::Load { from, window: None })
-        });
+    fn random(&mut self, cut: &Cut<'_>, distribution: Drawn, RandomState { state, offset }: RandomState) -> Result<ChainStep, Error> {
+        let state = match offset {
+            Some(offset) => [(state, false), (state, true), (offset, false), (offset, true)].map(|(uid, upper)| {
+                let slot = self.slots.slot(uid);
+                self.chain.push(ChainStep::Half { slot, upper })
+            }),
+            None => self.words(cut, state)?,
+        };
         let mut strides = vec![1; self.dims.len()];
         for dim in (1..self.dims.len()).rev() {
             strides[dim - 1] = strides[dim] * self.dims[dim].max(1);
         }
-        Ok(ChainStep::Random { state, strides })
+        Ok(ChainStep::Random { distribution, state, strides })
+    }
+
+    /// The four words of a state in memory.
+    fn words(&mut self, cut: &Cut<'_>, state: Uid) -> Result<[u32; 4], Error> {
+        let seen = cut.see(state)?;
+        let slot = self.slots.slot(seen.uid);
+        let stride = seen.strides.first().copied().unwrap_or(0);
+        Ok([0, 1, 2, 3].map(|word| {
+            let from = View { slot, dtype: DType::I32, offset: seen.offset + word * stride, strides: vec![0; self.dims.len()] };
+            self.chain.push(ChainStep::Load { from, window: None })
+        }))
     }
 
     /// The value of a movement's result.

@@ -10,7 +10,7 @@
 //!   and of its square over all but the channels, which a batch norm asks for. One with a filter of one element is a product where strides allow.
 //! - **A reduction** takes the pointwise ops whose results nobody else reads before it, and a chain behind it. Of those whose results lie in memory
 //!   as well it takes such as lie there as what they are made of does: they are stored on the way.
-//! - **Softmax, cross-entropy, pooling, normalization and attention** stand alone.
+//! - **Scans, softmax, cross-entropy, pooling, normalization and attention** stand alone.
 //! - **All other pointwise ops** over equal dims that hang together are one map, with as many outputs as are stored or read elsewhere.
 //! - **Movements** whose result is virtual are only another way to see memory, where strides can say it: those who read them read what they
 //!   move. The others are maps that copy.

@@ -1,4 +1,4 @@
-//! Softmax, cross-entropy, pooling, resampling, normalization and attention, each by itself.
+//! Scans, softmax, cross-entropy, pooling, resampling, normalization and attention, each by itself.
 
 use verdigris_tensor::DType;
 
@@ -9,10 +9,11 @@ use crate::ops::norm::NormSpec;
 use crate::ops::pointwise::Pointwise;
 use crate::ops::pool::{PoolMode, PoolWindows};
 use crate::ops::resample::{Sampling, Taps};
+use crate::ops::scan::Scan;
 use crate::ops::softmax::CrossEntropySpec;
 use crate::problem::{
     AttentionPass, AttentionProblem, BatchNormProblem, ChannelFunction, Corner, Loss, NormPass, NormProblem, PoolPass, PoolProblem,
-    Problem, ResampleProblem, RowFunction, SoftmaxProblem, View, Windows,
+    Problem, ResampleProblem, RowFunction, ScanProblem, SoftmaxProblem, View, Windows,
 };
 use crate::tensor::Uid;
 
@@ -24,6 +25,7 @@ use super::gemm::Slots;
 pub(super) fn lower(cut: &Cut<'_>, node: usize) -> Result<Subgraph, Error> {
     let node = &cut.graph.nodes[node];
     match &node.op {
+        Op::Scan(op) => scan(cut, op),
         Op::Softmax(op) => {
             rows(cut, op.axis, op.x, &[op.x], |view| Ok(RowFunction::Softmax { log: op.log, x: view(op.x)?, y: view(op.y)? }))
         }
@@ -288,6 +290,19 @@ fn attention(
     .canonical()?;
     let bindings = problem.number_slots().into_iter().map(|slot| slots.uids[slot.0 as usize]).collect();
     Ok(Subgraph { problem: Problem::Attention(problem), bindings })
+}
+
+fn scan(cut: &Cut<'_>, op: &Scan) -> Result<Subgraph, Error> {
+    let mut rows = cut.tensor(op.x)?.layout.dims().to_vec();
+    let mut slots = Slots::default();
+    let axis = op.axis as usize;
+    let [x, y] = [op.x, op.y].map(|uid| over_with_last(cut, uid, &rows, axis, &mut slots));
+    let (x, y) = (x?, y?);
+    let extent = rows.remove(axis);
+    let (f, exclusive, reverse, compute) = (op.f, op.exclusive, op.reverse, computed(cut, &[op.x])?);
+    let mut problem = ScanProblem { f, exclusive, reverse, rows, extent, compute, x, y }.canonical()?;
+    let bindings = problem.number_slots().into_iter().map(|slot| slots.uids[slot.0 as usize]).collect();
+    Ok(Subgraph { problem: Problem::Scan(problem), bindings })
 }
 
 fn rows(

@@ -11,7 +11,7 @@ use verdigris_tensor::{DType, Layout};
 use super::{Access, Operand, Slot, finite};
 use crate::error::Error;
 use crate::op::{HostScalar, Real};
-use crate::ops::pointwise::{BinaryOp, Pointwise, TernaryOp, UnaryOp};
+use crate::ops::pointwise::{BinaryOp, Drawn, Pointwise, TernaryOp, UnaryOp};
 
 /// Where the elements of a buffer lie in an iteration space.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -63,9 +63,18 @@ pub enum ChainStep {
         /// One for each dim.
         strides: Vec<u64>,
     },
-    /// A random number in [0, 1), exact in f32: what [`Pointwise::Random`] has at element number `Σ index[d] · strides[d]`.
+    /// Half of an integer from the host, as an i32 of the same bits.
+    Half {
+        /// The host scalar, of i64.
+        slot: Slot,
+        /// The upper 32 bits, not the lower.
+        upper: bool,
+    },
+    /// A random number in f32: what [`Pointwise::Random`] has at element number `Σ index[d] · strides[d]`.
     Random {
-        /// The words of seed and offset, low halves first: loads of i32.
+        /// How it is distributed.
+        distribution: Drawn,
+        /// The words of seed and offset, low halves first: loads of i32, or halves of integers from the host.
         state: [u32; 4],
         /// One for each dim.
         strides: Vec<u64>,
@@ -118,7 +127,7 @@ impl ChainStep {
     pub fn operands(&self) -> Vec<u32> {
         match *self {
             ChainStep::Load { ref window, .. } => window.as_ref().and_then(|window| window.over).into_iter().collect(),
-            ChainStep::Given | ChainStep::Scalar(_) | ChainStep::Index { .. } => Vec::new(),
+            ChainStep::Given | ChainStep::Scalar(_) | ChainStep::Index { .. } | ChainStep::Half { .. } => Vec::new(),
             ChainStep::Unary { x, .. } | ChainStep::Round { x, .. } | ChainStep::Store { x, .. } => vec![x],
             ChainStep::Random { state, .. } => state.to_vec(),
             ChainStep::Binary { x, z, .. } => vec![x, z],
@@ -129,7 +138,7 @@ impl ChainStep {
     fn operands_mut(&mut self) -> Vec<&mut u32> {
         match self {
             ChainStep::Load { window, .. } => window.as_mut().and_then(|window| window.over.as_mut()).into_iter().collect(),
-            ChainStep::Given | ChainStep::Scalar(_) | ChainStep::Index { .. } => Vec::new(),
+            ChainStep::Given | ChainStep::Scalar(_) | ChainStep::Index { .. } | ChainStep::Half { .. } => Vec::new(),
             ChainStep::Unary { x, .. } | ChainStep::Round { x, .. } | ChainStep::Store { x, .. } => vec![x],
             ChainStep::Random { state, .. } => state.iter_mut().collect(),
             ChainStep::Binary { x, z, .. } => vec![x, z],
@@ -193,6 +202,7 @@ impl Chain {
                 ChainStep::Given => given,
                 ChainStep::Scalar(_) => DType::F32,
                 ChainStep::Index { .. } => DType::I64,
+                ChainStep::Half { .. } => DType::I32,
                 ChainStep::Random { .. } => DType::F32,
                 ChainStep::Round { dtype, .. } => dtype,
                 ChainStep::Store { x, .. } => of(x),
@@ -226,14 +236,17 @@ impl Chain {
         for step in &mut self.steps {
             match step {
                 ChainStep::Load { from: view, .. } | ChainStep::Store { to: view, .. } => visit(&mut view.slot),
-                ChainStep::Scalar(HostScalar::Bound(slot)) => visit(slot),
+                ChainStep::Scalar(HostScalar::Bound(slot)) | ChainStep::Half { slot, .. } => visit(slot),
                 _ => {}
             }
         }
     }
 
     pub(super) fn scalars(&self) -> impl Iterator<Item = Slot> {
-        self.steps.iter().filter_map(|step| if let ChainStep::Scalar(HostScalar::Bound(slot)) = step { Some(*slot) } else { None })
+        self.steps.iter().filter_map(|step| match step {
+            ChainStep::Scalar(HostScalar::Bound(slot)) | ChainStep::Half { slot, .. } => Some(*slot),
+            _ => None,
+        })
     }
 
     /// What [`super::Problem::buffers`] says, for a space of `dims`.
@@ -271,10 +284,11 @@ impl Chain {
                 ChainStep::Random { state, .. } => {
                     let is_word = |&x: &u32| {
                         let step = self.steps.get(x as usize);
-                        matches!(step, Some(ChainStep::Load { from, window: None }) if from.dtype == DType::I32)
+                        let is_load = matches!(step, Some(ChainStep::Load { from, window: None }) if from.dtype == DType::I32);
+                        is_load || matches!(step, Some(ChainStep::Half { .. }))
                     };
                     if !state.iter().all(is_word) {
-                        return structure("the words of a random state are loads of i32");
+                        return structure("the words of a random state are loads of i32 or halves of host scalars");
                     }
                 }
                 ChainStep::Unary { f, .. } => f.check(op)?,

@@ -14,6 +14,7 @@ mod norm;
 mod pool;
 mod reduce;
 mod resample;
+mod scan;
 mod softmax;
 mod tensor;
 
@@ -39,6 +40,7 @@ pub use norm::{NormPass, NormProblem};
 pub use pool::{PoolPass, PoolProblem, Windows};
 pub use reduce::ReduceProblem;
 pub use resample::ResampleProblem;
+pub use scan::ScanProblem;
 pub use softmax::{Loss, RowFunction, SoftmaxProblem};
 pub use tensor::{Channels, Tensor};
 
@@ -66,6 +68,8 @@ pub enum Problem {
     Map(MapProblem),
     /// A reduction with what stands before and behind it.
     Reduce(ReduceProblem),
+    /// Running sums, products and extrema along an axis.
+    Scan(ScanProblem),
     /// Softmax, cross-entropy and their gradients.
     Softmax(SoftmaxProblem),
     /// Pooling and its gradient.
@@ -132,6 +136,7 @@ impl Problem {
             Problem::Conv(_) => "conv",
             Problem::Map(_) => "map",
             Problem::Reduce(_) => "reduce",
+            Problem::Scan(_) => "scan",
             Problem::Softmax(_) => "softmax",
             Problem::Pool(_) => "pool",
             Problem::Norm(_) => "norm",
@@ -151,6 +156,7 @@ impl Problem {
             Problem::Conv(problem) => problem.canonical().map(Problem::Conv),
             Problem::Map(problem) => problem.canonical().map(Problem::Map),
             Problem::Reduce(problem) => problem.canonical().map(Problem::Reduce),
+            Problem::Scan(problem) => problem.canonical().map(Problem::Scan),
             Problem::Softmax(problem) => problem.canonical().map(Problem::Softmax),
             Problem::Pool(problem) => problem.canonical().map(Problem::Pool),
             Problem::Norm(problem) => problem.canonical().map(Problem::Norm),
@@ -168,6 +174,7 @@ impl Problem {
             // Their engines repeat bit for bit whether asked to or not.
             Problem::Map(_)
             | Problem::Reduce(_)
+            | Problem::Scan(_)
             | Problem::Softmax(_)
             | Problem::Pool(_)
             | Problem::Norm(_)
@@ -184,6 +191,7 @@ impl Problem {
             Problem::Conv(problem) => problem.slots(),
             Problem::Map(problem) => problem.slots(),
             Problem::Reduce(problem) => problem.slots(),
+            Problem::Scan(problem) => problem.slots(),
             Problem::Softmax(problem) => problem.slots(),
             Problem::Pool(problem) => problem.slots(),
             Problem::Norm(problem) => problem.slots(),
@@ -200,6 +208,7 @@ impl Problem {
             Problem::Conv(problem) => problem.flops(),
             Problem::Map(problem) => problem.flops(),
             Problem::Reduce(problem) => problem.flops(),
+            Problem::Scan(problem) => problem.flops(),
             Problem::Softmax(problem) => problem.flops(),
             Problem::Pool(problem) => problem.flops(),
             Problem::Norm(problem) => problem.flops(),
@@ -216,6 +225,7 @@ impl Problem {
             Problem::Conv(problem) => problem.is_empty(),
             Problem::Map(problem) => problem.is_empty(),
             Problem::Reduce(problem) => problem.is_empty(),
+            Problem::Scan(problem) => problem.is_empty(),
             Problem::Softmax(problem) => problem.is_empty(),
             Problem::Pool(problem) => problem.is_empty(),
             Problem::Norm(problem) => problem.is_empty(),
@@ -235,6 +245,7 @@ impl Problem {
             Problem::Conv(problem) => problem.buffers(),
             Problem::Map(problem) => problem.buffers(),
             Problem::Reduce(problem) => problem.buffers(),
+            Problem::Scan(problem) => problem.buffers(),
             Problem::Softmax(problem) => problem.buffers(),
             Problem::Pool(problem) => problem.buffers(),
             Problem::Norm(problem) => problem.buffers(),
@@ -252,7 +263,9 @@ impl Problem {
             Problem::Map(problem) => problem.chain.scalars().collect(),
             Problem::Reduce(problem) => problem.scalars(),
             Problem::Attention(problem) => problem.scalars(),
-            Problem::Softmax(_) | Problem::Pool(_) | Problem::Norm(_) | Problem::BatchNorm(_) | Problem::Resample(_) => Vec::new(),
+            Problem::Scan(_) | Problem::Softmax(_) | Problem::Pool(_) | Problem::Norm(_) | Problem::BatchNorm(_) | Problem::Resample(_) => {
+                Vec::new()
+            }
         }
     }
 }

@@ -6,7 +6,8 @@ use verdigris_tensor::DType;
 
 use super::codec::{Layouts, Named, Text, Word, call, error, list, list_of};
 use crate::error::Error;
-use crate::op::Real;
+use crate::op::{HostScalar, Real};
+use crate::ops::pointwise::Drawn;
 use crate::ops::reduction::ReductionOp;
 use crate::problem::{Chain, ChainStep, MapProblem, ReduceProblem, View, Window};
 
@@ -83,7 +84,13 @@ fn print(text: &mut Text<'_>, step: &ChainStep, layouts: &Layouts) -> String {
         ChainStep::Given => "given".to_owned(),
         ChainStep::Scalar(factor) => format!("scalar({})", text.print_factor(*factor)),
         ChainStep::Index { strides } => format!("index({})", list(strides)),
-        ChainStep::Random { state: [a, b, c, d], strides } => format!("random({a},{b},{c},{d},{})", list(strides)),
+        ChainStep::Half { slot, upper } => {
+            format!("half({},{})", text.print_factor(HostScalar::Bound(*slot)), if *upper { UPPER } else { LOWER })
+        }
+        ChainStep::Random { distribution, state: [a, b, c, d], strides } => {
+            let word = if *distribution == Drawn::Normal { NORMAL } else { UNIFORM };
+            format!("{word}({a},{b},{c},{d},{})", list(strides))
+        }
         ChainStep::Unary { f, x } => format!("{}({x})", Named(*f).print()),
         ChainStep::Binary { f, x, z } => format!("{}({x},{z})", Named(*f).print()),
         ChainStep::Ternary { f, x, z, t } => format!("{}({x},{z},{t})", Named(*f).print()),
@@ -92,9 +99,20 @@ fn print(text: &mut Text<'_>, step: &ChainStep, layouts: &Layouts) -> String {
     }
 }
 
+/// The words of random numbers by their distribution.
+const UNIFORM: &str = "random";
+const NORMAL: &str = "normal";
+/// The halves of an integer.
+const UPPER: &str = "upper";
+const LOWER: &str = "lower";
+
 fn parse(text: &mut Text<'_>, word: &str, layouts: &Layouts) -> Result<ChainStep, Error> {
-    let wrong =
-        || error("a step of a chain: `load`, `given`, `scalar`, `index`, `random`, `cast`, `store` or a function of earlier steps", word);
+    let wrong = || {
+        error(
+            "a step of a chain: `load`, `given`, `scalar`, `index`, `half`, `random`, `normal`, `cast`, `store` or a function of earlier steps",
+            word,
+        )
+    };
     let position = |text: &str| text.parse::<u32>().map_err(|_| wrong());
     Ok(match call(word)? {
         ("given", None) => ChainStep::Given,
@@ -105,7 +123,12 @@ fn parse(text: &mut Text<'_>, word: &str, layouts: &Layouts) -> Result<ChainStep
             }
             ("scalar", [factor]) => ChainStep::Scalar(text.parse_factor(factor)?),
             ("index", [strides]) => ChainStep::Index { strides: list_of(strides).ok_or_else(wrong)? },
-            ("random", [a, b, c, d, strides]) => ChainStep::Random {
+            ("half", [factor, half @ (UPPER | LOWER)]) => match text.parse_factor(factor)? {
+                HostScalar::Bound(slot) => ChainStep::Half { slot, upper: *half == UPPER },
+                HostScalar::Fixed(_) => return Err(wrong()),
+            },
+            (word @ (UNIFORM | NORMAL), [a, b, c, d, strides]) => ChainStep::Random {
+                distribution: if word == NORMAL { Drawn::Normal } else { Drawn::Uniform },
                 state: [position(a)?, position(b)?, position(c)?, position(d)?],
                 strides: list_of(strides).ok_or_else(wrong)?,
             },

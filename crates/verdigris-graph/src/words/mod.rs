@@ -74,6 +74,7 @@ impl FromStr for Problem {
             "conv" => Problem::Conv(conv::blank()),
             "map" => Problem::Map(chain::blank_map()),
             "reduce" => Problem::Reduce(chain::blank_reduce()),
+            "scan" => Problem::Scan(rows::blank_scan()),
             "softmax" => Problem::Softmax(rows::blank_softmax()),
             "pool" => Problem::Pool(rows::blank_pool()),
             "norm" => Problem::Norm(norm::blank()),
@@ -82,7 +83,7 @@ impl FromStr for Problem {
             "resample" => Problem::Resample(resample::blank()),
             _ => {
                 return Err(codec::error(
-                    "`gemm`, `conv`, `map`, `reduce`, `softmax`, `pool`, `norm`, `batch_norm`, `attention` or `resample` stands first",
+                    "`gemm`, `conv`, `map`, `reduce`, `scan`, `softmax`, `pool`, `norm`, `batch_norm`, `attention` or `resample` stands first",
                     kind,
                 ));
             }
@@ -102,6 +103,7 @@ fn describe(text: &mut Text<'_>, problem: &mut Problem) -> Result<(), Error> {
         Problem::Conv(problem) => conv::describe(text, problem),
         Problem::Map(problem) => chain::describe_map(text, problem),
         Problem::Reduce(problem) => chain::describe_reduce(text, problem),
+        Problem::Scan(problem) => rows::describe_scan(text, problem),
         Problem::Softmax(problem) => rows::describe_softmax(text, problem),
         Problem::Pool(problem) => rows::describe_pool(text, problem),
         Problem::Norm(problem) => norm::describe(text, problem),
@@ -153,7 +155,10 @@ mod tests {
     fn what_is_wrong_is_named() {
         let wrong = |text: &str| text.parse::<Problem>().expect_err(text).to_string();
         for (text, told) in [
-            ("", "`gemm`, `conv`, `map`, `reduce`, `softmax`, `pool`, `norm`, `batch_norm`, `attention` or `resample` stands first; found ``"),
+            (
+                "",
+                "`gemm`, `conv`, `map`, `reduce`, `scan`, `softmax`, `pool`, `norm`, `batch_norm`, `attention` or `resample` stands first; found ``",
+            ),
             ("gemv bf16 m=1", "found `gemv`"),
             ("gemm bf17 m=1 n=1 k=1", "an element type; found `bf17`"),
             ("gemm bf16 m=1 n=x k=1", "`n=` is a number; found `x`"),

@@ -1,4 +1,4 @@
-//! Softmax, cross-entropy, their gradients, and pooling, in words.
+//! Scans, softmax, cross-entropy, their gradients, and pooling, in words.
 
 use verdigris_tensor::DType;
 
@@ -7,12 +7,33 @@ use super::codec::{Layouts, Text, Word, error};
 use crate::error::Error;
 use crate::op::Real;
 use crate::ops::pool::PoolMode;
+use crate::ops::scan::ScanOp;
 use crate::ops::softmax::LossReduction;
-use crate::problem::{Loss, PoolPass, PoolProblem, RowFunction, Slot, SoftmaxProblem, View, Windows};
+use crate::problem::{Loss, PoolPass, PoolProblem, RowFunction, ScanProblem, Slot, SoftmaxProblem, View, Windows};
 
 /// A view that reading fills in.
 pub(super) fn nowhere() -> View {
     View { slot: Slot(0), dtype: DType::F32, offset: 0, strides: Vec::new() }
+}
+
+/// What reading fills in.
+pub(super) fn blank_scan() -> ScanProblem {
+    let (x, y) = (nowhere(), nowhere());
+    ScanProblem { f: ScanOp::Add, exclusive: false, reverse: false, rows: Vec::new(), extent: 0, compute: DType::F32, x, y }
+}
+
+pub(super) fn describe_scan(text: &mut Text<'_>, problem: &mut ScanProblem) -> Result<(), Error> {
+    text.named("`add`, `mul`, `min`, `max` or `log_sum_exp`", &mut problem.f)?;
+    text.usual_type(|| problem.x.dtype)?;
+    text.field("rows", &mut problem.rows, None)?;
+    text.field("extent", &mut problem.extent, None)?;
+    text.choice("compute", &mut problem.compute, Some(DType::F32))?;
+    text.flag("exclusive", &mut problem.exclusive);
+    text.flag("reverse", &mut problem.reverse);
+    let whole: Vec<u64> = problem.rows.iter().copied().chain([problem.extent]).collect();
+    let elements: Layouts = vec![("packed", packed(&whole))];
+    text.operand("x", &mut problem.x, &elements)?;
+    text.operand("y", &mut problem.y, &elements)
 }
 
 /// What reading fills in.

@@ -9,7 +9,7 @@ use verdigris::recipe::{
     Input, LossForm, MAX_INPUTS, MlpGradient, Saved, Targets,
 };
 use verdigris_graph::{
-    AttentionSpec, Causal, CrossEntropySpec, LossReduction, NormKind, NormSpec, PoolWindows, Precision, Real, Sampling, UnaryOp,
+    AttentionSpec, Causal, CrossEntropySpec, LossReduction, NormKind, NormSpec, PoolWindows, Precision, Real, Sampling, ScanOp, UnaryOp,
 };
 use verdigris_tensor::DType;
 
@@ -88,10 +88,12 @@ pub(crate) enum Function {
     Resample,
     /// `x` → y. `before= after= value=`: one number for each dim, below 0 for elements that are left out.
     Pad,
+    /// `x` → its scan along `axis=`. `f=add|mul|log_sum_exp`, `reverse=1` from the last element to the first.
+    Scan,
 }
 
 impl Function {
-    pub(crate) const ALL: [Function; 26] = [
+    pub(crate) const ALL: [Function; 27] = [
         Function::ConvFprop,
         Function::ConvNorm,
         Function::ConvDgrad,
@@ -118,6 +120,7 @@ impl Function {
         Function::MlpBackward,
         Function::Resample,
         Function::Pad,
+        Function::Scan,
     ];
 
     pub(crate) fn numbered(number: u8) -> Option<Function> {
@@ -127,9 +130,13 @@ impl Function {
     /// How many tensors it reads at the most, and whether dims come behind its attributes.
     pub(crate) const fn signature(self) -> (usize, bool) {
         match self {
-            Function::MaxPool | Function::AveragePool | Function::Activation | Function::Softmax | Function::Resample | Function::Pad => {
-                (1, false)
-            }
+            Function::MaxPool
+            | Function::AveragePool
+            | Function::Activation
+            | Function::Softmax
+            | Function::Resample
+            | Function::Pad
+            | Function::Scan => (1, false),
             Function::CrossEntropy | Function::Dropout => (2, false),
             Function::ConvFprop | Function::Linear | Function::ClassLoss | Function::Norm => (3, false),
             Function::ConvNorm | Function::ConvBatchNormBackward => (8, false),
@@ -153,7 +160,7 @@ impl Function {
             }
             Function::MlpInference | Function::Mlp => Some(Autocast::LowerLayers),
             Function::Attention => Some(Autocast::LowerAttended),
-            Function::Softmax | Function::Norm | Function::CrossEntropy | Function::ClassLoss | Function::ElementLoss => {
+            Function::Softmax | Function::Norm | Function::CrossEntropy | Function::ClassLoss | Function::ElementLoss | Function::Scan => {
                 Some(Autocast::F32)
             }
             Function::MaxPool | Function::AveragePool | Function::Activation | Function::Dropout | Function::Gradient => None,
@@ -188,7 +195,7 @@ impl Function {
             Function::MlpInference | Function::Mlp | Function::MlpBackward => &[],
             Function::BatchNormInference => &[Tensor(0), Tensor(1), Tensor(2), Tensor(3), Tensor(4)],
             Function::ElementLoss => &[Tensor(0), Tensor(1), Tensor(2), Tensor(3)],
-            Function::Activation => &[Tensor(0)],
+            Function::Activation | Function::Scan => &[Tensor(0)],
             Function::Softmax => &[Result(0)],
             Function::CrossEntropy => &[Tensor(0), Tensor(1), Result(1)],
             // The gradient of a gradient has one more tensor in front, so the last place is not saved.
@@ -225,6 +232,7 @@ impl Function {
             Function::MlpBackward => "mlp_backward",
             Function::Resample => "resample",
             Function::Pad => "pad",
+            Function::Scan => "scan",
         }
     }
 }
@@ -343,6 +351,15 @@ fn reduction(attributes: &Attributes<'_>) -> PyResult<LossReduction> {
         Some("sum") => Ok(LossReduction::Sum),
         None | Some("mean") => Ok(LossReduction::Mean),
         Some(other) => Err(raise(Kind::Graph, format!("the reduction is `{other}`; it is `none`, `sum` or `mean`"))),
+    }
+}
+
+fn scan(attributes: &Attributes<'_>) -> PyResult<ScanOp> {
+    match attributes.get("f") {
+        Some("add") => Ok(ScanOp::Add),
+        Some("mul") => Ok(ScanOp::Mul),
+        Some("log_sum_exp") => Ok(ScanOp::LogSumExp),
+        other => Err(raise(Kind::Graph, format!("the scan is `{}`; it is `add`, `mul` or `log_sum_exp`", other.unwrap_or_default()))),
     }
 }
 
@@ -478,6 +495,7 @@ impl Function {
                 None => F::Activation(unary(attributes)?),
             },
             Function::Softmax => F::Softmax(attributes.one("axis", 0)?, attributes.one("log", 0_u8)? != 0),
+            Function::Scan => F::Scan(scan(attributes)?, attributes.one("axis", 0)?, attributes.one("reverse", 0_u8)? != 0),
             Function::Norm => F::Norm { spec: norm(attributes)?, per_channel: attributes.one("channel", 0_u8)? != 0 },
             Function::CrossEntropy => F::CrossEntropy(loss(attributes)?, LossForm::WithLse),
             Function::ClassLoss => {

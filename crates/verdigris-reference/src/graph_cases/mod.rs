@@ -37,7 +37,8 @@
 //! **`pointwise.toml`**: `unary`, `binary`, `backward`, `ternary`, `gen_index` (axes), `scale`: lists of functions, each a case; or one
 //! `chain` of steps. `dims`; `per` for the second operand; `z` its type. `out` is by default the type read.
 //!
-//! **`reduction.toml`**: `f`, `axes`, `dims`. **`pool.toml`**: `modes` (`max`, `max_index`, `average`, `average_pad`, and the gradients
+//! **`reduction.toml`**: `f`, `axes`, `dims`. **`scan.toml`**: `f`, `axis`, `dims`, `ways` (`inclusive`, `exclusive`, `reversed`, `exclusive_reversed`; default all).
+//! **`pool.toml`**: `modes` (`max`, `max_index`, `average`, `average_pad`, and the gradients
 //! `max_backward`, `index_backward`, `average_backward`, `average_pad_backward`), `shapes = ["n2 c3 i9x9 w3x3 s2 p1 d1"]` or, adaptive,
 //! `"n2 c3 i9x9 o4x4"`. **`softmax.toml`**: `ops` (`softmax`, `log_softmax`, `softmax_backward`, `log_softmax_backward`,
 //! `cross_entropy`, `cross_entropy_backward`), `dims`, `axis`, and for the latter two `reductions`, `smoothing`, `ignore_index`, `lse`,
@@ -68,6 +69,7 @@ mod pointwise;
 mod pool;
 mod reduction;
 mod resample;
+mod scan;
 mod softmax;
 
 use std::collections::HashSet;
@@ -98,8 +100,8 @@ pub struct GraphCase {
 }
 
 /// The families, by the stem of their files.
-pub const FAMILIES: [&str; 10] =
-    ["conv", "pointwise", "reduction", "pool", "softmax", "norm", "movement", "batch_norm", "attention", "resample"];
+pub const FAMILIES: [&str; 11] =
+    ["conv", "pointwise", "reduction", "scan", "pool", "softmax", "norm", "movement", "batch_norm", "attention", "resample"];
 
 /// Reads a case file; its stem is the family.
 ///
@@ -119,6 +121,7 @@ pub fn load(family: &str, text: &str) -> Result<Vec<GraphCase>, CaseError> {
         "conv" => read::<conv::Group>(family, text),
         "pointwise" => read::<pointwise::Group>(family, text),
         "reduction" => read::<reduction::Group>(family, text),
+        "scan" => read::<scan::Group>(family, text),
         "pool" => read::<pool::Group>(family, text),
         "softmax" => read::<softmax::Group>(family, text),
         "norm" => read::<norm::Group>(family, text),
@@ -130,7 +133,7 @@ pub fn load(family: &str, text: &str) -> Result<Vec<GraphCase>, CaseError> {
             group: String::new(),
             field: "family",
             value: family.to_owned(),
-            rule: "the stem of the file is conv, pointwise, reduction, pool, softmax, norm, movement, batch_norm, attention or resample",
+            rule: "the stem of the file is conv, pointwise, reduction, scan, pool, softmax, norm, movement, batch_norm, attention or resample",
         }),
     }
 }

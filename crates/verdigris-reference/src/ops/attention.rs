@@ -790,8 +790,14 @@ impl Draft {
         };
         let mask = whole(self, DType::U8, &mask_dims)?;
         let (q_lengths, kv_lengths) = (whole(self, DType::I32, &[b, 1, 1, 1])?, whole(self, DType::I32, &[b, 1, 1, 1])?);
-        let mut offsets =
-            || -> Result<Option<Uid>, Error> { if ragged { Ok(Some(self.input(DType::I32, &[b + 1, 1, 1, 1])?.uid)) } else { Ok(None) } };
+        // Each offset has a place of its own, so that the sequences have all rows between them.
+        let mut offsets = || -> Result<Option<Uid>, Error> {
+            if !ragged {
+                return Ok(None);
+            }
+            let (layout, name) = (self.layout(&[b + 1, 1, 1, 1], false)?, self.name("in"));
+            Ok(Some(self.builder.tensor(&name, DType::I32, layout)))
+        };
         let (q_offsets, kv_offsets) = (offsets()?, offsets()?);
         let page_table = match page_size {
             Some(_) => Some(self.input(DType::I32, &[b, entries, 1, 1])?.uid),

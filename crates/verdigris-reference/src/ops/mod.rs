@@ -10,4 +10,5 @@ pub mod pointwise;
 pub mod pool;
 pub mod reduction;
 pub mod resample;
+pub mod scan;
 pub mod softmax;

@@ -5,7 +5,7 @@ use verdigris_tensor::{DType, Layout};
 
 use crate::fuzz::{Draft, TYPES};
 use crate::operation::{Data, Evaluation, GraphError, Operation};
-use crate::philox::Uniform;
+use crate::philox::Numbers;
 use crate::source::{Formula, Source};
 use crate::tolerance::Bounded;
 
@@ -378,7 +378,7 @@ impl Formula for Mapped<'_> {
             Pointwise::Binary { f, .. } => read(0).binary(f, read(1), false, bits, compute),
             Pointwise::Ternary { f, .. } => read(0).ternary(f, read(1), read(2), compute),
             Pointwise::GenIndex { axis, .. } => Bounded::exact(index[axis as usize] as f64),
-            // Evaluated as `Uniform`, which has the state.
+            // Evaluated as `Numbers`, which has the state.
             Pointwise::Random { .. } => Bounded::exact(f64::NAN),
             Pointwise::Scale { .. } => read(0).scaled(self.factor, compute),
         }
@@ -393,9 +393,12 @@ impl Operation for Pointwise {
     const DRAWS: u64 = 10;
 
     fn evaluate<'a>(&'a self, at: &mut Evaluation<'a>) -> Result<(), GraphError> {
-        if let Pointwise::Random { state, y } = *self {
-            let uniform = Uniform::new(&at.source(state)?, at.dims(y)?);
-            return at.put(y, uniform);
+        if let Pointwise::Random { distribution, state, offset, y } = *self {
+            let numbers = match offset {
+                Some(offset) => Numbers::by_value(distribution, [at.scalar(state)?, at.scalar(offset)?], at.dims(y)?),
+                None => Numbers::new(distribution, &at.source(state)?, at.dims(y)?),
+            };
+            return at.put(y, numbers);
         }
         let inputs = self.operands().into_iter().map(|uid| at.source(uid)).collect::<Result<_, _>>()?;
         let factor = match self {
@@ -518,7 +521,10 @@ impl Draft {
         if self.one_in(3) {
             let dims = self.dims();
             let name = self.name("random");
-            let y = self.builder.random_uniform(&name, &dims, state)?;
+            let y = match self.below(2) {
+                0 => self.builder.random_uniform(&name, &dims, state)?,
+                _ => self.builder.random_normal(&name, &dims, state)?,
+            };
             return self.result(y, &dims, DType::F32, &TYPES).map(drop);
         }
         let x = self.with_axis(true)?;
@@ -528,7 +534,7 @@ impl Draft {
         self.pointwise_result(y, &x.dims, &[x.dtype, DType::F32])
     }
 
-    /// A random state, which no op writes.
+    /// A random state in memory, which no op writes.
     fn state(&mut self) -> Result<Uid, Error> {
         let layout = Layout::row_major(&[4]).map_err(|source| Error::Layout { tensor: "state".to_owned(), source })?;
         let name = self.name("state");

@@ -127,64 +127,116 @@ fn sum(terms: impl Iterator<Item = Bounded>, compute: DType) -> Bounded {
     sum.finish(compute)
 }
 
-/// The product in any order: `K · ε` of it, and what is lost where a part of it leaves the range of normal numbers.
+/// A product of values that may carry errors, in any order.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ProductInAnyOrder {
+    value: f64,
+    most: f64,
+    least: f64,
+    above_one: f64,
+    below_one: f64,
+    count: f64,
+    has_unknown: bool,
+}
+
+impl Default for ProductInAnyOrder {
+    fn default() -> Self {
+        ProductInAnyOrder { value: 1.0, most: 1.0, least: 1.0, above_one: 1.0, below_one: 1.0, count: 0.0, has_unknown: false }
+    }
+}
+
+impl ProductInAnyOrder {
+    /// Takes in a factor.
+    pub(crate) fn multiply(&mut self, x: Bounded) {
+        self.value *= x.value;
+        self.most *= x.value.abs() + x.error;
+        self.least *= (x.value.abs() - x.error).max(0.0);
+        self.above_one *= (x.value.abs() + x.error).max(1.0);
+        self.below_one *= x.value.abs().min(1.0);
+        self.has_unknown |= x.error == f64::INFINITY;
+        self.count += 1.0;
+    }
+
+    /// The product: `K · ε` of it, and what is lost where a part of it leaves the range of normal numbers.
+    pub(crate) fn finish(self, compute: DType) -> Bounded {
+        let ProductInAnyOrder { value, most, least, above_one, below_one, count, has_unknown } = self;
+        if has_unknown {
+            return Bounded { value, error: f64::INFINITY };
+        }
+        let (limit, smallest, underflow) = match compute {
+            DType::F64 => (power_of_two(1023), power_of_two(-1074), power_of_two(-1022)),
+            _ => (power_of_two(127), power_of_two(-149), power_of_two(-126)),
+        };
+        if above_one.is_finite() && above_one > limit || (!above_one.is_finite() && value.is_finite()) {
+            // Whether it overflows on the way is a matter of the order. An exact 0 among the factors may then meet ∞.
+            return Bounded { value, error: f64::INFINITY };
+        }
+        if !above_one.is_finite() {
+            // An infinity or a NaN among the factors; a part of the rest that vanishes would make NaN of ∞.
+            return Bounded { value, error: if value.is_infinite() && below_one < underflow { f64::INFINITY } else { 0.0 } };
+        }
+        let rounding = if count > 1.0 { (count + 1.0) * roundoff(compute) * most } else { 0.0 };
+        let lost = if below_one < underflow && value != 0.0 { count * smallest * above_one } else { 0.0 };
+        let reach = if most == least {
+            0.0
+        } else {
+            (most - value.abs()).max(value.abs() - least).max(if least == 0.0 { most + value.abs() } else { 0.0 })
+        };
+        Bounded::new(value, reach + if value == 0.0 { 0.0 } else { rounding + lost }, compute)
+    }
+}
+
 fn product(factors: impl Iterator<Item = Bounded>, compute: DType) -> Bounded {
-    let (mut value, mut most, mut least, mut above_one, mut below_one, mut count) = (1.0, 1.0, 1.0, 1.0f64, 1.0f64, 0.0);
-    let mut has_unknown = false;
-    for x in factors {
-        value *= x.value;
-        most *= x.value.abs() + x.error;
-        least *= (x.value.abs() - x.error).max(0.0);
-        above_one *= (x.value.abs() + x.error).max(1.0);
-        below_one *= x.value.abs().min(1.0);
-        has_unknown |= x.error == f64::INFINITY;
-        count += 1.0;
+    let mut product = ProductInAnyOrder::default();
+    factors.for_each(|factor| product.multiply(factor));
+    product.finish(compute)
+}
+
+/// The greatest of values that may carry errors.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Greatest {
+    value: f64,
+    low: f64,
+    high: f64,
+    has_nan: bool,
+    is_unknown: bool,
+}
+
+impl Greatest {
+    /// Of no values.
+    pub(crate) fn of_nothing(value: f64) -> Greatest {
+        Greatest { value, low: value, high: value, has_nan: false, is_unknown: false }
     }
-    if has_unknown {
-        return Bounded { value, error: f64::INFINITY };
+
+    /// Takes in a value.
+    pub(crate) fn take(&mut self, x: Bounded) {
+        self.has_nan |= x.value.is_nan();
+        self.is_unknown |= x.error == f64::INFINITY;
+        self.value = self.value.max(x.value);
+        self.low = self.low.max(x.value - x.error);
+        self.high = self.high.max(x.value + x.error);
     }
-    let (limit, smallest, underflow) = match compute {
-        DType::F64 => (power_of_two(1023), power_of_two(-1074), power_of_two(-1022)),
-        _ => (power_of_two(127), power_of_two(-149), power_of_two(-126)),
-    };
-    if above_one.is_finite() && above_one > limit || (!above_one.is_finite() && value.is_finite()) {
-        // Whether it overflows on the way is a matter of the order. An exact 0 among the factors may then meet ∞.
-        return Bounded { value, error: f64::INFINITY };
+
+    /// The greatest, NaN if one is NaN.
+    pub(crate) fn finish(self) -> Bounded {
+        let Greatest { value, low, high, has_nan, is_unknown } = self;
+        if is_unknown {
+            Bounded { value, error: f64::INFINITY }
+        } else if has_nan {
+            Bounded::exact(f64::NAN)
+        } else if value.is_infinite() || low == high {
+            Bounded::exact(value)
+        } else {
+            Bounded { value, error: (high - value).max(value - low) }
+        }
     }
-    if !above_one.is_finite() {
-        // An infinity or a NaN among the factors; a part of the rest that vanishes would make NaN of ∞.
-        return Bounded { value, error: if value.is_infinite() && below_one < underflow { f64::INFINITY } else { 0.0 } };
-    }
-    let rounding = if count > 1.0 { (count + 1.0) * roundoff(compute) * most } else { 0.0 };
-    let lost = if below_one < underflow && value != 0.0 { count * smallest * above_one } else { 0.0 };
-    let reach = if most == least {
-        0.0
-    } else {
-        (most - value.abs()).max(value.abs() - least).max(if least == 0.0 { most + value.abs() } else { 0.0 })
-    };
-    Bounded::new(value, reach + if value == 0.0 { 0.0 } else { rounding + lost }, compute)
 }
 
 /// The greatest of values that may carry errors; NaN if one is NaN, `of_nothing` of none.
 pub(crate) fn greatest(elements: impl Iterator<Item = Bounded>, of_nothing: f64) -> Bounded {
-    let (mut value, mut low, mut high) = (of_nothing, of_nothing, of_nothing);
-    let (mut has_nan, mut is_unknown) = (false, false);
-    for x in elements {
-        has_nan |= x.value.is_nan();
-        is_unknown |= x.error == f64::INFINITY;
-        value = value.max(x.value);
-        low = low.max(x.value - x.error);
-        high = high.max(x.value + x.error);
-    }
-    if is_unknown {
-        Bounded { value, error: f64::INFINITY }
-    } else if has_nan {
-        Bounded::exact(f64::NAN)
-    } else if value.is_infinite() || low == high {
-        Bounded::exact(value)
-    } else {
-        Bounded { value, error: (high - value).max(value - low) }
-    }
+    let mut greatest = Greatest::of_nothing(of_nothing);
+    elements.for_each(|x| greatest.take(x));
+    greatest.finish()
 }
 
 impl Operation for Reduction {

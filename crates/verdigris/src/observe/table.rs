@@ -257,7 +257,7 @@ pub fn page() -> String {
         "# Metrics\n\n\
          Written from `crates/verdigris/src/observe/table.rs` by `cargo run -p verdigris --example metrics`; a test holds it. How to have them: [telemetry.md](telemetry.md); what to do \
          about them: [runbook.md](runbook.md).\n\n\
-         Labels have few values by construction: `op` is the kind of a problem (gemm, conv, map, reduce, softmax, pool, norm, batch_norm, attention, resample; on the CPU that of the engine), \
+         Labels have few values by construction: `op` is the kind of a problem (gemm, conv, map, reduce, scan, softmax, pool, norm, batch_norm, attention, resample; on the CPU that of the engine), \
          `engine` an engine's name, `dtype` the element type of the first operand, `device` `cpu` or `cuda:N`. A shape is never a label.\n\n\
          | name | kind | labels | meaning |\n|---|---|---|---|\n",
     );

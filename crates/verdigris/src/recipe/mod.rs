@@ -72,7 +72,7 @@ use std::collections::HashMap;
 
 use verdigris_graph::{
     AttentionSpec, BinaryOp, CrossEntropySpec, Graph, GraphBuilder, LossReduction, NormSpec, Normalize, PoolWindows, Precision, Real,
-    ReductionOp, Sampling, TernaryOp, Uid, UnaryOp,
+    ReductionOp, Sampling, ScanOp, TernaryOp, Uid, UnaryOp,
 };
 use verdigris_tensor::{DType, Layout};
 
@@ -145,6 +145,8 @@ pub enum Function {
     Cast(DType),
     /// `x` → its reduction over these axes, which stay with extent 1.
     Reduce(ReductionOp, Vec<u32>),
+    /// `x` → its inclusive scan along the axis, from the last element to the first where that is said. A tensor without dims is a row of one element.
+    Scan(ScanOp, u32, bool),
     /// `x` → softmax along the axis; its logarithm, where that is said. A tensor without dims is a row of one element.
     Softmax(u32, bool),
     /// `x, scale?, bias?` → x normalized by the statistics of its rows. With `per_channel` scale and bias are vectors over dim 1; else they broadcast
@@ -325,6 +327,7 @@ impl Function {
             Function::Select => "select",
             Function::Cast(_) => "cast",
             Function::Reduce(..) => "reduce",
+            Function::Scan(..) => "scan",
             Function::Softmax(..) => "softmax",
             Function::Norm { .. } => "norm",
             Function::CrossEntropy(..) => "cross_entropy",
@@ -641,6 +644,12 @@ impl Drawing {
                 let x = self.input(0, "x")?;
                 let y = self.g.reduction("reduce", f, x, axes)?;
                 self.store_like(y, "y", given.dtype, &given.layout)
+            }
+            Function::Scan(f, axis, reverse) => {
+                let view = if given.layout.rank() == 0 { View::One { rank: 1 } } else { View::Same };
+                let x = self.input_as(0, "x", view)?;
+                let y = self.g.scan("scan", f, x, axis, false, reverse)?;
+                self.store_as(y, "y", given.dtype, like(&given.layout)?, view)
             }
             Function::Softmax(axis, log) => {
                 let view = if given.layout.rank() == 0 { View::One { rank: 1 } } else { View::Same };

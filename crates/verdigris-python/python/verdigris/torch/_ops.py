@@ -820,6 +820,33 @@ def _gradient_of_dropout(ctx, dy, *_):
     return dropout.again(ctx.policy, dy, state, ctx.attributes), None, None
 
 
+def _scan_decomposed(x, attributes):
+    a = parse(attributes)
+    axis, flips = int(a["axis"]), a.get("reverse") == "1" and x.dim() > 0
+    x = x.flip(axis) if flips else x
+    y = {"add": torch.cumsum, "mul": torch.cumprod, "log_sum_exp": torch.logcumsumexp}[a["f"]](x, axis)
+    return y.flip(axis) if flips else y
+
+
+def _keep_of_scan(ctx, inputs, used, output):
+    # The gradient of a sum is the sum of `dy` the other way, which needs nothing of the call.
+    x, attributes = inputs
+    ctx.save_for_backward(*(() if attributes.startswith("f=add ") else (x,)))
+    ctx.attributes, ctx.policy = attributes, _current_policy()
+    return output
+
+
+def _gradient_of_scan(ctx, dy, *_):
+    if not ctx.saved_tensors:
+        forward, is_reversed, _ = ctx.attributes.partition(" reverse=1")
+        return scan.again(ctx.policy, dy, forward if is_reversed else forward + " reverse=1"), None
+    return gradient.again(ctx.policy, dy, *ctx.saved_tensors, "of=scan wrt=0|" + ctx.attributes, ()), None
+
+
+scan = _operator(
+    "scan", ["Tensor x"], "Tensor", False, _elements_fake, _scan_decomposed, gradients=(_keep_of_scan, _gradient_of_scan)
+)
+
 dropout = _operator(
     "dropout",
     ["Tensor x", "Tensor state"],

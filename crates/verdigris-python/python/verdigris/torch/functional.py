@@ -626,6 +626,35 @@ def log_softmax(input, dim=None, _stacklevel=3, dtype=None):
     return _ops.softmax(input, f"axis={_axis(input, dim, 'log_softmax')} log=1")
 
 
+# Scans.
+
+
+def _scan(f, name, input, dim, dtype):
+    input = input if dtype is None else input.to(dtype)
+    if not input.is_floating_point():
+        raise UnsupportedError(f"{name} of {input.dtype}; scans are computed in f32, which does not hold all integers: name a floating-point dtype")
+    return _ops.scan(input, f"f={f} axis={_axis(input, dim, name)}")
+
+
+def cumsum(input, dim, dtype=None):
+    """`y[i] = x[0] + ... + x[i]` along `dim`, of the input as `dtype` where that is given; floating-point alone.
+
+    Summed in float32 (float64 for float64) in an order that follows from the dims and strides, so that results repeat bit for bit, and rounded once.
+    """
+    return _scan("add", "cumsum", input, dim, dtype)
+
+
+def cumprod(input, dim, dtype=None):
+    """`y[i] = x[0] * ... * x[i]` along `dim`, of the input as `dtype` where that is given; floating-point alone. As `cumsum`; its gradient is right where
+    factors are 0, too."""
+    return _scan("mul", "cumprod", input, dim, dtype)
+
+
+def logcumsumexp(input, dim):
+    """`y[i] = ln(e^x[0] + ... + e^x[i])` along `dim`; floating-point alone. As `cumsum`."""
+    return _scan("log_sum_exp", "logcumsumexp", input, dim, None)
+
+
 _REDUCTIONS = {(True, True): "mean", (True, False): "sum", (False, True): "none", (False, False): "none"}
 
 
