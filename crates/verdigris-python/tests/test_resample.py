@@ -229,7 +229,7 @@ def test_modules_and_convert():
 
 def test_compiled():
     x = _x((2, 3, 6, 7))
-    function = torch.compile(lambda x: vt.pad(vt.interpolate(x, scale_factor=2.0, mode="bilinear"), (1, 1), "reflect"), backend="aot_eager", fullgraph=True)
+    function = torch.compile(lambda x: vt.pad(vt.interpolate(x, scale_factor=2.0, mode="bilinear"), (1, 1, 0, 0), "reflect"), backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(function(x), F.pad(F.interpolate(x, scale_factor=2.0, mode="bilinear"), (1, 1, 0, 0), "reflect"), rtol=1e-5, atol=1e-5)
 
 
