@@ -11,8 +11,7 @@ use verdigris_graph::problem::{Access, Operand};
 use verdigris_graph::{Determinism, Error, Graph, Problem, Uid};
 use verdigris_kir::execution::HostValue;
 use verdigris_kir::interp::{self, Counters, Kernels, Memory, Options};
-use verdigris_kir::ir::Ty;
-use verdigris_kir::program::{Arg, Program};
+use verdigris_kir::program::Program;
 
 use crate::arch::Arch;
 use crate::engine::{Engine, EngineId, Knobs, Refusal};
@@ -226,9 +225,7 @@ impl Variant {
                 memory.add(buffers.get(uid).map_or(&[][..], Vec::as_slice));
             }
             // What a kernel takes as an integer is given as one.
-            let integers: BTreeSet<usize> = (program.launches().flat_map(|launch| launch.args.iter()))
-                .filter_map(|arg| if let Arg::HostScalar(Ty::S64, index) = arg { Some(*index) } else { None })
-                .collect();
+            let integers: BTreeSet<usize> = program.integer_scalars().collect();
             let scalar = |(index, uid): (usize, &Uid)| {
                 let value = scalars.get(uid).copied().unwrap_or(0.0);
                 if integers.contains(&index) { HostValue::Signed(value as i64) } else { HostValue::Real(value) }

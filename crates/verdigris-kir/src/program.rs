@@ -423,6 +423,12 @@ impl Program {
         Ok(())
     }
 
+    /// The host scalars that a kernel takes as integers of 64 bits, each as often as it does.
+    pub fn integer_scalars(&self) -> impl Iterator<Item = usize> {
+        let args = self.launches().flat_map(|launch| launch.args.iter());
+        args.filter_map(|arg| if let Arg::HostScalar(Ty::S64, index) = arg { Some(*index) } else { None })
+    }
+
     /// The launches, in order.
     pub fn launches(&self) -> impl Iterator<Item = &Launch> {
         self.steps.iter().filter_map(|step| step.as_launch().map(|(launch, _)| launch))

@@ -23,7 +23,7 @@ def test_scans_are_those_of_pytorch(name, dtype, shape, dim):
     ours, theirs = FUNCTIONS[name]
     x = torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(dtype)
     y = ours(x, dim)
-    assert (y.dtype, y.shape, y.stride()) == (dtype, x.shape, x.stride())
+    assert (y.dtype, y.shape) == (dtype, x.shape) and (not x.numel() or y.stride() == x.stride())
     near(y, theirs(x.double(), dim), dtype)
     turned = x.t() if x.dim() == 2 else x
     near(ours(turned, dim), theirs(turned.double(), dim), dtype)

@@ -8,6 +8,7 @@ use verdigris_graph::{ConvDirection, Node, Op, Uid, json};
 use verdigris_reference::cases::CaseError;
 use verdigris_reference::compare::compare;
 use verdigris_reference::data;
+use verdigris_reference::data::Distribution;
 use verdigris_reference::graph::{Selection, evaluate};
 use verdigris_reference::graph_cases::{FAMILIES, GraphCase, load, load_file};
 
@@ -46,6 +47,7 @@ fn every_case_has_a_truth_that_its_own_rounding_meets() {
         let inputs = data::graph_inputs(&case.graph, case.distribution, case.seed);
         let outputs = evaluate(&case.graph, &inputs, Selection::All).unwrap_or_else(|error| panic!("{}: {error}", case.id));
         assert!(!outputs.is_empty(), "{}", case.id);
+        let unjudged_before = dull.len();
         for output in &outputs {
             let before = data::output_buffer(output, &inputs);
             let report = compare(output, &before, &output.rounded(&before));
@@ -58,6 +60,10 @@ fn every_case_has_a_truth_that_its_own_rounding_meets() {
             // What was not written is seen, where there is something to write.
             let untouched = compare(output, &before, &before);
             assert!(!untouched.passes() || report.elements == 0 || output.dtype.is_integer(), "{}", case.id);
+        }
+        // Where numbers that are none stand on purpose, one result may be nothing but these; not all of them.
+        if case.distribution == Distribution::Edges && dull.len() - unjudged_before < outputs.len() {
+            dull.truncate(unjudged_before);
         }
         slowest.push((begun.elapsed(), case.id.clone()));
     }
@@ -76,12 +82,11 @@ fn large_cases_leave_the_reach_of_31_bits() {
     // The others are as large as those of networks: nothing that the interpreter could take is kept from it. Of attention, whose tensors are small beside
     // its work, the products count.
     let scores = |case: &GraphCase| {
-        let products = |q: Uid, k: Uid| {
-            let dims = |uid| case.graph.tensor(uid).map_or(&[][..], |tensor| tensor.layout.dims());
-            dims(q).iter().product::<u64>() * dims(k)[2]
-        };
+        let dims = |uid| case.graph.tensor(uid).map_or(&[][..], |tensor| tensor.layout.dims());
+        let products = |q: Uid, k: Uid| dims(q).iter().product::<u64>() * dims(k)[2];
         let of_node = |node: &Node| match &node.op {
-            Op::Attention(op) => products(op.q, op.k),
+            // Of paged keys a page has as many as `k` says, and a row of the table as many pages.
+            Op::Attention(op) => products(op.q, op.k) * op.page_table.map_or(1, |table| dims(table)[1]),
             Op::AttentionBackward(op) => products(op.q, op.k),
             _ => 0,
         };

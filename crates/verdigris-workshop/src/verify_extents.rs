@@ -290,7 +290,7 @@ mod tests {
         ("pool.map", 12, &[("direction", 48), ("extent", 12)]),
         ("pool.reduction", 24, &[("direction", 48), ("extent", 12)]),
         ("reduce.simt", 126, &[]),
-        ("resample.gather", 96, &[]),
+        ("resample.gather", 88, &[]),
         ("scan.rows", 109, &[]),
         ("softmax.rows", 88, &[]),
     ];

@@ -10,8 +10,8 @@ use crate::fuse::compute::Compute;
 use crate::fuse::strided::Strided;
 use crate::fuse::value::AnyVal;
 
-use super::rows::running;
 use super::spec::{OfRows, Pass, Spec};
+use super::teams::running;
 
 /// Elements of each of its rows that a thread takes in a turn: all of them are on their way at a time.
 pub(super) const fn held(vector: u32) -> u32 {

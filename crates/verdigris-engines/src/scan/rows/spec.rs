@@ -14,7 +14,7 @@ use crate::fuse::operand::{OperandArgs, OperandDecl};
 use crate::fuse::strided;
 use crate::layout::space::Extents;
 
-use super::{columns, rows};
+use super::{columns, teams};
 
 /// Threads of a CTA, unless one row takes more.
 pub(super) const THREADS: u32 = 128;
@@ -158,7 +158,7 @@ impl Spec {
 
     fn body<'k, T: Compute>(&self, k: Kernel<'k>) {
         match self.form {
-            Form::Rows { vector, team, held } => rows::rows::<T>(self, k, vector, team, held),
+            Form::Rows { vector, team, held } => teams::rows::<T>(self, k, vector, team, held),
             Form::Columns { vector, team } => columns::columns::<T>(self, k, vector, team),
         }
     }
