@@ -8,7 +8,7 @@
 //! | [`Registry`] | the series of a process, in bounded number, as text and JSON |
 //! | [`Exporter`] | an endpoint that Prometheus scrapes, on the loopback unless an address is written out |
 //! | [`RotatingFile`] | events as lines of JSON, in files of bounded size |
-//! | [`TraceFile`], [`TraceLayer`] | a trace of host and device that Perfetto opens, whole even if the process is killed |
+//! | [`TraceFile`], [`TraceLayer`] | a trace of host and device that Perfetto opens, also if the process was killed |
 //! | [`NvtxLayer`] | spans as ranges in NVIDIA's profilers, loaded at run time |
 //! | [`nvml`] | what the GPUs say of themselves, loaded at run time |
 //! | `otlp` (feature) | spans and metrics pushed to a collector of OpenTelemetry |

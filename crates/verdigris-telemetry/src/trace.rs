@@ -2,7 +2,10 @@
 //!
 //! The file is an array of events in Chrome's format. The process `host` has a track for each thread, with the spans of `tracing` on it; the
 //! process `device` has one for each stream of each device, with the executions whose time was taken. Each write ends in the array's bracket
-//! and the next one begins on it, so that the file is whole JSON whenever the process is killed.
+//! and the next one begins on it, and each event is a line of its own. A process that is killed between two writes leaves whole JSON. One that is
+//! killed within a write leaves whole lines and the start of one more: the kernel looks for a fatal signal before each page that it copies, so
+//! that no write of several pages is all or nothing. The format allows the bracket to be missing; strict JSON is the file less its last line,
+//! with the comma before it replaced by a bracket.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -337,7 +340,8 @@ impl State {
 
 fn put_at(file: &mut File, at: u64, bytes: &[u8]) -> io::Result<()> {
     file.seek(SeekFrom::Start(at))?;
-    // One call of the system, as a rule: a process that is killed before or after it leaves a whole file.
+    // One call of the system, as a rule: a process that is killed before or after it leaves a whole file, and one that is killed within it a whole
+    // number of pages.
     file.write_all(bytes)
 }
 
