@@ -25,6 +25,11 @@ fn engine() -> &'static dyn Engine {
 fn run(case: &GraphCase, number: usize, kernels: &Kernels) -> Result<usize, String> {
     let arch = Arch::virtual_device(1 + number as u32 % 5);
     let parts = Parts::all(&case.graph, &arch, &[engine()]).map_err(|error| error.to_string())?;
+    run_parts(case, &parts, &arch, number, kernels)
+}
+
+/// As [`run`], of what the engine has for a case on a device.
+fn run_parts(case: &GraphCase, parts: &Parts, arch: &Arch, number: usize, kernels: &Kernels) -> Result<usize, String> {
     if parts.configs.iter().any(Vec::is_empty) {
         return Ok(0);
     }
@@ -84,6 +89,23 @@ shapes = [
     // Seven shapes of stride 1 in three directions with three tiles; of stride 2, the 7×7 in dgrad alone, and the one without padding in
     // the other two.
     assert!(std::env::var("VERDIGRIS_CASE").is_ok() || runs == 7 * 3 * 3 + 3 + 3 + 1 + 2, "{runs} runs");
+}
+
+/// A channel tile and half of another on 19 SMs: ten CTAs for the whole one and nine for the last, which no smaller device cuts so.
+#[test]
+fn the_last_channel_tile_has_fewer_ctas() {
+    let group = "[[group]]\nid = \"last\"\ntypes = [\"bf16\"]\nlayouts = [\"nhwc\"]\nshapes = [\"n11 c96 i14x16 k96 f3x3 p1 g12\"]\n";
+    let (arch, kernels) = (Arch::virtual_device(19), Kernels::new());
+    let mut uneven = 0;
+    for case in load("conv", group).expect("the case loads") {
+        let parts = Parts::all(&case.graph, &arch, &[engine()]).expect("a graph");
+        uneven +=
+            parts.configs.iter().flatten().filter(|way| way.program.launches().next().is_some_and(|first| first.grid[0] == 19)).count();
+        let runs = run_parts(&case, &parts, &arch, 0, &kernels).unwrap_or_else(|what| panic!("{}: {what}", case.id));
+        assert_eq!(runs, 3, "{}", case.id);
+    }
+    // Two boxes of 64 channels in each direction; a third one cuts 96 channels evenly.
+    assert_eq!(uneven, 6);
 }
 
 /// No shape leads outside of the catalog, and what is taken is expected to be quicker than by the engine that takes everything.

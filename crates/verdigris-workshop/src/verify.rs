@@ -51,7 +51,7 @@ pub(crate) struct Arguments {
     /// Only cases whose id contains this.
     #[arg(default_value = "")]
     filter: String,
-    /// Every setting of every engine for products, and for graphs of each engine the first and one more, which the seed chooses; under several schedules.
+    /// Every config of every engine, for products and for the parts of graphs; under several schedules.
     #[arg(long)]
     all: bool,
     /// Decides settings, schedules and devices; default the number of the day.

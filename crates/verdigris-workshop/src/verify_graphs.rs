@@ -72,8 +72,7 @@ impl Outcome {
 }
 
 /// Chooses what to run of each case: the first way of each part, and of all the others, from a place that the seed chooses on, the first that
-/// leads to a kernel which nobody `reached` before. With `all`, as many variants as give each way its turn (the default and one other setting of
-/// each engine, which the seed chooses).
+/// leads to a kernel which nobody `reached` before. With `all`, as many variants as give each config of each engine its turn.
 ///
 /// What is known of the cases without running them stands in the outcome.
 pub(crate) fn plan<'c>(
@@ -87,10 +86,7 @@ pub(crate) fn plan<'c>(
     let cut = |(number, case): (usize, &GraphCase)| {
         let seed = seed_of(number);
         // A panic anywhere in an engine or below it is a defect like any other, and must not hide the rest.
-        let made = catch_unwind(AssertUnwindSafe(|| {
-            let arch = Arch::virtual_device(sms(seed));
-            if all { Parts::new(&case.graph, &arch, engines, seed as usize) } else { Parts::all(&case.graph, &arch, engines) }
-        }));
+        let made = catch_unwind(AssertUnwindSafe(|| Parts::all(&case.graph, &Arch::virtual_device(sms(seed)), engines)));
         match made {
             Ok(Ok(parts)) => Ok(parts),
             Ok(Err(error)) => Err(error.to_string()),
