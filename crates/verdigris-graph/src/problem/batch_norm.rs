@@ -4,10 +4,10 @@
 //! operands with one value a channel have stride 0 along the rows. Slots are numbered in the order of the fields.
 
 use serde::{Deserialize, Serialize};
-use verdigris_tensor::{DType, Layout};
+use verdigris_tensor::DType;
 
 use super::chain::{Chain, ChainStep, View, canonical_dims};
-use super::{Access, Operand, Slot};
+use super::{Access, Operand, Slot, views};
 use crate::error::Error;
 use crate::op::Real;
 
@@ -212,14 +212,12 @@ impl BatchNormProblem {
                     let rows = dims.len() - 1;
                     dims[..rows].fill(1);
                 }
-                let layout = Layout::new(&dims, &view.strides).map_err(|source| Error::Layout { tensor: name.to_owned(), source })?;
                 let access = match name {
-                    _ if written => Access::Written,
                     // Each is read by whoever writes its next value.
-                    "running_mean" | "running_var" => Access::ReadInPlace,
-                    _ => Access::Read,
+                    "running_mean" | "running_var" if !written => Access::ReadInPlace,
+                    _ => views::access(written),
                 };
-                Ok(Operand { name, slot: view.slot, dtype: view.dtype, offset: view.offset, layout, access })
+                views::operand(name, view, &dims, access)
             })
             .collect()
     }
@@ -271,41 +269,24 @@ impl BatchNormProblem {
         let op = || "batch_norm".to_owned();
         let space = self.space();
         super::check_extents("batch_norm", &space)?;
-        if !matches!(self.compute, DType::F32 | DType::F64) {
-            let rule = "channels are computed in f32 or f64";
-            return Err(Error::DType { op: op(), tensor: "compute".to_owned(), got: self.compute, rule });
-        }
+        views::check_compute("batch_norm", self.compute, "channels are computed in f32 or f64")?;
         if self.count() == 0 {
             let rule = "a channel has at least one element to take a mean of";
             return Err(Error::Structure { op: op(), tensor: "x".to_owned(), rule });
         }
         self.check()?;
         for (name, view, _) in self.operands() {
-            if view.strides.len() != space.len() {
-                return Err(Error::Mismatch {
-                    op: op(),
-                    tensor: name.to_owned(),
-                    quantity: "the number of strides".to_owned(),
-                    got: view.strides.len() as u64,
-                    want: space.len() as u64,
-                    rule: "a view has one stride for each dim of the space",
-                });
-            }
-            if !(view.dtype.is_float() && view.dtype.is_storage()) {
-                let rule = "batch normalization is of floating-point data";
-                return Err(Error::DType { op: op(), tensor: name.to_owned(), got: view.dtype, rule });
-            }
+            views::check_rank("batch_norm", name, &view.strides, &space)?;
+            views::check_dtype(
+                "batch_norm",
+                name,
+                view.dtype,
+                views::is_stored_float(view.dtype),
+                "batch normalization is of floating-point data",
+            )?;
         }
         let operands = self.buffers()?;
-        for (i, output) in operands.iter().enumerate().filter(|(_, operand)| operand.access == Access::Written) {
-            let structure = |rule| Err(Error::Structure { op: op(), tensor: output.name.to_owned(), rule });
-            if output.layout.may_overlap() {
-                return structure("what is written has one place for each element");
-            }
-            if operands.iter().enumerate().any(|(j, other)| i != j && other.slot == output.slot) {
-                return structure("an output has a buffer of its own");
-            }
-        }
+        views::check_outputs("batch_norm", &operands)?;
         // The rows are sorted and merged as those of a chain that loads and stores the same views; the widest output leads.
         let mut chain = Chain::default();
         let mut order: Vec<usize> = (0..self.operands().len()).collect();

@@ -6,9 +6,9 @@
 //! keeps all its bits.
 
 use serde::{Deserialize, Serialize};
-use verdigris_tensor::{DType, Layout};
+use verdigris_tensor::DType;
 
-use super::{Access, Operand, Slot, finite};
+use super::{Access, Operand, Slot, finite, views};
 use crate::error::Error;
 use crate::op::{HostScalar, Real};
 use crate::ops::pointwise::{BinaryOp, Drawn, Pointwise, TernaryOp, UnaryOp};
@@ -262,8 +262,7 @@ impl Chain {
                 ChainStep::Store { to, .. } => ("output", to, Access::Written, dims.to_vec()),
                 _ => continue,
             };
-            let layout = Layout::new(&extents, &view.strides).map_err(|source| Error::Layout { tensor: name.to_owned(), source })?;
-            list.push(Operand { name, slot: view.slot, dtype: view.dtype, offset: view.offset, layout, access });
+            list.push(views::operand(name, view, &extents, access)?);
         }
         Ok(list)
     }
@@ -299,17 +298,8 @@ impl Chain {
                 }
                 _ => {}
             }
-            if let Some(strides) = step.strides()
-                && strides.len() != dims.len()
-            {
-                return Err(Error::Mismatch {
-                    op: op.to_owned(),
-                    tensor: "chain".to_owned(),
-                    quantity: "the number of strides".to_owned(),
-                    got: strides.len() as u64,
-                    want: dims.len() as u64,
-                    rule: "a view has one stride for each dim of the space",
-                });
+            if let Some(strides) = step.strides() {
+                views::check_rank(op, "chain", strides, dims)?;
             }
             if let ChainStep::Load { window: Some(window), .. } = step
                 && !(window.first.len() == dims.len()

@@ -17,6 +17,7 @@ mod resample;
 mod scan;
 mod softmax;
 mod tensor;
+mod views;
 
 use std::fmt;
 

@@ -5,10 +5,10 @@
 //! wherever they are sums. Slots are numbered in the order of the fields.
 
 use serde::{Deserialize, Serialize};
-use verdigris_tensor::{DType, Layout};
+use verdigris_tensor::DType;
 
 use super::chain::{Chain, ChainStep, View, canonical_dims};
-use super::{Access, Operand, Slot};
+use super::{Operand, Slot, views};
 use crate::error::Error;
 use crate::op::Real;
 use crate::ops::norm::NormKind;
@@ -184,12 +184,7 @@ impl NormProblem {
     /// What [`super::Problem::buffers`] says.
     pub(super) fn buffers(&self) -> Result<Vec<Operand>, Error> {
         (self.operands().into_iter())
-            .map(|(name, view, written)| {
-                let layout = Layout::new(&self.dims_of(name, view), &view.strides)
-                    .map_err(|source| Error::Layout { tensor: name.to_owned(), source })?;
-                let access = if written { Access::Written } else { Access::Read };
-                Ok(Operand { name, slot: view.slot, dtype: view.dtype, offset: view.offset, layout, access })
-            })
+            .map(|(name, view, written)| views::operand(name, view, &self.dims_of(name, view), views::access(written)))
             .collect()
     }
 
@@ -201,41 +196,18 @@ impl NormProblem {
         let op = || "norm".to_owned();
         let space = self.space();
         super::check_extents("norm", &space)?;
-        if !matches!(self.compute, DType::F32 | DType::F64) {
-            let rule = "rows are computed in f32 or f64";
-            return Err(Error::DType { op: op(), tensor: "compute".to_owned(), got: self.compute, rule });
-        }
+        views::check_compute("norm", self.compute, "rows are computed in f32 or f64")?;
         if !(self.eps.0.is_finite() && self.eps.0 >= 0.0) {
             let rule = "eps is finite and not negative";
             return Err(Error::Attribute { op: op(), attribute: "eps", value: self.eps.to_string(), rule });
         }
         for (name, view, _) in self.operands() {
-            if view.strides.len() != space.len() {
-                return Err(Error::Mismatch {
-                    op: op(),
-                    tensor: name.to_owned(),
-                    quantity: "the number of strides".to_owned(),
-                    got: view.strides.len() as u64,
-                    want: space.len() as u64,
-                    rule: "a view has one stride for each dim of the space",
-                });
-            }
-            if !(view.dtype.is_float() && view.dtype.is_storage()) {
-                let rule = "normalization is of floating-point data";
-                return Err(Error::DType { op: op(), tensor: name.to_owned(), got: view.dtype, rule });
-            }
+            views::check_rank("norm", name, &view.strides, &space)?;
+            views::check_dtype("norm", name, view.dtype, views::is_stored_float(view.dtype), "normalization is of floating-point data")?;
         }
         self.check_combination()?;
         let operands = self.buffers()?;
-        for (i, output) in operands.iter().enumerate().filter(|(_, operand)| operand.access == Access::Written) {
-            let structure = |rule| Err(Error::Structure { op: op(), tensor: output.name.to_owned(), rule });
-            if output.layout.may_overlap() {
-                return structure("what is written has one place for each element");
-            }
-            if operands.iter().enumerate().any(|(j, other)| i != j && other.slot == output.slot) {
-                return structure("an output has a buffer of its own");
-            }
-        }
+        views::check_outputs("norm", &operands)?;
         // The dims are sorted and merged as those of a chain that loads and stores the same views; what is written element by element leads.
         let leader = self.operands().iter().position(|(name, ..)| matches!(*name, "y" | "dx")).unwrap_or(0);
         let mut chain = Chain::default();

@@ -4,9 +4,9 @@
 //! the order of the fields.
 
 use serde::{Deserialize, Serialize};
-use verdigris_tensor::{DType, Layout};
+use verdigris_tensor::DType;
 
-use super::{Access, Operand, Slot, View};
+use super::{Operand, Slot, View, views};
 use crate::error::Error;
 use crate::ops::pool::PoolMode;
 
@@ -147,13 +147,7 @@ impl PoolProblem {
 
     /// What [`super::Problem::buffers`] says.
     pub(super) fn buffers(&self) -> Result<Vec<Operand>, Error> {
-        (self.operands().into_iter())
-            .map(|(name, view, dims, written)| {
-                let layout = Layout::new(&dims, &view.strides).map_err(|source| Error::Layout { tensor: name.to_owned(), source })?;
-                let access = if written { Access::Written } else { Access::Read };
-                Ok(Operand { name, slot: view.slot, dtype: view.dtype, offset: view.offset, layout, access })
-            })
-            .collect()
+        (self.operands().into_iter()).map(|(name, view, dims, written)| views::operand(name, view, &dims, views::access(written))).collect()
     }
 
     /// The same problem in canonical form, or the rule that it breaks.
@@ -207,14 +201,7 @@ impl PoolProblem {
             debug_assert_eq!(dims.len(), 5);
         }
         let operands = self.buffers()?;
-        for (i, output) in operands.iter().enumerate().filter(|(_, operand)| operand.access == Access::Written) {
-            if output.layout.may_overlap() {
-                return structure(output.name, "what is written has one place for each element");
-            }
-            if operands.iter().enumerate().any(|(j, other)| i != j && other.slot == output.slot) {
-                return structure(output.name, "an output has a buffer of its own");
-            }
-        }
+        views::check_outputs("pool", &operands)?;
         let dims: Vec<[u64; 5]> = self.operands().into_iter().map(|(_, _, dims, _)| dims).collect();
         for (view, dims) in self.views_mut().into_iter().zip(dims) {
             view.strides.iter_mut().zip(dims).filter(|(_, dim)| *dim <= 1).for_each(|(stride, _)| *stride = 0);

@@ -4,9 +4,9 @@
 //! the order of the fields.
 
 use serde::{Deserialize, Serialize};
-use verdigris_tensor::{DType, Layout};
+use verdigris_tensor::DType;
 
-use super::{Access, Operand, Slot, View};
+use super::{Operand, Slot, View, views};
 use crate::error::Error;
 use crate::ops::resample::{Border, Filter, Taps};
 use crate::validate::STEP_LIMIT;
@@ -109,13 +109,7 @@ impl ResampleProblem {
 
     /// What [`super::Problem::buffers`] says.
     pub(super) fn buffers(&self) -> Result<Vec<Operand>, Error> {
-        (self.operands().into_iter())
-            .map(|(name, view, dims, written)| {
-                let layout = Layout::new(&dims, &view.strides).map_err(|source| Error::Layout { tensor: name.to_owned(), source })?;
-                let access = if written { Access::Written } else { Access::Read };
-                Ok(Operand { name, slot: view.slot, dtype: view.dtype, offset: view.offset, layout, access })
-            })
-            .collect()
+        (self.operands().into_iter()).map(|(name, view, dims, written)| views::operand(name, view, &dims, views::access(written))).collect()
     }
 
     /// The same problem in canonical form, or the rule that it breaks.
@@ -167,22 +161,12 @@ impl ResampleProblem {
             if view.strides.len() != 5 {
                 return structure(name, "a view has five strides");
             }
-            if !view.dtype.is_storage() || view.dtype == DType::Bool {
-                let rule = "resampling takes numbers of a storage type";
-                return Err(Error::DType { op: op(), tensor: name.to_owned(), got: view.dtype, rule });
-            }
+            let is_number = view.dtype.is_storage() && view.dtype != DType::Bool;
+            views::check_dtype("resample", name, view.dtype, is_number, "resampling takes numbers of a storage type")?;
         }
-        if !matches!(self.compute, DType::F32 | DType::F64) {
-            let rule = "resampling computes in f32 or f64";
-            return Err(Error::DType { op: op(), tensor: "compute".to_owned(), got: self.compute, rule });
-        }
+        views::check_compute("resample", self.compute, "resampling computes in f32 or f64")?;
         let operands = self.buffers()?;
-        if operands[1].layout.may_overlap() {
-            return structure(operands[1].name, "what is written has one place for each element");
-        }
-        if operands[0].slot == operands[1].slot {
-            return structure(operands[1].name, "an output has a buffer of its own");
-        }
+        views::check_outputs("resample", &operands)?;
         let dims = [self.from_dims(), self.to_dims()];
         for (view, dims) in [&mut self.from, &mut self.to].into_iter().zip(dims) {
             view.strides.iter_mut().zip(dims).filter(|(_, dim)| *dim <= 1).for_each(|(stride, _)| *stride = 0);

@@ -3,10 +3,10 @@
 //! The formulas are those of [`crate::ops::scan`]. Both operands lie over the dims `[rows…, axis]`; their slots are numbered `x`, `y`.
 
 use serde::{Deserialize, Serialize};
-use verdigris_tensor::{DType, Layout};
+use verdigris_tensor::DType;
 
 use super::chain::{Chain, ChainStep, View, canonical_dims};
-use super::{Access, Operand, Slot};
+use super::{Access, Operand, Slot, views};
 use crate::error::Error;
 use crate::ops::scan::ScanOp;
 
@@ -67,11 +67,8 @@ impl ScanProblem {
 
     /// What [`super::Problem::buffers`] says.
     pub(super) fn buffers(&self) -> Result<Vec<Operand>, Error> {
-        let operand = |(name, view, access): (&'static str, &View, Access)| {
-            let layout = Layout::new(&self.space(), &view.strides).map_err(|source| Error::Layout { tensor: name.to_owned(), source })?;
-            Ok(Operand { name, slot: view.slot, dtype: view.dtype, offset: view.offset, layout, access })
-        };
-        [("x", &self.x, Access::Read), ("y", &self.y, Access::Written)].into_iter().map(operand).collect()
+        let space = self.space();
+        Ok(vec![views::operand("x", &self.x, &space, Access::Read)?, views::operand("y", &self.y, &space, Access::Written)?])
     }
 
     /// The same problem in canonical form, or the rule that it breaks.
@@ -79,40 +76,16 @@ impl ScanProblem {
     /// # Errors
     /// Views of another rank, an output that overlaps itself or shares its buffer, types that the op does not take.
     pub fn canonical(mut self) -> Result<ScanProblem, Error> {
-        let op = || "scan".to_owned();
         let space = self.space();
         super::check_extents("scan", &space)?;
-        if !matches!(self.compute, DType::F32 | DType::F64) {
-            let rule = "rows are computed in f32 or f64";
-            return Err(Error::DType { op: op(), tensor: "compute".to_owned(), got: self.compute, rule });
-        }
+        views::check_compute("scan", self.compute, "rows are computed in f32 or f64")?;
         for (name, view) in [("x", &self.x), ("y", &self.y)] {
-            if view.strides.len() != space.len() {
-                return Err(Error::Mismatch {
-                    op: op(),
-                    tensor: name.to_owned(),
-                    quantity: "the number of strides".to_owned(),
-                    got: view.strides.len() as u64,
-                    want: space.len() as u64,
-                    rule: "a view has one stride for each dim of the space",
-                });
-            }
-            let refused = |rule| Err(Error::DType { op: op(), tensor: name.to_owned(), got: view.dtype, rule });
-            if !view.dtype.is_storage() {
-                return refused("a scan is of a stored type");
-            }
-            if self.f == ScanOp::LogSumExp && !view.dtype.is_float() {
-                return refused("a log-sum-exp is of floating-point data");
-            }
+            views::check_rank("scan", name, &view.strides, &space)?;
+            views::check_dtype("scan", name, view.dtype, view.dtype.is_storage(), "a scan is of a stored type")?;
+            let is_float = self.f != ScanOp::LogSumExp || view.dtype.is_float();
+            views::check_dtype("scan", name, view.dtype, is_float, "a log-sum-exp is of floating-point data")?;
         }
-        let operands = self.buffers()?;
-        let structure = |rule| Err(Error::Structure { op: op(), tensor: "y".to_owned(), rule });
-        if operands[1].layout.may_overlap() {
-            return structure("what is written has one place for each element");
-        }
-        if self.x.slot == self.y.slot {
-            return structure("an output has a buffer of its own");
-        }
+        views::check_outputs("scan", &self.buffers()?)?;
         // The rows are sorted and merged as those of a chain that loads and stores the same views.
         let mut chain = Chain::default();
         chain.push(ChainStep::Load { from: self.x.clone(), window: None });

@@ -5,10 +5,10 @@
 //! fields.
 
 use serde::{Deserialize, Serialize};
-use verdigris_tensor::{DType, Layout};
+use verdigris_tensor::DType;
 
 use super::chain::{Chain, ChainStep, View, canonical_dims};
-use super::{Access, Operand, Slot};
+use super::{Operand, Slot, views};
 use crate::error::Error;
 use crate::op::Real;
 use crate::ops::softmax::LossReduction;
@@ -189,12 +189,7 @@ impl SoftmaxProblem {
     /// What [`super::Problem::buffers`] says.
     pub(super) fn buffers(&self) -> Result<Vec<Operand>, Error> {
         (self.operands().into_iter())
-            .map(|(name, view, written)| {
-                let layout = Layout::new(&self.dims_of(name, view), &view.strides)
-                    .map_err(|source| Error::Layout { tensor: name.to_owned(), source })?;
-                let access = if written { Access::Written } else { Access::Read };
-                Ok(Operand { name, slot: view.slot, dtype: view.dtype, offset: view.offset, layout, access })
-            })
+            .map(|(name, view, written)| views::operand(name, view, &self.dims_of(name, view), views::access(written)))
             .collect()
     }
 
@@ -203,43 +198,20 @@ impl SoftmaxProblem {
     /// # Errors
     /// Views of another rank, an output that overlaps itself or shares its buffer, types that the op does not take.
     pub fn canonical(mut self) -> Result<SoftmaxProblem, Error> {
-        let op = || "softmax".to_owned();
         let space = self.space();
         super::check_extents("softmax", &space)?;
-        if !matches!(self.compute, DType::F32 | DType::F64) {
-            let rule = "rows are computed in f32 or f64";
-            return Err(Error::DType { op: op(), tensor: "compute".to_owned(), got: self.compute, rule });
-        }
+        views::check_compute("softmax", self.compute, "rows are computed in f32 or f64")?;
         for (name, view, _) in self.operands() {
-            if view.strides.len() != space.len() {
-                return Err(Error::Mismatch {
-                    op: op(),
-                    tensor: name.to_owned(),
-                    quantity: "the number of strides".to_owned(),
-                    got: view.strides.len() as u64,
-                    want: space.len() as u64,
-                    rule: "a view has one stride for each dim of the space",
-                });
-            }
+            views::check_rank("softmax", name, &view.strides, &space)?;
             let (fits, rule) = if name == "labels" {
                 (view.dtype.is_integer(), "labels are integers")
             } else {
-                (view.dtype.is_float() && view.dtype.is_storage(), "softmax and cross-entropy are of floating-point data")
+                (views::is_stored_float(view.dtype), "softmax and cross-entropy are of floating-point data")
             };
-            if !fits {
-                return Err(Error::DType { op: op(), tensor: name.to_owned(), got: view.dtype, rule });
-            }
+            views::check_dtype("softmax", name, view.dtype, fits, rule)?;
         }
         let operands = self.buffers()?;
-        for (i, output) in operands.iter().enumerate().filter(|(_, operand)| operand.access == Access::Written) {
-            let structure = |rule| Err(Error::Structure { op: op(), tensor: output.name.to_owned(), rule });
-            if output.layout.may_overlap() {
-                return structure("what is written has one place for each element");
-            }
-            if operands.iter().enumerate().any(|(j, other)| i != j && other.slot == output.slot) {
-                return structure("an output has a buffer of its own");
-            }
-        }
+        views::check_outputs("softmax", &operands)?;
         // The rows are sorted and merged as those of a chain that loads and stores the same views; the widest output leads.
         let mut chain = Chain::default();
         let mut order: Vec<usize> = (0..self.operands().len()).collect();
