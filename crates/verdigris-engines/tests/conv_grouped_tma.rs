@@ -1,19 +1,19 @@
 //! The configs of `conv.grouped` that TMA feeds, all of them, on every case of convolution that they take, interpreted and held against the
 //! reference.
 
-use std::collections::HashSet;
-use std::path::Path;
+mod conv_corpus;
 
+use std::collections::HashSet;
+
+use conv_corpus::Variants;
 use verdigris_engines::arch::Arch;
 use verdigris_engines::engine::Engine;
 use verdigris_engines::interpret::Parts;
 use verdigris_graph::{ConvExtents, ConvProblem, Direction, Problem};
-use verdigris_kir::interp::{Kernels, Options};
+use verdigris_kir::interp::Kernels;
 use verdigris_kir::ir::Target;
 use verdigris_reference::data::Random;
-use verdigris_reference::graph::Selection;
-use verdigris_reference::graph_cases::{GraphCase, load, load_file};
-use verdigris_reference::judge::Trial;
+use verdigris_reference::graph_cases::{GraphCase, load};
 use verdigris_tensor::DType;
 
 /// They were an engine of that name.
@@ -21,38 +21,15 @@ fn engine() -> &'static dyn Engine {
     verdigris_engines::engine("conv.diagonal").expect("the engine is registered")
 }
 
-/// Runs every config that the engine has for a case; how many, 0 where it refuses, or what is wrong.
-fn run(case: &GraphCase, number: usize, kernels: &Kernels) -> Result<usize, String> {
-    let arch = Arch::virtual_device(1 + number as u32 % 5);
-    let parts = Parts::all(&case.graph, &arch, &[engine()]).map_err(|error| error.to_string())?;
-    run_parts(case, &parts, &arch, number, kernels)
-}
-
-/// As [`run`], of what the engine has for a case on a device.
-fn run_parts(case: &GraphCase, parts: &Parts, arch: &Arch, number: usize, kernels: &Kernels) -> Result<usize, String> {
-    if parts.configs.iter().any(Vec::is_empty) {
-        return Ok(0);
-    }
-    let trial = Trial::new(&case.graph, case.distribution, case.seed, Selection::All).map_err(|error| format!("the reference: {error}"))?;
-    for variant in 0..parts.variants() {
-        let mut buffers = trial.inputs.buffers.clone();
-        buffers.extend(trial.outputs().clone());
-        let options = Options { sms: arch.sm_count, ..Options::schedule((number + variant) as u64) };
-        parts.interpret(variant, &mut buffers, &trial.inputs.scalars, kernels, &options)?;
-        trial.judge(&buffers)?;
-    }
-    Ok(parts.variants())
-}
-
-/// Runs cases; how many configs were taken.
-fn run_all(cases: &[GraphCase]) -> usize {
-    let filter = std::env::var("VERDIGRIS_CASE").unwrap_or_default();
+/// Runs every config of cases with their numbers; how many were taken.
+fn run_all(cases: &[(usize, GraphCase)]) -> usize {
+    let filter = conv_corpus::filter().unwrap_or_default();
     let kernels = Kernels::new();
     let (mut runs, mut wrong) = (0, Vec::new());
-    for (number, case) in cases.iter().enumerate().filter(|(_, case)| !case.device_only && case.id.contains(&filter)) {
-        match run(case, number, &kernels) {
+    for (number, case) in cases.iter().filter(|(_, case)| case.id.contains(&filter)) {
+        match conv_corpus::run(engine(), case, *number, &Arch::virtual_device(1 + *number as u32 % 5), &kernels, Variants::All) {
             Ok(count) => runs += count,
-            Err(what) => wrong.push(format!("{}: {}", case.id, what.chars().take(900).collect::<String>())),
+            Err(what) => wrong.push(what),
         }
     }
     assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
@@ -61,8 +38,7 @@ fn run_all(cases: &[GraphCase]) -> usize {
 
 #[test]
 fn all_cases_that_it_takes() {
-    let cases = load_file(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../cases/conv.toml")).expect("the corpus loads");
-    let runs = run_all(&cases);
+    let runs = run_all(&conv_corpus::corpus());
     eprintln!("{runs} runs");
     assert!(runs > 0, "nothing was taken");
 }
@@ -85,10 +61,10 @@ shapes = [
 "#,
     )
     .expect("the cases load");
-    let runs = run_all(&cases);
+    let runs = run_all(&cases.into_iter().enumerate().collect::<Vec<_>>());
     // Seven shapes of stride 1 in three directions with three tiles; of stride 2, the 7×7 in dgrad alone, and the one without padding in
     // the other two.
-    assert!(std::env::var("VERDIGRIS_CASE").is_ok() || runs == 7 * 3 * 3 + 3 + 3 + 1 + 2, "{runs} runs");
+    assert!(conv_corpus::filter().is_some() || runs == 7 * 3 * 3 + 3 + 3 + 1 + 2, "{runs} runs");
 }
 
 /// A channel tile and half of another on 19 SMs: ten CTAs for the whole one and nine for the last, which no smaller device cuts so.
@@ -101,7 +77,7 @@ fn the_last_channel_tile_has_fewer_ctas() {
         let parts = Parts::all(&case.graph, &arch, &[engine()]).expect("a graph");
         uneven +=
             parts.configs.iter().flatten().filter(|way| way.program.launches().next().is_some_and(|first| first.grid[0] == 19)).count();
-        let runs = run_parts(&case, &parts, &arch, 0, &kernels).unwrap_or_else(|what| panic!("{}: {what}", case.id));
+        let runs = conv_corpus::run_parts(&case, &parts, 0, &arch, &kernels, Variants::All).unwrap_or_else(|what| panic!("{what}"));
         assert_eq!(runs, 3, "{}", case.id);
     }
     // Two boxes of 64 channels in each direction; a third one cuts 96 channels evenly.
