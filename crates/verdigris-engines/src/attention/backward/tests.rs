@@ -172,8 +172,7 @@ fn run(case: Case) {
         };
         let of_bias = mods.bias.unwrap_or(DType::F32);
         let types = [ty.dtype(), ty.dtype(), ty.dtype(), of_bias];
-        let outputs: [usize; 4] =
-            std::array::from_fn(|i| memory.add_filled((wanted[i].len() * types[i].bytes()) as u64, 0xff));
+        let outputs: [usize; 4] = std::array::from_fn(|i| memory.add_filled((wanted[i].len() * types[i].bytes()) as u64, 0xff));
         let view = |slot: usize, elements: usize, rows: usize, heads: usize| View {
             slot: Slot(slot as u32),
             dtype: ty.dtype(),
