@@ -15,7 +15,6 @@ impl Half {
     /// Both.
     pub(super) const ALL: [Half; 2] = [Half::Bf16, Half::F16];
 
-    #[cfg(test)]
     pub(super) const fn dtype(self) -> verdigris_tensor::DType {
         match self {
             Half::Bf16 => verdigris_tensor::DType::Bf16,

@@ -18,7 +18,7 @@ use crate::layout::space::element;
 verdigris_kir::parameters! {
     /// `s = cap · tanh(factor · q·k / cap) + bias − slope · |i + shift − j|`, and −∞ where the mask is 0. What a problem does not have is left out by a branch
     /// that all threads take alike.
-    pub(super) struct ScoreMod / ScoreModArgs of () as _spec {
+    pub(super) struct ScoreMod / #[derive(Clone, Copy, Debug)] ScoreModArgs of () as _spec {
         pub(super) factor: AtExecution<f32> = (),
         /// What scores are kept below, and `2 · log₂ e` over it; 0 where nothing keeps them.
         pub(super) cap: f32,

@@ -184,7 +184,7 @@ pub(crate) fn catalog(d: DType, strided: bool) -> impl Iterator<Item = KernelRef
     let results = results.into_iter().filter(move |(walk, _)| strided || *walk == Walk::Row);
     results.flat_map(move |(walk, pairs)| {
         let epilogue = EpilogueSpec { pairs, ..EpilogueSpec::plain(OperandSpec { dtype: d, walk }) };
-        [1, MOST_SLICES].map(|slices| ReductionSpec { integer: false, slices, epilogue: epilogue.clone() }.kernel())
+        ReductionSpec::SLICES.map(|slices| ReductionSpec { integer: false, slices, epilogue: epilogue.clone() }.kernel())
     })
 }
 
@@ -210,6 +210,9 @@ impl fmt::Display for ReductionSpec {
 }
 
 impl ReductionSpec {
+    /// The numbers of threads that may share the parts of four elements: what [`PartGrid::slices`] gives.
+    pub(crate) const SLICES: [u32; 2] = [1, MOST_SLICES];
+
     /// A reference to the kernel.
     pub(crate) fn kernel(self) -> KernelRef {
         KernelRef::new(self.to_string(), move || self.build())

@@ -14,7 +14,7 @@ pub(super) struct Group {
     id: String,
     types: Vec<DType>,
     out: Option<DType>,
-    /// Of the log-sum-exp, and of bias and sinks where `of_options` is not said.
+    /// Of the log-sum-exp, and of bias and sinks where `of_options` is not said, with the gradient of the bias.
     #[serde(default = "f32")]
     of_rows: DType,
     of_options: Option<DType>,
@@ -273,7 +273,7 @@ impl Group {
         }
         if matches!(kind, Kind::Backward | Kind::Both) {
             if let (Some(dbias), Some(dims)) = (made.dbias, bias_dims) {
-                self.store(&mut draft, dbias, "dbias", of_rows, "bhsd", [dims[0], dims[1], dims[2], dims[3]])?;
+                self.store(&mut draft, dbias, "dbias", self.of_options.unwrap_or(of_rows), "bhsd", [dims[0], dims[1], dims[2], dims[3]])?;
             }
             if let Some(dsinks) = made.dsinks {
                 self.store(&mut draft, dsinks, "dsinks", of_rows, "bhsd", [1, h, 1, 1])?;

@@ -84,7 +84,7 @@ verdigris_kir::parameters! {
 
 verdigris_kir::parameters! {
     /// What stands between the products, with the numbers that it needs.
-    pub(super) struct Mod / ModArgs of () as _spec {
+    pub(super) struct Mod / #[derive(Clone, Copy, Debug)] ModArgs of () as _spec {
         pub(super) of: ScoreModArgs = (),
         pub(super) last_query: u32,
         pub(super) last_key: u32,

@@ -1,6 +1,6 @@
 //! `attention.backward`: the gradient of attention on Hopper's tensor cores ([`verdigris_graph::AttentionProblem`] has the formulas).
 //!
-//! **What.** bf16 and f16, heads of up to 256 elements (multiples of 8), grouped heads, windows around either diagonal, sinks and biases without their gradients;
+//! **What.** bf16 and f16, heads of up to 256 elements (multiples of 8), grouped heads, windows around either diagonal, sinks without their gradient;
 //! between the products a soft cap, a bias, slopes, a mask and a factor that is given at execution ([`super::score_mod`]), in kernels of their own. Tensors of
 //! any strides that TMA takes; and ragged tensors ([`super::ragged`], [`sequences`]), in kernels of their own. Workspace is of the size of the queries, in f32,
 //! with up to 64 rows more for each sequence.
@@ -9,16 +9,18 @@
 //! elements, for each 64: [`long`]), which goes through all queries that attend to them and through all heads that share them; the gradient of the queries,
 //! which the CTAs have added up in f32, rounded. Shares of it are added as they come, or in one order: then the CTA of the last keys is first, and each waits
 //! for the one behind it. Of ragged tensors, keys, queries and gradients of results behind the end of a sequence become 0 in shared memory, and gradients are
-//! stored row by row there; CTAs beyond a sequence's end stop at once.
+//! stored row by row there; CTAs beyond a sequence's end stop at once. The gradient of a bias is a launch behind these ([`bias`]); of ragged tensors it is refused.
 //!
 //! **When it wins.** On compute capability 9.0, wherever it takes the problem.
 //!
 //! **Numbers.** Scores and sums are in f32; the probabilities and the gradients of the scores are rounded to the type of the queries before they are
-//! multiplied; one beyond the range of f16 is infinite there. Results repeat bit for bit where shares are added in order; elsewhere the gradients of keys and values do.
+//! multiplied; one beyond the range of f16 is infinite there. Results repeat bit for bit where shares are added in order; elsewhere the gradients of keys, values and
+//! bias do. The latter is summed of scores that are not rounded.
 //!
 //! **Source.** Shah et al., "FlashAttention-3", 2024, appendix B; Dao, "FlashAttention-2", 2023, algorithm 2.
 
 mod around;
+mod bias;
 mod kernel;
 mod long;
 mod sequences;
@@ -45,6 +47,7 @@ use crate::fuse::steps::host_number;
 use crate::layout::space::element;
 
 use around::{BeforeArgs, BehindArgs, MOST_ELEMENTS, ROWS, RowsArgs};
+use bias::{BiasGradient, Known};
 use kernel::{BandArgs, ModArgs, ParamsArgs, RaggedArgs, TurnsArgs};
 use sequences::SequencesArgs;
 use spec::{Around, CONSUMERS, HEADS, Mask, QUERIES, Spec, is_long, keys_of, piece_bytes};
@@ -61,6 +64,7 @@ pub(super) struct Backward {
     d_o: View,
     /// Of queries, keys, values.
     gradients: [Option<View>; 3],
+    of_bias: Option<BiasGradient>,
     ty: Half,
     scale: f32,
     /// Elements of queries and keys, and of values, of the kernels.
@@ -105,7 +109,8 @@ impl Algorithm for Backward {
         // Rows beyond a length hold anything, and are multiplied by 0 here.
         let has_lengths = p.q_lengths.is_some() || p.kv_lengths.is_some();
         Self::ID.require(!has_lengths, Reason::Epilogue, "lengths, taken without")?;
-        Self::ID.require(dbias.is_none() && dsinks.is_none(), Reason::Epilogue, "a gradient of bias or sinks, taken without")?;
+        Self::ID.require(dsinks.is_none(), Reason::Epilogue, "a gradient of sinks, taken without")?;
+        let of_bias = dbias.as_ref().map(|dbias| BiasGradient::accept(Self::ID, p, dbias, ty, arch)).transpose()?;
         Self::ID.require(
             log_sum_exp.dtype == DType::F32,
             Reason::DType,
@@ -128,6 +133,7 @@ impl Algorithm for Backward {
             log_sum_exp: log_sum_exp.clone(),
             d_o: d_o.clone(),
             gradients: [dq, dk, dv].map(Clone::clone),
+            of_bias,
             ty,
             scale,
             head,
@@ -224,7 +230,8 @@ impl Algorithm for Backward {
         let before = Stream::new(Traffic::Lines, of(2.0 * p.d_v as f64) + rows * 12.0);
         let zeros = Stream::new(Traffic::Lines, padded * head * 4.0);
         let behind = Stream::new(Traffic::Lines, padded * head * 4.0 + of(p.d as f64));
-        Work::of(main).beside([before, zeros].into_iter().chain(self.gradients[0].is_some().then_some(behind)))
+        let of_bias = self.of_bias.iter().flat_map(|of_bias| of_bias.work(p));
+        Work::of(main).beside([before, zeros].into_iter().chain(self.gradients[0].is_some().then_some(behind)).chain(of_bias))
     }
 
     fn lower(&self, spec: &Spec) -> Result<Program, Refusal> {
@@ -273,6 +280,12 @@ impl Algorithm for Backward {
             behind: p.right.map_or(UNBOUNDED, |right| corner + right as i32 + 1),
             queries: p.s_q as i32,
         };
+        let score_mod = ModArgs {
+            of: ScoreModArgs::of(p),
+            last_query: p.s_q as u32 - 1,
+            last_key: p.s_kv as u32 - 1,
+            shift: p.s_kv as i32 - p.s_q as i32,
+        };
         let order = OrderArgs::new(key_blocks, p.h_kv as u32, p.b as u32, if spec.in_order { self.section() } else { 1 });
         let [dq, dk, dv] = &self.gradients;
         let args = ParamsArgs {
@@ -297,12 +310,7 @@ impl Algorithm for Backward {
             heads: p.h as u32,
             band: (spec.mask == Mask::Band).then_some(band),
             turns,
-            score_mod: spec.score_mod.then(|| ModArgs {
-                of: ScoreModArgs::of(p),
-                last_query: p.s_q as u32 - 1,
-                last_key: p.s_kv as u32 - 1,
-                shift: p.s_kv as i32 - p.s_q as i32,
-            }),
+            score_mod: spec.score_mod.then_some(score_mod),
             ragged: SequencesArgs::of(p).map(|sequences| {
                 // Of one that is not written, rows that are not used.
                 let rows = |view: &Option<View>, of: &View, elements| RowsOutArgs::new(view.as_ref().unwrap_or(of), elements);
@@ -331,6 +339,9 @@ impl Algorithm for Backward {
             let behind = Around::Behind(self.ty, spec.head, spec.ragged);
             program.launch(Launch::new(behind.kernel(), grid, args.bound(&spec.ragged)).overlapping());
         }
+        if let Some(of_bias) = &self.of_bias {
+            of_bias.launch(&mut program, p, &self.d_o, Known { lse_log2, delta, band, score_mod });
+        }
         Ok(program)
     }
 
@@ -355,6 +366,7 @@ impl Algorithm for Backward {
             }
             kernels.extend([false, true].map(|ragged| Around::Before(ty, ragged).kernel()));
         }
+        kernels.extend(BiasGradient::catalog());
         kernels
     }
 }

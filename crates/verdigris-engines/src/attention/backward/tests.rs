@@ -102,7 +102,7 @@ fn run_under(case: Case, schedules: Vec<(bool, interp::Options)>) -> Vec<Vec<u8>
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
 
     let (mut o, mut lse) = (vec![0.0f32; d_o.len()], vec![f32::NEG_INFINITY; batch * heads * queries]);
-    let mut sums = [vec![Sum::default(); q.len()], vec![Sum::default(); k.len()], vec![Sum::default(); v.len()]];
+    let mut sums = [q.len(), k.len(), v.len(), bias.len()].map(|elements| vec![Sum::default(); elements]);
     for b in 0..batch {
         for n in 0..heads {
             let own = n / (heads / kv_heads);
@@ -141,6 +141,9 @@ fn run_under(case: Case, schedules: Vec<(bool, interp::Options)>) -> Vec<Vec<u8>
                 let delta: f64 = dot(&gradient, &row(&o, q_row, value));
                 for ((&j, p), bend) in attended.iter().zip(&p).zip(bends) {
                     let dp = dot(&gradient, &row(&v, kv_row(j), value));
+                    // The slope of the cap stands behind the bias.
+                    let (of_bias, of_row) = (p * (dp - delta), p * (dp.abs() + delta.abs()) * 0.02);
+                    sums[3][(n * queries + i) * keys + j].add(of_bias, of_bias.abs() + of_row);
                     let ds = p * bend * (dp - delta);
                     // What the difference may be off beside its rounding: sums of f32, and exponentials of it.
                     let ds_size = ds.abs() + p * (dp.abs() + delta.abs()) * 0.02;
@@ -157,7 +160,7 @@ fn run_under(case: Case, schedules: Vec<(bool, interp::Options)>) -> Vec<Vec<u8>
         }
     }
     let unit = if ty == Half::Bf16 { 1.0 / 256.0 } else { 1.0 / 2048.0 };
-    let wanted: [Wanted; 3] = sums.map(|sums| sums.into_iter().map(|Sum { sum, size }| (sum, size * 2.0 * unit + 1e-5)).collect());
+    let wanted: [Wanted; 4] = sums.map(|sums| sums.into_iter().map(|Sum { sum, size }| (sum, size * 2.0 * unit + 1e-5)).collect());
 
     let mut found = Vec::new();
     for (in_order, options) in schedules {
@@ -175,7 +178,9 @@ fn run_under(case: Case, schedules: Vec<(bool, interp::Options)>) -> Vec<Vec<u8>
             offset: 0,
             strides: strides.map(|n| n as u64).to_vec(),
         };
-        let outputs = wanted.each_ref().map(|wanted| memory.add_filled((wanted.len() * 2) as u64, 0xff));
+        let of_bias = mods.bias.unwrap_or(DType::F32);
+        let types = [ty.dtype(), ty.dtype(), ty.dtype(), of_bias];
+        let outputs: [usize; 4] = std::array::from_fn(|i| memory.add_filled((wanted[i].len() * types[i].bytes()) as u64, 0xff));
         let view = |slot: usize, elements: usize, rows: usize, heads: usize| View {
             slot: Slot(slot as u32),
             dtype: ty.dtype(),
@@ -220,7 +225,7 @@ fn run_under(case: Case, schedules: Vec<(bool, interp::Options)>) -> Vec<Vec<u8>
                 dq: Some(view(outputs[0], head, queries, heads)),
                 dk: Some(view(outputs[1], head, keys, kv_heads)),
                 dv: Some(view(outputs[2], value, keys, kv_heads)),
-                dbias: None,
+                dbias: mods.bias.map(|dtype| line(outputs[3], dtype, [0, queries * keys, keys, 1])),
                 dsinks: None,
             },
         };
@@ -230,9 +235,13 @@ fn run_under(case: Case, schedules: Vec<(bool, interp::Options)>) -> Vec<Vec<u8>
         if let Err(findings) = interp::run(&program, &Kernels::new(), &mut memory, &options) {
             panic!("{spec} seed {}: {findings}", options.seed);
         }
-        for ((name, slot), wanted) in ["dq", "dk", "dv"].into_iter().zip(outputs).zip(&wanted) {
-            for (i, (bytes, &(wanted, bound))) in memory.to_vec(slot).chunks_exact(2).zip(wanted).enumerate() {
-                let got = from_half(ty, u16::from_le_bytes([bytes[0], bytes[1]]));
+        let names = ["dq", "dk", "dv", "dbias"].into_iter().zip(types);
+        for (((name, dtype), slot), wanted) in names.zip(outputs).zip(&wanted).take(if mods.bias.is_some() { 4 } else { 3 }) {
+            for (i, (bytes, &(wanted, bound))) in memory.to_vec(slot).chunks_exact(dtype.bytes()).zip(wanted).enumerate() {
+                let got = match *bytes {
+                    [a, b, c, d] => f64::from(f32::from_le_bytes([a, b, c, d])),
+                    _ => from_half(ty, u16::from_le_bytes([bytes[0], bytes[1]])),
+                };
                 assert!((got - wanted).abs() <= bound, "{spec} seed {}: {name}[{i}] is {got}, wanted {wanted} ± {bound}", options.seed);
             }
         }
@@ -299,6 +308,17 @@ fn what_stands_between_the_products() {
     run(Case { bottom_right: true, left: Some(40), ..with(Mods { slopes: true, mask: true, ..PLAIN }) });
     let all = Mods { soft_cap: Some(2.0), bias: Some(DType::F32), mask: true, slopes: true, is_bound: true };
     run(Case { head: 72, value: 104, heads: 4, kv_heads: 2, right: Some(5), left: Some(90), ..with(all) });
+}
+
+#[test]
+fn the_gradient_of_a_bias_over_batches_in_parts_and_whole() {
+    let of = |dtype| Mods { bias: Some(dtype), ..PLAIN };
+    // Five batches in parts of two and one; as many tiles as the chip holds, each with all of its batches; and windows that leave tiles out.
+    run(Case { batch: 5, queries: 49, keys: 49, head: 32, value: 32, score_mod: of(DType::F32), ..SMALL });
+    run(Case { batch: 3, heads: 4, kv_heads: 2, queries: 65, keys: 66, score_mod: of(DType::Bf16), ..SMALL });
+    run(Case { batch: 2, queries: 130, keys: 129, right: Some(0), score_mod: of(DType::F32), ..SMALL });
+    run(Case { ty: Half::F16, batch: 2, queries: 127, keys: 257, left: Some(3), right: Some(2), score_mod: of(DType::F16), ..SMALL });
+    run(Case { batch: 2, queries: 65, keys: 65, head: 200, value: 136, score_mod: of(DType::F32), ..SMALL });
 }
 
 const LONG: Case = Case { head: 256, value: 256, keys: 64, ..SMALL };

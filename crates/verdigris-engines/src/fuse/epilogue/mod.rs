@@ -23,7 +23,7 @@
 mod place;
 
 use serde::{Deserialize, Serialize};
-use verdigris_graph::{ConvProblem, EpilogueStep, GemmProblem, Matrix, Precision, Scale, Slot};
+use verdigris_graph::{ConvProblem, EpilogueStep, GemmProblem, HostScalar, Matrix, Precision, Scale, Slot};
 use verdigris_kir::face::Kernel;
 use verdigris_kir::ir::Target;
 use verdigris_kir::params::{Arguments, Parameter, Read};
@@ -193,6 +193,12 @@ impl EpilogueSpec {
             c: self.c.zip(problem.c.as_ref()).map(|(spec, c)| part(c).arguments(spec)),
             ..of_steps
         })
+    }
+
+    /// The arguments of a plain epilogue of sums that are no product of matrices: D's first matrix begins at `first`.
+    pub(crate) fn plain_arguments(&self, d: &Matrix, chunk: &Chunk, first: Address) -> EpilogueArgs {
+        let EpilogueArgs(of_d) = self.arguments_of_steps(&[], Some(d), |d| Strides::of_part(d, chunk, 0, 0).at(first));
+        EpilogueArgs(ValuesArgs { alpha: Some(host_number(HostScalar::ONE)), ..of_d })
     }
 
     /// The arguments of [`EpilogueSpec::over_tensors`].

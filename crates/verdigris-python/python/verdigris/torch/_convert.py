@@ -35,7 +35,8 @@ def _why_not(module):
         return "it is parametrized"
     if getattr(module, "track_running_stats", False) and not isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
         return "it keeps running statistics"
-    return None
+    own = getattr(nn.CLASSES[_stock(type(module))], "_why_not", None)
+    return own(module) if own is not None else None
 
 
 def _stock(kind):
@@ -44,7 +45,8 @@ def _stock(kind):
 
 def convert(model, *, inplace=False, only=None, skip=()):
     """Swaps every module of `model` that this package computes: convolutions, transposed ones, `Linear`, pooling, resampling, padding, activations, batch, layer,
-    RMS, group and instance norm, multi-head attention, dropout, softmax and cross-entropy. Returns the network and a `Report` of what was swapped, what was not, and why.
+    RMS, group and instance norm, multi-head attention, dropout, softmax and cross-entropy; and of torchvision the attention in shifted windows of its Swin
+    transformers. Returns the network and a `Report` of what was swapped, what was not, and why.
 
     With `inplace` the network's own modules change their class: parameters, buffers, hooks and names stay as they are. Without it that happens to a
     copy of the modules that shares parameters and buffers with the original. `state_dict` has the same keys either way.
@@ -58,18 +60,18 @@ def convert(model, *, inplace=False, only=None, skip=()):
     if not inplace:
         shared = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
         model = copy.deepcopy(model, shared)
-    swapped, kept = {}, {}
+    swapped, kept, classes = {}, {}, nn.classes()
     for name, module in model.named_modules():
         kind = type(module)
         if kind.__module__ == nn.__name__:
             continue
         if any(name == left or name.startswith(f"{left}.") for left in skip):
-            if kind in nn.CLASSES:
+            if kind in classes:
                 kept[name] = f"{kind.__name__}: it is to be skipped"
             continue
-        if kind not in nn.CLASSES:
+        if kind not in classes:
             base = _stock(kind)
-            if base in nn.CLASSES:
+            if base in classes:
                 kept[name] = f"{kind.__name__}: a class of its own, derived from {base.__name__}"
             elif not any(True for _ in module.children()):
                 kept[name] = f"{kind.__name__}: not computed by this package"
@@ -81,7 +83,7 @@ def convert(model, *, inplace=False, only=None, skip=()):
         if why is not None:
             kept[name] = f"{kind.__name__}: {why}"
             continue
-        module.__class__ = nn.CLASSES[kind]
+        module.__class__ = classes[kind]
         module._prepare()
         swapped[name] = kind.__name__
     return model, Report(swapped, kept, _chains.chain(model, skip))

@@ -1,8 +1,11 @@
 """Modules that compute by this package: PyTorch's own, with another `forward`. Parameters, buffers, names and `state_dict` are PyTorch's."""
 
+import importlib
+import sys
+
 import torch
 
-from . import _multihead
+from . import _multihead, _window
 from . import functional as F
 
 
@@ -71,7 +74,8 @@ def _module(base, compute):
 
 def _named(module, base):
     module.__name__ = module.__qualname__ = base.__name__
-    module.__doc__ = f"`torch.nn.{base.__name__}`, computed by this package."
+    room = "torchvision" if base.__module__.startswith("torchvision.") else "torch.nn"
+    module.__doc__ = f"`{room}.{base.__name__}`, computed by this package."
     module.__module__ = __name__
     return module
 
@@ -181,3 +185,33 @@ CLASSES = {
     for name, value in list(globals().items())
     if isinstance(value, type) and issubclass(value, _nn.Module) and value.__module__ == __name__
 }
+
+#: Modules of torchvision that have one of ours, and where they are.
+_WINDOWS = ("ShiftedWindowAttention", "ShiftedWindowAttentionV2")
+_WINDOWS_ROOM = "torchvision.models.swin_transformer"
+
+
+def _window_class(base):
+    module = _module(base, lambda m, x: _window.window_attention(m, x, base.forward))
+    module._why_not = staticmethod(_window.why_not)
+    return module
+
+
+def classes():
+    """`CLASSES`, with those of torchvision where the program has imported it."""
+    room = sys.modules.get(_WINDOWS_ROOM)
+    for name in _WINDOWS if room is not None else ():
+        base = getattr(room, name, None)
+        if base is not None and base not in CLASSES:
+            CLASSES[base] = globals()[name] = _window_class(base)
+    return CLASSES
+
+
+def __getattr__(name):
+    # A network that was saved with such modules, in a program that has not converted one.
+    if name in _WINDOWS:
+        importlib.import_module(_WINDOWS_ROOM)
+        classes()
+        if name in globals():
+            return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
