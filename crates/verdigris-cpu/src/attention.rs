@@ -5,13 +5,14 @@
 use std::ops::Range;
 
 use rayon::prelude::*;
-use verdigris_graph::{Attention, AttentionBackward, AttentionSpec, Causal, Node, TensorDesc, Uid};
+use verdigris_graph::{Attention, AttentionBackward, AttentionSpec, Causal, DropoutMask, Node, TensorDesc, Uid};
 use verdigris_tensor::{DType, Layout};
 
 use crate::elements::{Loaded, ViewMut, row_major};
 use crate::engine::Engine;
 use crate::graph_plan::Context;
 use crate::operation::Operation;
+use crate::philox::Stream;
 use crate::real::Real;
 use crate::scratch::made;
 
@@ -32,6 +33,8 @@ struct Scores<'a, 's, T: Real> {
     ragged: Option<Ragged>,
     /// Where keys are paged, the page of each entry, by batch, and the keys of a page.
     pages: Option<(Vec<usize>, usize)>,
+    /// Which pairs are dropped, and what is drawn for them.
+    dropout: Option<(DropoutMask, Stream)>,
     h: usize,
     h_kv: usize,
     /// Queries and keys of the scores, which `bias` and `mask` are of.
@@ -161,6 +164,12 @@ impl<'a, 's, T: Real> Scores<'a, 's, T> {
             lengths,
             ragged,
             pages,
+            dropout: op
+                .spec
+                .dropout
+                .zip(op.dropout_state)
+                .filter(|(p, _)| p.0 > 0.0)
+                .map(|(p, state)| (DropoutMask::of(p.0), Stream::of(context, state, op.dropout_offset))),
             h,
             h_kv,
             s_q,
@@ -264,6 +273,15 @@ impl<'a, 's, T: Real> Scores<'a, 's, T> {
         range
     }
 
+    /// What the probability of a query and each key is multiplied by.
+    fn kept(&self, [b, h, i]: [usize; 3]) -> impl FnMut(usize) -> f64 {
+        let mut dropout = self.dropout.map(|(mask, stream)| (mask, stream.pairs((b * self.h + h) as u64, i as u64)));
+        move |j| {
+            let Some((mask, words)) = &mut dropout else { return 1.0 };
+            if words(j as u64) > mask.last_dropped { mask.factor } else { 0.0 }
+        }
+    }
+
     /// The sink of a query that counts.
     fn sink(&self, [b, h, i]: [usize; 3]) -> Option<f64> {
         self.sinks.as_ref().filter(|_| i < self.lengths[b][0]).map(|sinks| sinks[h])
@@ -308,10 +326,11 @@ fn forward<T: Real>(op: &Attention, context: &Context<'_>, mut results: Results<
             }
             let sum: f64 = all.map(|s| (s - greatest).exp()).sum();
             *total = T::from_f64(greatest + sum.ln());
+            let mut kept = of.kept(at);
             for (j, &s) in range.zip(scores.iter()).filter(|(_, s)| **s != f64::NEG_INFINITY) {
                 let row = of.key(at, j);
                 let value = &of.v.data()[row * of.d_v..(row + 1) * of.d_v];
-                add_scaled(o, (s - greatest).exp() / sum, value);
+                add_scaled(o, (s - greatest).exp() / sum * kept(j), value);
             }
         },
     );
@@ -319,7 +338,7 @@ fn forward<T: Real>(op: &Attention, context: &Context<'_>, mut results: Results<
     store(results.take(op.log_sum_exp), &totals);
 }
 
-/// What a query gives to gradients: of each key in its range, `p`, `ds` and `dt`.
+/// What a query gives to gradients: of each key in its range, `p` as dropout leaves it, `ds` and `dt`.
 #[derive(Default)]
 struct Weights {
     scores: Vec<f64>,
@@ -353,6 +372,7 @@ impl<T: Real> Gradients<'_, '_, T> {
         let range = of.scores(at, scores, tangents);
         [&mut *p, &mut *ds, &mut *dt].into_iter().for_each(Vec::clear);
         let (d_o, first) = (of.query(self.d_o.data(), at, of.d_v), of.first_key(at));
+        let mut kept = of.kept(at);
         for (j, &s) in range.clone().zip(scores.iter()) {
             if s == f64::NEG_INFINITY {
                 [&mut *p, &mut *ds, &mut *dt].into_iter().for_each(|list| list.push(0.0));
@@ -360,9 +380,10 @@ impl<T: Real> Gradients<'_, '_, T> {
             }
             let value = &of.v.data()[(first + j) * of.d_v..(first + j + 1) * of.d_v];
             let weight = (s - total).exp();
-            let gradient = weight * (dot(d_o, value) - sum);
+            let m = kept(j);
+            let gradient = weight * (m * dot(d_o, value) - sum);
             let slope = tangents.get(j - range.start).map_or(1.0, |tangent| 1.0 - tangent * tangent);
-            p.push(weight);
+            p.push(weight * m);
             ds.push(gradient);
             dt.push(if of.spec.soft_cap.is_some() { gradient * slope } else { gradient });
         }
@@ -449,7 +470,9 @@ impl<T: Real> Gradients<'_, '_, T> {
 
 fn backward<T: Real>(op: &AttentionBackward, context: &Context<'_>, mut results: Results<'_>) {
     let &AttentionBackward { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, .. } = op;
-    let forward = Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..Attention::new(spec, q, k, v) };
+    let &AttentionBackward { dropout_state, dropout_offset, .. } = op;
+    let plain = Attention { dropout_state, dropout_offset, ..Attention::new(spec, q, k, v) };
+    let forward = Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };
     let of = Scores::<T>::new(&forward, context, context.scratch);
     let [o, d_o, totals] = [op.o, op.d_o, op.log_sum_exp].map(|uid| context.view(uid).load_row_major::<T>(context.scratch));
     let sums = o.data().chunks(of.d_v).zip(d_o.data().chunks(of.d_v)).map(|(o, d_o)| dot(o, d_o)).collect();

@@ -1,6 +1,8 @@
 //! Philox4x32-10: random numbers that depend on a state and a number alone. The counter scheme is that of [`verdigris_graph::Pointwise::Random`].
 
-use verdigris_graph::Drawn;
+use verdigris_graph::{Drawn, DropoutMask, Uid};
+
+use crate::graph_plan::Context;
 
 /// Seed and offset.
 #[derive(Clone, Copy, Debug)]
@@ -10,6 +12,32 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
+    /// The state that an op reads: four words in memory or, with an offset, two numbers of the host.
+    pub(crate) fn of(context: &Context<'_>, state: Uid, offset: Option<Uid>) -> Stream {
+        let Some(offset) = offset else {
+            let view = context.view(state);
+            return Stream::new([0, 1, 2, 3].map(|i| view.integer(i * view.layout.strides()[0] as usize) as u32));
+        };
+        let [seed, offset] = [state, offset].map(|uid| context.integer(uid) as u64);
+        Stream { key: [seed as u32, (seed >> 32) as u32], offset }
+    }
+
+    /// The words of attention's dropout for query `i` of the head of this number in all batches: that of each key, as [`DropoutMask`] says. Keys of one block cost
+    /// one evaluation of the generator together.
+    pub(crate) fn pairs(self, head: u64, i: u64) -> impl FnMut(u64) -> u32 {
+        let counter = self.offset.wrapping_add(head);
+        let mut block = [[0; 4]; 8];
+        let mut held = [None; 8];
+        move |j| {
+            let (place, folded) = ((j % 8) as usize, DropoutMask::fold(j));
+            if held[place] != Some(folded) {
+                let counter = [counter as u32, (counter >> 32) as u32, 1 + DropoutMask::fold(i) as u32, folded as u32];
+                (held[place], block[place]) = (Some(folded), philox(counter, self.key));
+            }
+            block[place][DropoutMask::word(i, j)]
+        }
+    }
+
     /// From the words of a state: seed, then offset, low halves first.
     pub(crate) fn new([seed_low, seed_high, low, high]: [u32; 4]) -> Stream {
         Stream { key: [seed_low, seed_high], offset: u64::from(high) << 32 | u64::from(low) }

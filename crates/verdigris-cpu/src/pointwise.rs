@@ -104,19 +104,7 @@ fn run_in<T: Real + num_traits::Float>(nodes: &[Node], context: &Context<'_>, ou
             Pointwise::Binary { f, .. } => Function::Binary(f),
             Pointwise::Ternary { f, .. } => Function::Ternary(f),
             Pointwise::Scale { factor, .. } => Function::Scale(T::from_f64(context.scalar(factor))),
-            Pointwise::Random { distribution, state, offset, .. } => {
-                let words = match offset {
-                    Some(offset) => {
-                        let [seed, offset] = [state, offset].map(|uid| context.integer(uid) as u64);
-                        [seed as u32, (seed >> 32) as u32, offset as u32, (offset >> 32) as u32]
-                    }
-                    None => {
-                        let view = context.view(state);
-                        [0, 1, 2, 3].map(|i| view.integer(i * view.layout.strides()[0] as usize) as u32)
-                    }
-                };
-                Function::Random(Stream::new(words), distribution)
-            }
+            Pointwise::Random { distribution, state, offset, .. } => Function::Random(Stream::of(context, state, offset), distribution),
             Pointwise::GenIndex { axis, .. } => Function::Coordinate(by_stride.iter().position(|&dim| dim == axis as usize).unwrap_or(0)),
         };
         let is_same = y.dtype.is_float() && y.dtype.bytes() == size_of::<T>();

@@ -526,6 +526,7 @@ impl Draw {
             scale: if self.chance(4) { HostScalar::Bound(g.host_scalar("scale", DType::F32)) } else { HostScalar::Fixed(Real(0.25)) },
             longest_q: ragged.then_some(s_q as u32),
             longest_kv: ragged.then_some(s_kv as u32),
+            dropout: self.chance(3).then(|| Real(self.pick(&[0.0, 0.1, 0.5, 1.0]))),
         };
         let mut option = |draw: &mut Draw, dtype: DType, dims: [u64; 4]| {
             let dims: Vec<u64> = dims.iter().map(|&dim| if draw.chance(3) { 1 } else { dim }).collect();
@@ -543,8 +544,9 @@ impl Draw {
         let mut offsets = |draw: &mut Draw| ragged.then(|| draw.tensor(g, "offsets", DType::I32, &[b + 1, 1, 1, 1]));
         attention.q_offsets = offsets(self);
         attention.kv_offsets = offsets(self);
+        attention.dropout_state = spec.dropout.map(|_| g.tensor("state", DType::I32, Layout::row_major(&[4]).expect("small")));
         attention.page_table = paged.then(|| self.tensor(g, "table", DType::I32, &[b, entries, 1, 1]));
-        let Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, .. } = attention;
+        let Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, dropout_state, .. } = attention;
         let made = g.attention("attention", attention)?;
         self.store(g, made.o, out, &[own_b, h, q_rows, d_v])?;
         self.store(g, made.log_sum_exp, DType::F32, &[own_b, h, q_rows, 1])?;
@@ -552,7 +554,7 @@ impl Draw {
             return Ok(());
         }
         let d_o = self.tensor(g, "d_o", dtype, &[own_b, h, q_rows, d_v]);
-        let plain = AttentionBackward::new(spec, [q, k, v], made.o, made.log_sum_exp, d_o);
+        let plain = AttentionBackward { dropout_state, ..AttentionBackward::new(spec, [q, k, v], made.o, made.log_sum_exp, d_o) };
         let back = AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };
         let made = g.attention_backward("backward", back)?;
         for (gradient, of) in

@@ -238,14 +238,18 @@ fn everything() -> Result<Graph, Error> {
         soft_cap: Some(Real(30.0)),
         longest_q: Some(5),
         longest_kv: Some(7),
+        dropout: Some(Real(0.25)),
     };
+    let drawn_from = Some(g.tensor("dropout state", DType::I32, rows(&[4])));
+    let [seed, offset] = ["dropout seed", "dropout offset"].map(|name| Some(g.host_scalar(name, DType::I64)));
     let [bias, mask, slopes, sinks, q_lengths, kv_lengths] = [scores, mask, slopes, sinks, q_lengths, kv_lengths].map(Some);
-    let plain = Attention::new(spec, q, k, v);
+    let plain = Attention { dropout_state: drawn_from, ..Attention::new(spec, q, k, v) };
     let attention = Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };
     let attended = g.attention("attention", attention)?;
     g.store(attended.o, "attended", DType::Bf16)?;
     g.store(attended.log_sum_exp, "log sum exp", DType::F32)?;
     let plain = AttentionBackward::new(spec, [q, k, v], attended.o, attended.log_sum_exp, attended.o);
+    let plain = AttentionBackward { dropout_state: seed, dropout_offset: offset, ..plain };
     let back = AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };
     let back = g.attention_backward("attention back", back)?;
     for (what, uid) in [("dq", Some(back.dq)), ("dk", Some(back.dk)), ("dv", Some(back.dv)), ("dbias", back.dbias), ("dsinks", back.dsinks)]
@@ -423,7 +427,7 @@ fn uids_are_visited_in_one_order() -> TestResult {
 fn collect_uids(value: &serde_json::Value, uids: &mut BTreeSet<i64>) {
     const FIELDS: &str = "a b c d x y z t w index dy dx logits labels loss dloss lse dlogits bound xs residual scale bias sum mean inv dsum dscale dbias \
                           add running_mean running_var next_mean next_var dadd m2 q k v mask slopes sinks q_lengths kv_lengths q_offsets kv_offsets \
-                          page_table o log_sum_exp d_o dq dk dv dsinks state offset";
+                          page_table dropout_state dropout_offset o log_sum_exp d_o dq dk dv dsinks state offset";
     match value {
         serde_json::Value::Object(map) => {
             for (key, entry) in map {
@@ -796,6 +800,18 @@ fn ragged_attention_that_breaks_a_rule() {
     has(with!("attention", Attention, a => a.kv_offsets = None), "offsets of queries and of keys come together");
     has(with!("attention", Attention, a => (a.q_offsets, a.kv_offsets) = (None, None)), "longest_q = 5; the longest sequence");
     has(fault(&|g| tensor(g, "kv offsets").layout = rows(&[4, 1, 1, 1])), "dim 0 is 4, expected 3; there is one offset more");
+}
+
+#[test]
+fn dropout_of_attention_that_breaks_a_rule() {
+    let has = |text: String, part: &str| assert!(text.contains(part), "{text}\nlacks {part}");
+    has(with!("attention", Attention, a => a.dropout_state = None), "dropout comes with a random state, or a seed and an offset by value");
+    has(with!("attention", Attention, a => a.spec.dropout = None), "a random state of attention comes with a probability of dropout");
+    has(with!("attention", Attention, a => a.spec.dropout = Some(Real(1.5))), "a probability is from 0 to 1");
+    has(with!("attention back", AttentionBackward, a => a.dropout_state = None), "an offset by value comes with a seed");
+    has(with!("attention back", AttentionBackward, a => a.dropout_offset = None), "a seed with its offset, not an operand");
+    has(fault(&|g| tensor(g, "dropout state").layout = rows(&[3])), "a random state is four numbers");
+    has(fault(&|g| tensor(g, "dropout offset").dtype = DType::F32), "seed and offset by value are of i64");
 }
 
 #[test]

@@ -109,6 +109,7 @@ impl Graph {
         [left, right]: [Option<u32>; 2],
         soft_cap: Option<f64>,
         [longest_q, longest_kv]: [Option<u32>; 2],
+        dropout: Option<f64>,
     ) -> PyResult<AttentionSpec> {
         let scale = match scale {
             Some(scale) => factor(scale)?,
@@ -118,7 +119,8 @@ impl Graph {
                 HostScalar::Fixed(Real(1.0 / (elements.max(1) as f64).sqrt()))
             }
         };
-        Ok(AttentionSpec { scale, causal: by_name("causal", causal)?, left, right, soft_cap: soft_cap.map(Real), longest_q, longest_kv })
+        let (causal, soft_cap, dropout) = (by_name("causal", causal)?, soft_cap.map(Real), dropout.map(Real));
+        Ok(AttentionSpec { scale, causal, left, right, soft_cap, longest_q, longest_kv, dropout })
     }
 }
 
@@ -735,9 +737,10 @@ impl Graph {
     /// attended on either side of the diagonal. With `q_offsets` and `kv_offsets`, i32 `[b + 1, 1, 1, 1]`, sequences of at most `longest_q` queries and
     /// `longest_kv` keys lie behind each other in `q` `[1, h, rows, d]`, and so do keys and values. With a `page_table`, i32 `[b, entries, 1, 1]`, `k` is
     /// `[pages, h_kv, page_size, d]` and `v` likewise: entries are the pages that hold a sequence's keys, of which `kv_lengths` say how many there are.
+    /// With `dropout`, probabilities are dropped at random: `dropout_state` is the random state, i32 `[4]`, or with `dropout_offset` the seed, host scalars of i64.
     #[pyo3(signature = (q, k, v, *, scale = None, causal = "none", left = None, right = None, soft_cap = None, bias = None, mask = None,
         slopes = None, sinks = None, q_lengths = None, kv_lengths = None, q_offsets = None, kv_offsets = None, longest_q = None,
-        longest_kv = None, page_table = None, name = "attention"))]
+        longest_kv = None, page_table = None, dropout = None, dropout_state = None, dropout_offset = None, name = "attention"))]
     fn attention(
         &mut self,
         q: Uid,
@@ -759,12 +762,16 @@ impl Graph {
         longest_q: Option<u32>,
         longest_kv: Option<u32>,
         page_table: Option<Uid>,
+        dropout: Option<f64>,
+        dropout_state: Option<Uid>,
+        dropout_offset: Option<Uid>,
         name: &str,
     ) -> PyResult<(Uid, Uid)> {
-        let spec = self.attention_spec(q, scale, causal, [left, right], soft_cap, [longest_q, longest_kv])?;
+        let spec = self.attention_spec(q, scale, causal, [left, right], soft_cap, [longest_q, longest_kv], dropout)?;
+        let [dropout_state, dropout_offset] = [dropout_state, dropout_offset].map(|uid| uid.map(|uid| uid.0));
         let [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table] =
             [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table].map(|uid| uid.map(|uid| uid.0));
-        let plain = Attention::new(spec, q.0, k.0, v.0);
+        let plain = Attention { dropout_state, dropout_offset, ..Attention::new(spec, q.0, k.0, v.0) };
         let attention = Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, ..plain };
         let Attended { o, log_sum_exp } = self.builder()?.attention(name, attention).map_err(refuse)?;
         Ok((Uid(o), Uid(log_sum_exp)))
@@ -773,7 +780,7 @@ impl Graph {
     /// The gradients of `attention`: `(dq, dk, dv, dbias, dsinks)`, the last two with what they are of. `d_o` is the gradient of `o`.
     #[pyo3(signature = (q, k, v, o, log_sum_exp, d_o, *, scale = None, causal = "none", left = None, right = None, soft_cap = None,
         bias = None, mask = None, slopes = None, sinks = None, q_lengths = None, kv_lengths = None, q_offsets = None, kv_offsets = None,
-        longest_q = None, longest_kv = None, name = "attention_backward"))]
+        longest_q = None, longest_kv = None, dropout = None, dropout_state = None, dropout_offset = None, name = "attention_backward"))]
     #[expect(clippy::type_complexity, reason = "what Python sees")]
     fn attention_backward(
         &mut self,
@@ -798,12 +805,17 @@ impl Graph {
         kv_offsets: Option<Uid>,
         longest_q: Option<u32>,
         longest_kv: Option<u32>,
+        dropout: Option<f64>,
+        dropout_state: Option<Uid>,
+        dropout_offset: Option<Uid>,
         name: &str,
     ) -> PyResult<(Uid, Uid, Uid, Option<Uid>, Option<Uid>)> {
-        let spec = self.attention_spec(q, scale, causal, [left, right], soft_cap, [longest_q, longest_kv])?;
+        let spec = self.attention_spec(q, scale, causal, [left, right], soft_cap, [longest_q, longest_kv], dropout)?;
+        let [dropout_state, dropout_offset] = [dropout_state, dropout_offset].map(|uid| uid.map(|uid| uid.0));
         let [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets] =
             [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets].map(|uid| uid.map(|uid| uid.0));
         let plain = AttentionBackward::new(spec, [q.0, k.0, v.0], o.0, log_sum_exp.0, d_o.0);
+        let plain = AttentionBackward { dropout_state, dropout_offset, ..plain };
         let back = AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };
         let made = self.builder()?.attention_backward(name, back).map_err(refuse)?;
         Ok((Uid(made.dq), Uid(made.dk), Uid(made.dv), made.dbias.map(Uid), made.dsinks.map(Uid)))

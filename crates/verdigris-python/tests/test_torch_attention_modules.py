@@ -110,8 +110,14 @@ def test_what_stays_with_pytorch_gives_what_it_gave():
             want, want_weights = theirs(x, x, x, **options)
         assert torch.equal(y, want) and (weights is None) == (want_weights is None)
     dropped = vt.convert(nn.MultiheadAttention(16, 4, dropout=0.5, batch_first=True))[0]
-    assert "verdigris::attention" not in calls_of(lambda: dropped(x, x, x, need_weights=False))
+    assert "verdigris::attention" in calls_of(lambda: dropped(x, x, x, need_weights=False))
+    torch.manual_seed(3)
+    first = dropped(x, x, x, need_weights=False)[0]
+    assert not torch.equal(dropped(x, x, x, need_weights=False)[0], first)
+    torch.manual_seed(3)
+    assert torch.equal(dropped(x, x, x, need_weights=False)[0], first)
     dropped.eval()
+    assert torch.equal(dropped(x, x, x, need_weights=False)[0], dropped(x, x, x, need_weights=False)[0])
     assert "verdigris::attention" in calls_of(lambda: dropped(x, x, x, need_weights=False))
     with pytest.raises(RuntimeError, match="attn_mask"):
         vt.convert(nn.MultiheadAttention(16, 4))[0](x, x, x, need_weights=False, is_causal=True)
@@ -137,8 +143,7 @@ def test_sdpa_kernel_takes_over_and_gives_back():
         with vt.sdpa_kernel():
             close(call(), plain(q.double(), k.double(), v.double(), is_causal=True), 2.0)
         assert calls_of(call) == ["verdigris::attention"]
-        # With dropout it stays PyTorch's.
-        assert calls_of(lambda: F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)) == []
+        assert calls_of(lambda: F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)) == ["verdigris::attention"]
         seen = []
         thread = threading.Thread(target=lambda: seen.append(F.scaled_dot_product_attention is plain))
         thread.start(), thread.join()
@@ -204,10 +209,12 @@ def test_transformers():
         assert (parameter.grad.double() - right.grad).abs().max() <= 1e-4 * right.grad.abs().max(), name
 
 
-def test_transformers_are_told_what_is_not_computed():
+def test_transformers_with_dropout():
     transformers = pytest.importorskip("transformers")
     vt.register_transformers()
     model = llama(transformers, attention_dropout=0.1).train()
     model.set_attn_implementation("verdigris")
-    with pytest.raises(vd.UnsupportedError, match="dropout 0.1"):
-        model(torch.randint(0, 50, (1, 5)))
+    tokens = torch.randint(0, 50, (1, 5))
+    draw = lambda seed: (torch.manual_seed(seed), model(tokens).logits)[1]
+    first = draw(1)
+    assert torch.equal(draw(1), first) and not torch.equal(draw(2), first)

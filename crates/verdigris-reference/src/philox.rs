@@ -7,46 +7,68 @@ use verdigris_tensor::num::power_of_two;
 use crate::source::{Formula, Source};
 use crate::tolerance::Bounded;
 
-/// Random numbers over dims.
-pub(crate) struct Numbers {
-    distribution: Drawn,
+/// Seed and offset.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct State {
     /// Beyond 2⁵³ numbers of the host are not known exactly.
     is_known: bool,
     seed: [u64; 2],
     offset: u128,
+}
+
+impl State {
+    /// Four words in memory.
+    pub(crate) fn in_memory(state: &Source<'_>) -> State {
+        // An i32 as the unsigned number of the same bits.
+        State::of_words(true, |i: u64| (state.at(&[i]).value as i64).rem_euclid(1 << 32) as u64)
+    }
+
+    /// Of seed and offset from the host.
+    pub(crate) fn by_value(state: [f64; 2]) -> State {
+        let is_known = state.iter().all(|number| number.abs() < power_of_two(53));
+        let [seed, offset] = state.map(|number| (number as i128).rem_euclid(1 << 64));
+        State::of_words(is_known, |i: u64| ((if i < 2 { seed } else { offset } >> (32 * (i % 2))) % (1 << 32)) as u64)
+    }
+
+    fn of_words(is_known: bool, word: impl Fn(u64) -> u64) -> State {
+        State { is_known, seed: [word(0), word(1)], offset: u128::from(word(2)) + (u128::from(word(3)) << 32) }
+    }
+
+    /// Whether attention drops query `i` and key `j` of the head of this number in all batches, as [`verdigris_graph::DropoutMask`] says; `None` if the state is
+    /// not known.
+    pub(crate) fn is_dropped(&self, head: u64, i: u64, j: u64, p: f64) -> Option<bool> {
+        if !self.is_known {
+            return None;
+        }
+        let counter = (self.offset + u128::from(head)) % (1 << 64);
+        let number = |x: u64| (x / 16) * 8 + x % 8;
+        let place = (i % 16 / 8) * 2 + j % 16 / 8;
+        let words = philox([(counter % (1 << 32)) as u64, (counter >> 32) as u64, number(i) + 1, number(j)], self.seed);
+        Some((words[place as usize] / 256) as f64 / f64::from(1 << 24) < f64::from(p as f32))
+    }
+}
+
+/// Random numbers over dims.
+pub(crate) struct Numbers {
+    distribution: Drawn,
+    state: State,
     dims: Vec<u64>,
 }
 
 impl Numbers {
-    /// `state`: seed and offset, four words in memory.
-    pub(crate) fn new(distribution: Drawn, state: &Source<'_>, dims: &[u64]) -> Numbers {
-        // An i32 as the unsigned number of the same bits.
-        let word = |i: u64| (state.at(&[i]).value as i64).rem_euclid(1 << 32) as u64;
-        Numbers::of_words(distribution, true, word, dims)
-    }
-
-    /// Of seed and offset from the host.
-    pub(crate) fn by_value(distribution: Drawn, state: [f64; 2], dims: &[u64]) -> Numbers {
-        let is_known = state.iter().all(|number| number.abs() < power_of_two(53));
-        let [seed, offset] = state.map(|number| (number as i128).rem_euclid(1 << 64));
-        let word = |i: u64| ((if i < 2 { seed } else { offset } >> (32 * (i % 2))) % (1 << 32)) as u64;
-        Numbers::of_words(distribution, is_known, word, dims)
-    }
-
-    fn of_words(distribution: Drawn, is_known: bool, word: impl Fn(u64) -> u64, dims: &[u64]) -> Numbers {
-        let offset = u128::from(word(2)) + (u128::from(word(3)) << 32);
-        Numbers { distribution, is_known, seed: [word(0), word(1)], offset, dims: dims.to_vec() }
+    pub(crate) fn new(distribution: Drawn, state: State, dims: &[u64]) -> Numbers {
+        Numbers { distribution, state, dims: dims.to_vec() }
     }
 }
 
 impl Formula for Numbers {
     fn at(&self, index: &[u64]) -> Bounded {
-        if !self.is_known {
+        if !self.state.is_known {
             return Bounded { value: 0.0, error: f64::INFINITY };
         }
         let number = index.iter().zip(&self.dims).fold(0u128, |number, (&i, &dim)| number * u128::from(dim) + u128::from(i));
-        let block = (self.offset + number / 4) % (1 << 64);
-        let words = philox([(block % (1 << 32)) as u64, (block >> 32) as u64, 0, 0], self.seed);
+        let block = (self.state.offset + number / 4) % (1 << 64);
+        let words = philox([(block % (1 << 32)) as u64, (block >> 32) as u64, 0, 0], self.state.seed);
         let (place, unit) = ((number % 4) as usize, |word: u64| (word / 256) as f64 / f64::from(1 << 24));
         if self.distribution == Drawn::Uniform {
             return Bounded::exact(unit(words[place]));
@@ -94,7 +116,7 @@ mod tests {
     #[test]
     fn numbers_are_uniform() {
         let count = 1u64 << 20;
-        let all = Numbers { distribution: Drawn::Uniform, is_known: true, seed: [1234, 5678], offset: 42, dims: vec![count] };
+        let all = Numbers::new(Drawn::Uniform, State { is_known: true, seed: [1234, 5678], offset: 42 }, &[count]);
         let mut classes = [0u64; 256];
         (0..count).for_each(|i| classes[(all.at(&[i]).value * 256.0) as usize] += 1);
         let wanted = count as f64 / 256.0;

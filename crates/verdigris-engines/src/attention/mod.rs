@@ -3,6 +3,7 @@
 mod backward;
 mod band;
 mod decode;
+mod dropout;
 mod forward;
 mod half;
 mod mapped;

@@ -44,7 +44,7 @@ mod functions;
 pub(crate) mod lanes;
 pub(crate) mod math;
 pub(crate) mod operand;
-mod philox;
+pub(crate) mod philox;
 pub(crate) mod prologue;
 pub(crate) mod steps;
 pub(crate) mod strided;

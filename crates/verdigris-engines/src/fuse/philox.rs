@@ -11,35 +11,53 @@ const MULTIPLIERS: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
 const WEYL: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
 const ROUNDS: u32 = 10;
 
-/// Seed and offset of a launch.
-struct Stream<'k> {
+/// The generator under one key.
+pub(crate) struct Generator<'k> {
     k: Kernel<'k>,
     /// The key of each round.
     keys: Vec<[Val<'k, u32>; 2]>,
+}
+
+impl<'k> Generator<'k> {
+    /// Of the halves of a seed, the lower one first.
+    pub(crate) fn new(k: Kernel<'k>, [low, high]: [Val<'k, u32>; 2]) -> Self {
+        let key = |round: u32| [low + WEYL[0].wrapping_mul(round), high + WEYL[1].wrapping_mul(round)];
+        Generator { k, keys: (0..ROUNDS).map(key).collect() }
+    }
+
+    /// The four words of a counter.
+    pub(crate) fn words(&self, counter: [Val<'k, u32>; 4]) -> [Val<'k, u32>; 4] {
+        let k = self.k;
+        self.keys.iter().fold(counter, |[a, b, c, d], [key, other]| {
+            let (low_a, high_a) = k.split32(a.mul_wide(MULTIPLIERS[0]));
+            let (low_c, high_c) = k.split32(c.mul_wide(MULTIPLIERS[1]));
+            [high_c ^ b ^ *key, low_c, high_a ^ d ^ *other, low_a]
+        })
+    }
+}
+
+/// Seed and offset of a launch.
+struct Stream<'k> {
+    generator: Generator<'k>,
     offset: Val<'k, u64>,
 }
 
 impl<'k> Stream<'k> {
     fn new(k: Kernel<'k>, state: [Val<'k, u32>; 4]) -> Self {
         let [low, high, offset_low, offset_high] = state;
-        let key = |round: u32| [low + WEYL[0].wrapping_mul(round), high + WEYL[1].wrapping_mul(round)];
-        Stream { k, keys: (0..ROUNDS).map(key).collect(), offset: k.join32(offset_low, offset_high) }
+        Stream { generator: Generator::new(k, [low, high]), offset: k.join32(offset_low, offset_high) }
     }
 
     /// The four words of the block that element `number` stands in.
     fn block(&self, number: Val<'k, u64>) -> [Val<'k, u32>; 4] {
-        let k = self.k;
+        let k = self.generator.k;
         let (low, high) = k.split32(self.offset + (number >> 2));
-        self.keys.iter().fold([low, high, k.constant(0), k.constant(0)], |[a, b, c, d], [key, other]| {
-            let (low_a, high_a) = k.split32(a.mul_wide(MULTIPLIERS[0]));
-            let (low_c, high_c) = k.split32(c.mul_wide(MULTIPLIERS[1]));
-            [high_c ^ b ^ *key, low_c, high_a ^ d ^ *other, low_a]
-        })
+        self.generator.words([low, high, k.constant(0), k.constant(0)])
     }
 
     /// The words of the pair that one element is of, and whether it is the second.
     fn pair(&self, number: Val<'k, u64>) -> ([Val<'k, u32>; 2], Val<'k, bool>) {
-        let k = self.k;
+        let k = self.generator.k;
         let [a, b, c, d] = self.block(number);
         let place = number.low32() & 3u32;
         let is_upper = place.ge(2u32);

@@ -36,9 +36,23 @@
 //! outside of tensors whatever they are: one counts as 0 below 0 and as the last page above that. Of a sequence's entries those behind its length select no
 //! key. Paged keys come without offsets, and their attention has no gradient.
 //!
+//! With `dropout` each probability is dropped or kept at random, behind the softmax: the sums are of `p · m`, where `m` is 0 of a pair that is dropped and
+//! `1 / (1 − dropout)` of one that is kept. The log-sum-exp is the same as without.
+//!
+//! ```text
+//! forward   o[i] = Σ p[i, j] · m[i, j] · v[j]
+//! backward  dv[j] = Σ p[i, j] · m[i, j] · d_o[i]          ds[i, j] = p[i, j] · (m[i, j] · Σ d_o[i] · v[j] − r[i])
+//! ```
+//!
+//! Which pairs are dropped follows from a random state and the numbers of batch, head, query and key alone ([`DropoutMask`] has the rule): the gradient, given
+//! the same state, draws the same mask, and nothing is stored. Of ragged tensors the batch is the sequence. A value whose probability is dropped is
+//! multiplied by 0: where it is NaN or ∞, a result may be NaN.
+//!
 //! Data are f16, bf16, f32 or f64; `q`, `k` and `v` are alike. Arithmetic is in f32, in f64 if a tensor that is read is f64, and results are rounded once;
 //! `p` and `dt` may be rounded to the type of `q` before they are multiplied, as tensor cores take them; a `dt` beyond 65504 may then be infinite in f16, as
 //! it is in other libraries, and what it goes into with it (a loss scale that adapts steps over that).
+
+mod dropout;
 
 use serde::{Deserialize, Serialize};
 use verdigris_tensor::DType;
@@ -47,9 +61,12 @@ use crate::error::Error;
 use crate::gradient::Backward;
 use crate::graph::{Graph, GraphBuilder};
 use crate::op::{HostScalar, Op, Operation, Real, Role};
+use crate::ops::pointwise::RandomState;
 use crate::spec::{AttributeSpec, Form, Method, OpSpec, OperandSpec};
 use crate::tensor::{TensorDesc, Uid};
 use crate::validate::{attribute, broadcasts_to, data, factor, of_type, same_dims};
+
+pub use dropout::DropoutMask;
 
 const ATTRIBUTES: &[AttributeSpec] = &[
     AttributeSpec::new("spec.scale", "`{fixed: number}` or `{bound: uid}` of a host scalar", "finite", r#"{"bound":0}"#),
@@ -58,6 +75,7 @@ const ATTRIBUTES: &[AttributeSpec] = &[
     AttributeSpec::new("spec.right", "number or null", "below 2³²", "-1").or("null"),
     AttributeSpec::new("spec.soft_cap", "number or null", "finite, above 0", "0.0").or("null"),
     AttributeSpec::new("spec.longest_q", "number or null", "below 2³², with `q_offsets`; all rows where it is left out", "-1").or("null"),
+    AttributeSpec::new("spec.dropout", "number or null", "from 0 to 1, with `dropout_state`", "1.5").or("null"),
     AttributeSpec::new("spec.longest_kv", "number or null", "below 2³², with `kv_offsets`; all rows where it is left out", "-1").or("null"),
 ];
 
@@ -69,6 +87,9 @@ const LENGTHS: &str = "i32, `[b, 1, 1, 1]`";
 const OFFSETS: &str = "i32, `[b + 1, 1, 1, 1]`; both or none. `q` and what is like it is then `[1, h, rows, d]`, `k` and `v` likewise";
 
 const TABLE: &str = "i32, `[b, entries, 1, 1]`, without offsets. `k` is then `[pages, h_kv, page_size, d]`, `v` likewise, and `s_kv` is `entries · page_size`";
+
+const STATE: &str = "with `dropout`: the random state, i32, `[4]`, or the seed, a host scalar of i64";
+const STATE_OFFSET: &str = "with a seed: the offset, a host scalar of i64";
 
 const FLOAT: &str = "attention is of f16, bf16, f32 and f64";
 
@@ -120,6 +141,9 @@ pub struct AttentionSpec {
     /// Keys that the longest sequence of ragged tensors has at most; all rows where it is left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub longest_kv: Option<u32>,
+    /// The probability that a probability is dropped, with a random state; nothing is where it is left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dropout: Option<Real>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's skip_serializing_if passes a reference")]
@@ -138,6 +162,7 @@ impl AttentionSpec {
             soft_cap: None,
             longest_q: None,
             longest_kv: None,
+            dropout: None,
         }
     }
 
@@ -191,6 +216,12 @@ pub struct Attention {
     /// Read; i32, `[b, entries, 1, 1]`: the page that holds so many keys and values of each sequence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page_table: Option<Uid>,
+    /// Read with `dropout`; the random state, four i32 in memory, or with `dropout_offset` the seed, a host scalar of i64.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dropout_state: Option<Uid>,
+    /// Read with a seed; a host scalar of i64.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dropout_offset: Option<Uid>,
     /// `[b, h, s_q, d_v]`, written.
     pub o: Uid,
     /// Written where asked for; `[b, h, s_q, 1]`: `L` of each query, in natural units.
@@ -215,6 +246,8 @@ impl Attention {
             q_offsets: None,
             kv_offsets: None,
             page_table: None,
+            dropout_state: None,
+            dropout_offset: None,
             o: Uid(0),
             log_sum_exp: None,
         }
@@ -222,7 +255,8 @@ impl Attention {
 
     fn read(&self) -> Read {
         let &Attention { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, .. } = self;
-        Read { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table }
+        let dropout = [self.dropout_state, self.dropout_offset];
+        Read { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, dropout }
     }
 }
 
@@ -241,6 +275,8 @@ struct Read {
     q_offsets: Option<Uid>,
     kv_offsets: Option<Uid>,
     page_table: Option<Uid>,
+    /// State, or seed and offset.
+    dropout: [Option<Uid>; 2],
 }
 
 impl Read {
@@ -317,6 +353,7 @@ impl Read {
             of_type(op, lengths, |dtype| dtype == DType::I32, "lengths are i32")?;
             same_dims(op, lengths, &[b, 1, 1, 1], "there is a length for each batch, `[b, 1, 1, 1]`")?;
         }
+        dropout::check(op, graph, self.spec.dropout, self.dropout)?;
         Ok([own_b, h, rows, d_v])
     }
 
@@ -395,8 +432,9 @@ impl Operation for Attention {
         summary: "Softmax of the scaled products of queries and keys, times the values.",
         forms: &[Form {
             name: "",
-            formula: "o[i] = Σ p[i, j] · v[j]          p = e^(s − log_sum_exp)          log_sum_exp = ln (Σ e^s + e^sink)\n\
-                      s[i, j] = soft_cap · tanh(scale · q[i] · k[j] / soft_cap) + bias − slope · |i + s_kv − s_q − j|, −∞ where j is not attended",
+            formula: "o[i] = Σ p[i, j] · m[i, j] · v[j]          p = e^(s − log_sum_exp)          log_sum_exp = ln (Σ e^s + e^sink)\n\
+                      s[i, j] = soft_cap · tanh(scale · q[i] · k[j] / soft_cap) + bias − slope · |i + s_kv − s_q − j|, −∞ where j is not attended\n\
+                      m = 1, with `dropout` 0 or 1 / (1 − dropout)",
             operands: &[
                 OperandSpec::read("q", "`[b, h, s_q, d]`, f16, bf16, f32 or f64"),
                 OperandSpec::read("k", "`[b, h_kv, s_kv, d]`, the type of `q`; `h` is a multiple of `h_kv`"),
@@ -410,6 +448,8 @@ impl Operation for Attention {
                 OperandSpec::read("q_offsets", OFFSETS).optional(),
                 OperandSpec::read("kv_offsets", OFFSETS).optional(),
                 OperandSpec::read("page_table", TABLE).optional(),
+                OperandSpec::read("dropout_state", STATE).optional(),
+                OperandSpec::read("dropout_offset", STATE_OFFSET).optional(),
                 OperandSpec::written("o", "`[b, h, s_q, d_v]`"),
                 OperandSpec::written("log_sum_exp", "f32 or f64, `[b, h, s_q, 1]`").optional(),
             ],
@@ -423,7 +463,8 @@ impl Operation for Attention {
                  soft_cap: float | None = None, bias: Uid | None = None, mask: Uid | None = None, slopes: Uid | None = None, \
                  sinks: Uid | None = None, q_lengths: Uid | None = None, kv_lengths: Uid | None = None, \
                  q_offsets: Uid | None = None, kv_offsets: Uid | None = None, longest_q: int | None = None, \
-                 longest_kv: int | None = None, page_table: Uid | None = None, name: str = \"attention\"",
+                 longest_kv: int | None = None, page_table: Uid | None = None, dropout: float | None = None, \
+                 dropout_state: Uid | None = None, dropout_offset: Uid | None = None, name: str = \"attention\"",
             )
             .two()],
         }],
@@ -443,6 +484,8 @@ impl Operation for Attention {
             &mut self.q_offsets,
             &mut self.kv_offsets,
             &mut self.page_table,
+            &mut self.dropout_state,
+            &mut self.dropout_offset,
         ];
         for input in options.into_iter().flatten() {
             visit(Role::Input, input);
@@ -488,6 +531,7 @@ impl Operation for Attention {
         let dtype = at.tensor(self.v)?.dtype;
         let d_o = at.round(d_o, dtype)?;
         let Read { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, .. } = read;
+        let [dropout_state, dropout_offset] = read.dropout;
         let back = AttentionBackward {
             bias,
             mask,
@@ -497,6 +541,8 @@ impl Operation for Attention {
             kv_lengths,
             q_offsets,
             kv_offsets,
+            dropout_state,
+            dropout_offset,
             ..AttentionBackward::new(spec, [q, k, v], o, log_sum_exp, d_o)
         };
         let is_wanted = |uid: Option<Uid>, at: &Backward<'_>| uid.is_some_and(|uid| at.wants(uid));
@@ -548,6 +594,12 @@ pub struct AttentionBackward {
     /// Read where the forward op reads them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_offsets: Option<Uid>,
+    /// That of the forward op: the mask is drawn again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dropout_state: Option<Uid>,
+    /// Read where the forward op reads it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dropout_offset: Option<Uid>,
     /// The forward result, read.
     pub o: Uid,
     /// The forward log-sum-exp, read.
@@ -587,6 +639,8 @@ impl AttentionBackward {
             kv_lengths: None,
             q_offsets: None,
             kv_offsets: None,
+            dropout_state: None,
+            dropout_offset: None,
             o,
             log_sum_exp,
             d_o,
@@ -600,7 +654,8 @@ impl AttentionBackward {
 
     fn read(&self) -> Read {
         let &AttentionBackward { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, .. } = self;
-        Read { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table: None }
+        let (page_table, dropout) = (None, [self.dropout_state, self.dropout_offset]);
+        Read { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, dropout }
     }
 
     fn floats(&self) -> impl Iterator<Item = Uid> {
@@ -614,8 +669,8 @@ impl Operation for AttentionBackward {
         summary: "The gradient of attention.",
         forms: &[Form {
             name: "",
-            formula: "ds = p · (d_o · v − Σ d_o · o)          p = e^(s − log_sum_exp)          dt = ds · (1 − (u / soft_cap)²), or ds\n\
-                      dq = scale · Σ dt · k          dk = scale · Σ dt · q          dv = Σ p · d_o          dbias = Σ ds          \
+            formula: "ds = p · (m · d_o · v − Σ d_o · o)          p = e^(s − log_sum_exp)          dt = ds · (1 − (u / soft_cap)²), or ds\n\
+                      dq = scale · Σ dt · k          dk = scale · Σ dt · q          dv = Σ p · m · d_o          dbias = Σ ds          \
                       dsinks = −Σ e^(sink − log_sum_exp) · Σ d_o · o",
             operands: &[
                 OperandSpec::read("q", "`[b, h, s_q, d]`, f16, bf16, f32 or f64"),
@@ -629,6 +684,8 @@ impl Operation for AttentionBackward {
                 OperandSpec::read("kv_lengths", LENGTHS).optional(),
                 OperandSpec::read("q_offsets", OFFSETS).optional(),
                 OperandSpec::read("kv_offsets", OFFSETS).optional(),
+                OperandSpec::read("dropout_state", STATE).optional(),
+                OperandSpec::read("dropout_offset", STATE_OFFSET).optional(),
                 OperandSpec::read("o", "the forward result, `[b, h, s_q, d_v]`"),
                 OperandSpec::read("log_sum_exp", "that of the forward op, f32 or f64, `[b, h, s_q, 1]`"),
                 OperandSpec::read("d_o", "the dims of `o`"),
@@ -648,7 +705,8 @@ impl Operation for AttentionBackward {
                  soft_cap: float | None = None, bias: Uid | None = None, mask: Uid | None = None, slopes: Uid | None = None, \
                  sinks: Uid | None = None, q_lengths: Uid | None = None, kv_lengths: Uid | None = None, \
                  q_offsets: Uid | None = None, kv_offsets: Uid | None = None, longest_q: int | None = None, \
-                 longest_kv: int | None = None, name: str = \"attention_backward\"",
+                 longest_kv: int | None = None, dropout: float | None = None, \
+                 dropout_state: Uid | None = None, dropout_offset: Uid | None = None, name: str = \"attention_backward\"",
             )
             .giving("tuple[Uid, Uid, Uid, Uid | None, Uid | None]")],
         }],
@@ -667,6 +725,8 @@ impl Operation for AttentionBackward {
             &mut self.kv_lengths,
             &mut self.q_offsets,
             &mut self.kv_offsets,
+            &mut self.dropout_state,
+            &mut self.dropout_offset,
         ];
         for input in options.into_iter().flatten() {
             visit(Role::Input, input);

@@ -15,7 +15,7 @@
 //! side that the forward formula takes there: ReLU has `f′(0) = 0`, a clamp has 0 at and beyond both bounds.
 
 mod gradient;
-mod random;
+pub(super) mod random;
 
 pub use random::{Drawn, RandomState};
 

@@ -138,7 +138,8 @@ pub(super) fn lower(cut: &Cut<'_>, node: usize) -> Result<Subgraph, Error> {
         Op::Attention(op) => {
             let read = [Some(op.q), Some(op.k), Some(op.v), op.bias, op.slopes, op.sinks].into_iter().flatten().collect::<Vec<_>>();
             let options = [op.bias, op.mask, op.slopes, op.sinks, op.q_lengths, op.kv_lengths, op.q_offsets, op.kv_offsets, op.page_table];
-            attention(cut, &op.spec, [op.q, op.k, op.v], options, &read, |[queries, _, values], _, view| {
+            let dropout = [op.dropout_state, op.dropout_offset];
+            attention(cut, &op.spec, [op.q, op.k, op.v], (options, dropout), &read, |[queries, _, values], _, view| {
                 let [b, h, s_q, _] = queries;
                 Ok(AttentionPass::Forward {
                     o: view(op.o, [b, h, s_q, values[3]])?,
@@ -150,7 +151,8 @@ pub(super) fn lower(cut: &Cut<'_>, node: usize) -> Result<Subgraph, Error> {
             let floats = [Some(op.q), Some(op.k), Some(op.v), op.bias, op.slopes, op.sinks].into_iter().flatten();
             let read = floats.chain([op.o, op.log_sum_exp, op.d_o]).collect::<Vec<_>>();
             let options = [op.bias, op.mask, op.slopes, op.sinks, op.q_lengths, op.kv_lengths, op.q_offsets, op.kv_offsets, None];
-            attention(cut, &op.spec, [op.q, op.k, op.v], options, &read, |[queries, keys, values], scores, view| {
+            let dropout = [op.dropout_state, op.dropout_offset];
+            attention(cut, &op.spec, [op.q, op.k, op.v], (options, dropout), &read, |[queries, keys, values], scores, view| {
                 let [b, h, s_q, _] = queries;
                 let results = [b, h, s_q, values[3]];
                 Ok(AttentionPass::Backward {
@@ -214,7 +216,7 @@ fn attention(
     cut: &Cut<'_>,
     spec: &AttentionSpec,
     operands: [Uid; 3],
-    options: [Option<Uid>; 9],
+    (options, [state, offset]): ([Option<Uid>; 9], [Option<Uid>; 2]),
     read: &[Uid],
     pass: impl FnOnce([[u64; 4]; 3], [u64; 4], AttentionViewer<'_>) -> Result<AttentionPass, Error>,
 ) -> Result<Subgraph, Error> {
@@ -249,7 +251,15 @@ fn attention(
     let mut option = || options.next().unwrap_or(Ok(None));
     let (bias, mask, slopes, sinks) = (option()?, option()?, option()?, option()?);
     let (q_lengths, kv_lengths, q_offsets, kv_offsets, page_table) = (option()?, option()?, option()?, option()?, option()?);
+    let (in_memory, by_value) = (state.filter(|_| offset.is_none()), state.zip(offset));
+    let dropout_state = in_memory.map(|uid| {
+        let seen = cut.see(uid)?;
+        let stride = seen.strides.first().copied().unwrap_or(0);
+        let (slot, offset) = (slots.slot(seen.uid), seen.offset);
+        Ok::<_, Error>(View { slot, dtype: DType::I32, offset, strides: vec![stride, 0, 0, 0] })
+    });
     let scale = slots.scalar(spec.scale);
+    let dropout_seed = by_value.map(|(seed, offset)| [seed, offset].map(|uid| slots.slot(uid)));
     let pass = pass(dims, scores, &mut |uid, dims| view(uid, dims, &mut slots))?;
     // A window by itself lies as a causal one that ends at the last query and the last key.
     let corner = if spec.causal == Causal::TopLeft { Corner::TopLeft } else { Corner::BottomRight };
@@ -284,6 +294,9 @@ fn attention(
         q_offsets,
         kv_offsets,
         page_table,
+        dropout: spec.dropout,
+        dropout_state: dropout_state.transpose()?,
+        dropout_seed,
         scale,
         pass,
     }

@@ -118,6 +118,12 @@ pub struct AttentionProblem {
     pub kv_offsets: Option<View>,
     /// Read; i32, one for each batch and page of its keys. With it keys and values are paged.
     pub page_table: Option<View>,
+    /// The probability that a pair is dropped ([`crate::DropoutMask`]). Canonical: `None` where it is 0.
+    pub dropout: Option<Real>,
+    /// Read; i32, the four words of a random state. Canonical: `None` without dropout.
+    pub dropout_state: Option<View>,
+    /// Host scalars of i64, where the state is given by value: seed and offset. Canonical: `None` without dropout.
+    pub dropout_seed: Option<[Slot; 2]>,
     /// Factor of the products.
     pub scale: HostScalar<Slot>,
     /// What is computed.
@@ -170,6 +176,7 @@ impl AttentionProblem {
             ("q_offsets", self.q_offsets.as_ref(), false),
             ("kv_offsets", self.kv_offsets.as_ref(), false),
             ("page_table", self.page_table.as_ref(), false),
+            ("dropout_state", self.dropout_state.as_ref(), false),
         ]);
         match &self.pass {
             AttentionPass::Forward { o, log_sum_exp } => {
@@ -195,11 +202,10 @@ impl AttentionProblem {
     }
 
     fn views_mut(&mut self) -> Vec<&mut View> {
-        let AttentionProblem { q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, pass, .. } =
-            self;
-        let options = [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table].into_iter().flatten();
-        let read = [q, k, v].into_iter().chain(options);
-        match pass {
+        let AttentionProblem { q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, .. } = self;
+        let options = [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, &mut self.page_table];
+        let read = [q, k, v].into_iter().chain(options.into_iter().chain([&mut self.dropout_state]).flatten());
+        match &mut self.pass {
             AttentionPass::Forward { o, log_sum_exp } => read.chain([o]).chain(log_sum_exp).collect(),
             AttentionPass::Backward { o, log_sum_exp, d_o, dq, dk, dv, dbias, dsinks } => {
                 read.chain([o, log_sum_exp, d_o]).chain([dq, dk, dv, dbias, dsinks].into_iter().flatten()).collect()
@@ -220,6 +226,7 @@ impl AttentionProblem {
             "log_sum_exp" => [own_b, h, q_rows, 1],
             "q_offsets" | "kv_offsets" => [b.saturating_add(1), 1, 1, 1],
             "page_table" => [b, self.entries(), 1, 1],
+            "dropout_state" => [4, 1, 1, 1],
             "slopes" => [b, h, 1, 1],
             "sinks" | "dsinks" => [1, h, 1, 1],
             "q_lengths" | "kv_lengths" => [b, 1, 1, 1],
@@ -264,29 +271,32 @@ impl AttentionProblem {
 
     /// The slots that are bound to host scalars.
     pub(super) fn scalars(&self) -> Vec<Slot> {
-        if let HostScalar::Bound(slot) = self.scale { vec![slot] } else { Vec::new() }
+        let scale = if let HostScalar::Bound(slot) = self.scale { Some(slot) } else { None };
+        scale.into_iter().chain(self.dropout_seed.into_iter().flatten()).collect()
     }
 
     fn visit_slots(&mut self, visit: &mut dyn FnMut(&mut Slot)) {
-        // The scale stands between what both passes read and the operands of the pass.
+        // The scale and a seed stand between what both passes read and the operands of the pass.
         let options = [&self.bias, &self.mask, &self.slopes, &self.sinks].into_iter().chain([
             &self.q_lengths,
             &self.kv_lengths,
             &self.q_offsets,
             &self.kv_offsets,
             &self.page_table,
+            &self.dropout_state,
         ]);
         let read = 3 + options.flatten().count();
-        let mut scale = self.scale;
+        let (mut scale, mut seed) = (self.scale, self.dropout_seed);
         for (place, view) in self.views_mut().into_iter().enumerate() {
-            if place == read
-                && let HostScalar::Bound(slot) = &mut scale
-            {
-                visit(slot);
+            if place == read {
+                if let HostScalar::Bound(slot) = &mut scale {
+                    visit(slot);
+                }
+                seed.iter_mut().flatten().for_each(&mut *visit);
             }
             visit(&mut view.slot);
         }
-        self.scale = scale;
+        (self.scale, self.dropout_seed) = (scale, seed);
     }
 
     /// Every slot, in order, each once.
@@ -354,6 +364,17 @@ impl AttentionProblem {
             return Err(Error::Attribute { op: op(), attribute: "soft_cap", value: cap.to_string(), rule });
         }
         super::finite("attention", "scale", &self.scale)?;
+        if let Some(Real(p)) = self.dropout {
+            if !(0.0..=1.0).contains(&p) {
+                let rule = "a probability is from 0 to 1";
+                return Err(Error::Attribute { op: op(), attribute: "dropout", value: p.to_string(), rule });
+            }
+            if self.dropout_state.is_some() == self.dropout_seed.is_some() {
+                return structure("dropout_state", "dropout comes with a random state in memory or a seed and an offset by value");
+            }
+        } else if self.dropout_state.is_some() || self.dropout_seed.is_some() {
+            return structure("dropout_state", "a random state of attention comes with a probability of dropout");
+        }
         if let AttentionPass::Backward { dq, dk, dv, dbias, dsinks, .. } = &self.pass {
             if [dq, dk, dv, dbias, dsinks].into_iter().all(Option::is_none) {
                 return structure("dq", "at least one gradient is written");
@@ -373,6 +394,9 @@ impl AttentionProblem {
     pub fn canonical(mut self) -> Result<AttentionProblem, Error> {
         let op = || "attention".to_owned();
         self.check()?;
+        if self.dropout == Some(Real(0.0)) || self.dropout == Some(Real(-0.0)) {
+            (self.dropout, self.dropout_state, self.dropout_seed) = (None, None, None);
+        }
         for (name, view, _) in self.operands() {
             if view.strides.len() != 4 {
                 return Err(Error::Mismatch {
@@ -391,6 +415,7 @@ impl AttentionProblem {
                 "q_lengths" | "kv_lengths" => (view.dtype == DType::I32, "lengths are i32"),
                 "q_offsets" | "kv_offsets" => (view.dtype == DType::I32, "offsets are i32"),
                 "page_table" => (view.dtype == DType::I32, "numbers of pages are i32"),
+                "dropout_state" => (view.dtype == DType::I32, "a random state is of i32"),
                 "log_sum_exp" => (matches!(view.dtype, DType::F32 | DType::F64), "a log-sum-exp is f32 or f64"),
                 _ => (is_taken(view.dtype), "attention is of f16, bf16, f32 and f64"),
             };

@@ -8,7 +8,7 @@ use super::gemm::determinism;
 use super::rows::{BACKWARD, FORWARD, nowhere};
 use crate::error::Error;
 use crate::op::{HostScalar, Real};
-use crate::problem::{AttentionPass, AttentionProblem, Corner, Determinism};
+use crate::problem::{AttentionPass, AttentionProblem, Corner, Determinism, Slot};
 
 /// What reading fills in.
 pub(super) fn blank() -> AttentionProblem {
@@ -42,6 +42,9 @@ pub(super) fn blank() -> AttentionProblem {
         q_offsets: None,
         kv_offsets: None,
         page_table: None,
+        dropout: None,
+        dropout_state: None,
+        dropout_seed: None,
         scale: HostScalar::ONE,
         pass: blank_forward(),
     }
@@ -107,7 +110,8 @@ pub(super) fn describe(text: &mut Text<'_>, problem: &mut AttentionProblem) -> R
     text.choice("corner", &mut problem.corner, Some(Corner::TopLeft))?;
     bound(text, "left", &mut problem.left)?;
     bound(text, "right", &mut problem.right)?;
-    soft_cap(text, &mut problem.soft_cap)?;
+    real(text, "soft_cap", &mut problem.soft_cap)?;
+    real(text, "dropout", &mut problem.dropout)?;
     let &mut AttentionProblem { b, h, h_kv, s_q, s_kv, d, d_v, .. } = problem;
     let [own_b, q_rows, kv_rows] = if is_ragged { [1, problem.q_rows, problem.kv_rows] } else { [b, s_q, s_kv] };
     let (queries, results) = (elements([own_b, h, q_rows, d]), elements([own_b, h, q_rows, d_v]));
@@ -138,7 +142,10 @@ pub(super) fn describe(text: &mut Text<'_>, problem: &mut AttentionProblem) -> R
     text.optional("q_offsets", &mut problem.q_offsets, &offsets)?;
     text.optional("kv_offsets", &mut problem.kv_offsets, &offsets)?;
     text.optional("page_table", &mut problem.page_table, &table)?;
+    let words: Layouts = vec![of("words", [4, 1, 1, 1])];
+    text.optional("dropout_state", &mut problem.dropout_state, &words)?;
     text.factor("scale", &mut problem.scale, HostScalar::ONE)?;
+    seed(text, &mut problem.dropout_seed)?;
     match &mut problem.pass {
         AttentionPass::Forward { o, log_sum_exp } => {
             text.operand("o", o, &results)?;
@@ -166,10 +173,32 @@ fn bound(text: &mut Text<'_>, name: &str, bound: &mut Option<u32>) -> Result<(),
     Ok(())
 }
 
-fn soft_cap(text: &mut Text<'_>, soft_cap: &mut Option<Real>) -> Result<(), Error> {
-    let told = text.value("soft_cap", soft_cap.map(|cap| format!("{:?}", cap.0)));
+/// A number, if there is one.
+fn real(text: &mut Text<'_>, name: &str, real: &mut Option<Real>) -> Result<(), Error> {
+    let told = text.value(name, real.map(|real| format!("{:?}", real.0)));
     if text.is_reading() {
-        *soft_cap = told.map(|word| word.parse().map(Real).map_err(|_| error("`soft_cap=` is a number", &word))).transpose()?;
+        *real = told.map(|word| word.parse().map(Real).map_err(|_| error(format!("`{name}=` is a number"), &word))).transpose()?;
+    }
+    Ok(())
+}
+
+/// Seed and offset from the host, if the random state is given by value.
+fn seed(text: &mut Text<'_>, seed: &mut Option<[Slot; 2]>) -> Result<(), Error> {
+    let mut read = [None; 2];
+    for (place, name) in ["dropout_seed", "dropout_offset"].into_iter().enumerate() {
+        let told = seed.map(|seed| text.print_factor(HostScalar::Bound(seed[place])));
+        let Some(word) = text.value(name, told).filter(|_| text.is_reading()) else { continue };
+        match text.parse_factor(&word)? {
+            HostScalar::Bound(slot) => read[place] = Some(slot),
+            HostScalar::Fixed(_) => return Err(error(format!("`{name}=` is a host scalar"), &word)),
+        }
+    }
+    if text.is_reading() {
+        *seed = match read {
+            [Some(seed), Some(offset)] => Some([seed, offset]),
+            [None, None] => None,
+            _ => return Err(error("`dropout_seed=` and `dropout_offset=` come together", "one of them")),
+        };
     }
     Ok(())
 }

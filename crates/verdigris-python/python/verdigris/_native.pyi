@@ -297,6 +297,9 @@ class Graph:
         longest_q: int | None = None,
         longest_kv: int | None = None,
         page_table: Uid | None = None,
+        dropout: float | None = None,
+        dropout_state: Uid | None = None,
+        dropout_offset: Uid | None = None,
         name: str = "attention",
     ) -> tuple[Uid, Uid]: ...
     def attention_backward(
@@ -323,6 +326,9 @@ class Graph:
         kv_offsets: Uid | None = None,
         longest_q: int | None = None,
         longest_kv: int | None = None,
+        dropout: float | None = None,
+        dropout_state: Uid | None = None,
+        dropout_offset: Uid | None = None,
         name: str = "attention_backward",
     ) -> tuple[Uid, Uid, Uid, Uid | None, Uid | None]: ...
     def reshape(self, x: Uid, dims: Sequence[int], *, name: str = "reshape") -> Uid: ...

@@ -64,11 +64,11 @@ pub(crate) enum Function {
     /// a 1 in `wanted=11110`. As `ConvBatchNorm`, `result=1` where the last tensor is y, and `filter=` with the element type of the filter's gradient where it is
     /// not the filter's.
     ConvBatchNormBackward,
-    /// `q [b, h, s_q, d], k [b, h_kv, s_kv, d], v [b, h_kv, s_kv, d_v], bias or mask?, slopes?, q_offsets?, kv_offsets?, kv_lengths?, page_table?` → o, and each
+    /// `q [b, h, s_q, d], k [b, h_kv, s_kv, d], v [b, h_kv, s_kv, d_v], bias or mask?, slopes?, q_offsets?, kv_offsets?, kv_lengths?, page_table?, dropout state?` → o, and each
     /// query's log-sum-exp. Paged keys and values are `[pages, h_kv, page_size, …]`.
-    /// `scale=`, `causal=none|top_left|bottom_right left= right= cap= longest_q= longest_kv=`, each left out where there is none.
+    /// `scale=`, `causal=none|top_left|bottom_right left= right= cap= longest_q= longest_kv= dropout=`, each left out where there is none.
     Attention,
-    /// `d_o, q, k, v, o, log_sum_exp, bias or mask?, slopes?, q_offsets?, kv_offsets?` → the gradients of `q`, `k`, `v` and the bias, each with a 1 in `wanted=1110`. As `Attention`.
+    /// `d_o, q, k, v, o, log_sum_exp, bias or mask?, slopes?, q_offsets?, kv_offsets?, dropout state?` → the gradients of `q`, `k`, `v` and the bias, each with a 1 in `wanted=1110`. As `Attention`.
     AttentionBackward,
     /// `x, state` → x with elements dropped. `p=`. Its gradient is the same call with dy in the place of x.
     Dropout,
@@ -141,8 +141,8 @@ impl Function {
             Function::ConvFprop | Function::Linear | Function::ClassLoss | Function::Norm => (3, false),
             Function::ConvNorm | Function::ConvBatchNormBackward => (8, false),
             Function::ConvBatchNorm => (7, false),
-            Function::Attention => (9, false),
-            Function::AttentionBackward => (10, false),
+            Function::Attention => (10, false),
+            Function::AttentionBackward => (11, false),
             Function::ElementLoss => (4, false),
             Function::MlpInference | Function::Mlp => (5, false),
             Function::ConvDgrad => (3, true),
@@ -416,7 +416,8 @@ fn attention(attributes: &Attributes<'_>) -> PyResult<AttentionSpec> {
     };
     let bound = |name| attributes.get(name).map(|text| attributes.parse::<u32>(name, text)).transpose();
     let soft_cap = attributes.get("cap").map(|text| attributes.parse("cap", text).map(Real)).transpose()?;
-    let plain = AttentionSpec::new(attributes.one("scale", 1.0)?);
+    let dropout = attributes.get("dropout").map(|text| attributes.parse("dropout", text).map(Real)).transpose()?;
+    let plain = AttentionSpec { dropout, ..AttentionSpec::new(attributes.one("scale", 1.0)?) };
     let (longest_q, longest_kv) = (bound("longest_q")?, bound("longest_kv")?);
     Ok(AttentionSpec { causal, left: bound("left")?, right: bound("right")?, soft_cap, longest_q, longest_kv, ..plain })
 }

@@ -218,6 +218,13 @@ impl Group {
                     (op.q_offsets, op.kv_offsets) = (Some(q_offsets?), Some(kv_offsets?));
                     (op.spec.longest_q, op.spec.longest_kv) = (Some(s_q as u32), Some(s_kv as u32));
                 }
+                ("dropout", Ok(p)) => {
+                    op.spec.dropout = Some(Real(p));
+                    let (layout, name) = (Layout::row_major(&[4]), draft.name("dropout state"));
+                    let layout =
+                        layout.map_err(|source| fault(&self.id, verdigris_graph::Error::Layout { tensor: name.clone(), source }))?;
+                    op.dropout_state = Some(draft.builder.tensor(&name, DType::I32, layout));
+                }
                 ("page", Ok(_)) if of.pages.is_some() => {
                     let entries = s_kv / of.pages.map_or(1, |[_, page_size]| page_size);
                     op.page_table = Some(self.tensor(draft, "page table", DType::I32, "bhsd", [b, entries, 1, 1])?);
@@ -260,7 +267,8 @@ impl Group {
         let d_o = self.tensor(&mut draft, "d o", dtype, word, results)?;
         let Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, .. } = with;
         let bias_dims = bias.and_then(|bias| draft.builder.dims(bias));
-        let plain = AttentionBackward::new(spec, read, o, total, d_o);
+        let Attention { dropout_state, dropout_offset, .. } = with;
+        let plain = AttentionBackward { dropout_state, dropout_offset, ..AttentionBackward::new(spec, read, o, total, d_o) };
         let back = AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };
         let made = draft.builder.attention_backward("backward", back);
         let made = draft.ok(made)?;

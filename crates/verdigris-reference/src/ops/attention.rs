@@ -14,6 +14,9 @@
 //! What is rounded to the type of `q` before a product: `p` and `dt`, half a unit in the last place; of a `dt` beyond that type's range nothing is said. A key that is not attended counts as multiplied by 0
 //! or not at all: where what it would multiply is not finite, nothing is said.
 //!
+//! With dropout, products are of `p` alone for the pairs that are kept and the factor follows: `m` is exact but for its rounding. A pair that is dropped counts as one
+//! that is not attended where it multiplies.
+//!
 //! Paged keys are read one by one from the pages that the table names.
 //!
 //! Ragged tensors are read as if each sequence stood by itself: a row has a place in one sequence at most, and of one that has none nothing is said.
@@ -30,6 +33,7 @@ use crate::fuzz::{Draft, TYPES, Value};
 use crate::operation::{Data, Evaluation, GraphError, Operation};
 use crate::ops::matmul::SumOfBounded;
 use crate::ops::reduction::SumInAnyOrder;
+use crate::philox::State;
 use crate::source::{Formula, Source};
 use crate::tolerance::{Bounded, Range, half_ulp, roundoff};
 
@@ -92,6 +96,8 @@ struct Scores<'a> {
     ragged: Option<Option<Vec<[Sequence; 2]>>>,
     /// Where keys are paged, the numbers of their pages.
     page_table: Option<Source<'a>>,
+    /// The probability that a pair is dropped, and what it is drawn from.
+    dropout: Option<(f64, State)>,
     /// Batch, queries and keys of scores.
     extents: [u64; 3],
     compute: DType,
@@ -118,6 +124,11 @@ impl<'a> Scores<'a> {
             Some(of_q.into_iter().zip(of_kv).map(|(q, kv)| [q, kv]).collect())
         });
         let scores = [extents[0], queries[1], extents[1], extents[2]];
+        let state = match (op.dropout_state, op.dropout_offset) {
+            (Some(seed), Some(offset)) => Some(State::by_value([at.scalar(seed)?, at.scalar(offset)?])),
+            (Some(state), None) => Some(State::in_memory(&at.source(state)?)),
+            _ => None,
+        };
         let mut over = |uid: Option<Uid>, dims: [u64; 4]| uid.map(|uid| Ok::<_, GraphError>(at.source(uid)?.broadcast(&dims))).transpose();
         let [b, h, ..] = scores;
         Ok(Scores {
@@ -131,6 +142,7 @@ impl<'a> Scores<'a> {
             kv_lengths: over(op.kv_lengths, [b, 1, 1, 1])?,
             ragged,
             page_table,
+            dropout: op.spec.dropout.map(|p| p.0).zip(state),
             extents,
             q,
             k,
@@ -215,6 +227,13 @@ impl<'a> Scores<'a> {
     /// Queries and keys of a batch, those beyond a length included.
     fn counts(&self, b: u64) -> [u64; 2] {
         self.own(b).map_or([0; 2], |own| own.map(|sequence| sequence.count))
+    }
+
+    /// What a pair's probability is multiplied by: 0 if it is dropped. `None` if nobody knows.
+    fn kept(&self, [b, h, i]: [u64; 3], j: u64) -> Option<f64> {
+        let Some((p, state)) = self.dropout else { return Some(1.0) };
+        let is_dropped = state.is_dropped(b * self.q.dims()[1] + h, i, j, p)?;
+        Some(if is_dropped || p == 1.0 { 0.0 } else { 1.0 / (1.0 - p) })
     }
 
     /// Whether the window around the diagonal has key `j` for query `i`.
@@ -367,7 +386,7 @@ impl Formula for Attended<'_> {
             return Bounded::exact(if self.wants_log_sum_exp { f64::NEG_INFINITY } else { 0.0 });
         }
         if row.greatest.is_nan() || row.greatest == f64::INFINITY {
-            return if self.wants_log_sum_exp { UNKNOWN } else { Bounded::exact(f64::NAN) };
+            return if self.wants_log_sum_exp || of.dropout.is_some() { UNKNOWN } else { Bounded::exact(f64::NAN) };
         }
         let relative = |s: Bounded| if s.value == f64::NEG_INFINITY { 0.0 } else { of.relative(s, row.greatest) };
         let part = |s: Bounded| (s.value - row.greatest).exp() / row.sum;
@@ -380,7 +399,9 @@ impl Formula for Attended<'_> {
             return self.log_sum_exp(&row, weight);
         }
         let values = |j: u64| of.value([b, of.kv_head(h), j], e);
-        let is_nan = row.scores.iter().any(|score| part(score.s) > power_of_two(-60) && values(score.key).value.is_nan());
+        let Some(kept) = row.scores.iter().map(|score| of.kept([b, h, i], score.key)).collect::<Option<Vec<f64>>>() else { return UNKNOWN };
+        let mut counting = row.scores.iter().zip(&kept).filter(|(score, m)| **m > 0.0 && part(score.s) > power_of_two(-60));
+        let is_nan = counting.any(|(score, _)| values(score.key).value.is_nan());
         let all = || (0..of.counts(b)[1]).map(values);
         if all().any(|v| !v.value.is_finite()) {
             // NaN in a key that counts is the result; ∞ and what counts for nothing may make it one.
@@ -392,17 +413,17 @@ impl Formula for Attended<'_> {
         let (mut value, mut error, mut size) = (0.0, of_sink, 0.0);
         let vanishing = of.vanishing() / row.sum;
         let mut terms = Vec::with_capacity(row.scores.len());
-        for score in &row.scores {
+        for (score, &m) in row.scores.iter().zip(&kept) {
             let (p, v) = (part(score.s), values(score.key));
-            value += p * v.value;
-            size += p * (v.value.abs() + v.error);
-            terms.push((p, relative(score.s), v));
+            value += p * m * v.value;
+            size += p * m * (v.value.abs() + v.error);
+            terms.push((p, relative(score.s), v, m));
         }
         error *= value.abs();
-        for (p, relative, v) in terms {
-            error += (p * relative + vanishing) * (v.value.abs() + value.abs() + v.error) / (1.0 - weight);
+        for (p, relative, v, m) in terms {
+            error += (p * relative + vanishing) * (m * (v.value.abs() + v.error) + value.abs()) / (1.0 - weight);
             // Rounded beside the greatest of its row, or of the keys up to it.
-            error += of.as_operand(p * row.sum) / row.sum * (v.value.abs() + v.error) + p * v.error;
+            error += m * (of.as_operand(p * row.sum) / row.sum * (v.value.abs() + v.error) + p * v.error);
         }
         let unit = roundoff(of.compute);
         error += (2.0 * row.scores.len() as f64 + 8.0) * 2.0 * unit * size;
@@ -422,6 +443,7 @@ struct Pair {
     p: Bounded,
     ds: Bounded,
     dt: Bounded,
+    is_kept: bool,
 }
 
 /// What the gradients read.
@@ -496,6 +518,9 @@ impl Gradients<'_> {
         let elements = of.v.dims()[3];
         (0..elements).for_each(|e| product.add(self.d_o([b, h, i], e), of.value([b, of.kv_head(h), score.key], e)));
         let product = product.finish(of.precision(), of.q.dtype(), elements, false);
+        let m = of.kept([b, h, i], score.key)?;
+        let of_factor = if of.dropout.is_some() { 2.0 * unit * m * product.value.abs() } else { 0.0 };
+        let product = Bounded { value: m * product.value, error: m * product.error + of_factor };
         let minus = product.value - rest.value;
         let minus = Bounded::new(minus, product.error + rest.error + 2.0 * unit * (product.value.abs() + rest.value.abs()), compute);
         let times = |a: Bounded, b: Bounded| {
@@ -513,7 +538,7 @@ impl Gradients<'_> {
         if is_unknown([p, ds, dt]) || [p, ds, dt].iter().any(|part| !part.value.is_finite()) {
             return None;
         }
-        Some(Pair { key: score.key, p, ds, dt })
+        Some(Pair { key: score.key, p, ds, dt, is_kept: m > 0.0 })
     }
 
     fn dq(&self, [b, h, i, e]: [u64; 4]) -> Option<Bounded> {
@@ -526,11 +551,11 @@ impl Gradients<'_> {
         Some(of.products(pairs.iter().map(|pair| (pair.dt, key(pair.key))), met).scaled(of.scale, of.compute))
     }
 
-    /// What the queries of the heads that read a head of keys give to key `j`: `weight` picks of a pair, `other` is what it multiplies.
+    /// What the queries of the heads that read a head of keys give to key `j`: `weight` picks of a pair, of one that is dropped nothing; `other` is what it multiplies.
     fn over_queries(
         &self,
         [b, kv_head, j]: [u64; 3],
-        weight: impl Fn(&Pair) -> Bounded,
+        weight: impl Fn(&Pair) -> Option<Bounded>,
         other: impl Fn([u64; 3]) -> Bounded,
     ) -> Option<Bounded> {
         let of = &self.of;
@@ -539,8 +564,8 @@ impl Gradients<'_> {
         for h in (0..of.q.dims()[1]).filter(|&h| of.kv_head(h) == kv_head) {
             for i in 0..of.counts(b)[0] {
                 let pairs = self.pairs([b, h, i])?;
-                match pairs.iter().find(|pair| pair.key == j) {
-                    Some(pair) => terms.push((weight(pair), other([b, h, i]))),
+                match pairs.iter().find(|pair| pair.key == j).and_then(&weight) {
+                    Some(weight) => terms.push((weight, other([b, h, i]))),
                     None => met.push(other([b, h, i])),
                 }
             }
@@ -624,9 +649,13 @@ impl Formula for Backed<'_> {
         let found = match (&self.part, index) {
             (Part::Queries, &[b, h, i, e]) => of.dq([b, h, i, e]),
             (Part::Keys, &[b, h, j, e]) => {
-                of.over_queries([b, h, j], |pair| pair.dt, |at| of.of.query(at, e)).map(|sum| sum.scaled(of.of.scale, of.of.compute))
+                of.over_queries([b, h, j], |pair| Some(pair.dt), |at| of.of.query(at, e)).map(|sum| sum.scaled(of.of.scale, of.of.compute))
             }
-            (Part::Values, &[b, h, j, e]) => of.over_queries([b, h, j], |pair| pair.p, |at| of.d_o(at, e)),
+            (Part::Values, &[b, h, j, e]) => {
+                let factor = of.of.dropout.map_or(1.0, |(p, _)| if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 });
+                let sum = of.over_queries([b, h, j], |pair| pair.is_kept.then_some(pair.p), |at| of.d_o(at, e));
+                if of.of.dropout.is_some() { sum.map(|sum| sum.scaled(factor, of.of.compute)) } else { sum }
+            }
             (Part::Bias(dims), index) => of.dbias(dims, index),
             (Part::Sinks, &[_, h, ..]) => of.dsinks(h),
             _ => None,
@@ -678,7 +707,9 @@ fn data_of<'g>(op: &Attention, graph: &Graph, uid: Uid) -> Data<'g> {
 /// The forward op of a backward one.
 fn forward_of(op: &AttentionBackward) -> Attention {
     let &AttentionBackward { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, .. } = op;
-    Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..Attention::new(spec, q, k, v) }
+    let &AttentionBackward { dropout_state, dropout_offset, .. } = op;
+    let plain = Attention { dropout_state, dropout_offset, ..Attention::new(spec, q, k, v) };
+    Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain }
 }
 
 impl Operation for Attention {
@@ -768,6 +799,7 @@ impl Draft {
             soft_cap: self.one_in(4).then_some(Real(2.0)),
             longest_q: ragged.then_some(s_q as u32),
             longest_kv: ragged.then_some(s_kv as u32),
+            dropout: self.one_in(4).then(|| Real(self.pick(&[0.0, 0.125, 0.3, 0.75, 1.0]))),
             ..AttentionSpec::new([0.5, 0.25, 1.0][self.below(3) as usize])
         };
         let scores = self.narrower(&[b, h, s_q, s_kv]);
@@ -803,8 +835,9 @@ impl Draft {
             Some(_) => Some(self.input(DType::I32, &[b, entries, 1, 1])?.uid),
             None => None,
         };
+        let dropout_state = spec.dropout.map(|_| self.state()).transpose()?;
         let name = self.name("attention");
-        let plain = Attention::new(spec, q.uid, k.uid, v.uid);
+        let plain = Attention { dropout_state, ..Attention::new(spec, q.uid, k.uid, v.uid) };
         let attention = Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, ..plain };
         let made = self.builder.attention(&name, attention)?;
         let uids: Vec<Uid> = read.iter().map(|value| value.uid).collect();
@@ -815,7 +848,7 @@ impl Draft {
             return Ok(());
         }
         let d_o = self.value(fits(results), dtype, &results)?;
-        let plain = AttentionBackward::new(spec, [q.uid, k.uid, v.uid], o.uid, total.uid, d_o.uid);
+        let plain = AttentionBackward { dropout_state, ..AttentionBackward::new(spec, [q.uid, k.uid, v.uid], o.uid, total.uid, d_o.uid) };
         let back = AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };
         let name = self.name("attention_backward");
         let made = self.builder.attention_backward(&name, back)?;

@@ -5,7 +5,7 @@ use verdigris_tensor::{DType, Layout};
 
 use crate::fuzz::{Draft, TYPES};
 use crate::operation::{Data, Evaluation, GraphError, Operation};
-use crate::philox::Numbers;
+use crate::philox::{Numbers, State};
 use crate::source::{Formula, Source};
 use crate::tolerance::Bounded;
 
@@ -394,11 +394,11 @@ impl Operation for Pointwise {
 
     fn evaluate<'a>(&'a self, at: &mut Evaluation<'a>) -> Result<(), GraphError> {
         if let Pointwise::Random { distribution, state, offset, y } = *self {
-            let numbers = match offset {
-                Some(offset) => Numbers::by_value(distribution, [at.scalar(state)?, at.scalar(offset)?], at.dims(y)?),
-                None => Numbers::new(distribution, &at.source(state)?, at.dims(y)?),
+            let state = match offset {
+                Some(offset) => State::by_value([at.scalar(state)?, at.scalar(offset)?]),
+                None => State::in_memory(&at.source(state)?),
             };
-            return at.put(y, numbers);
+            return at.put(y, Numbers::new(distribution, state, at.dims(y)?));
         }
         let inputs = self.operands().into_iter().map(|uid| at.source(uid)).collect::<Result<_, _>>()?;
         let factor = match self {
@@ -535,7 +535,7 @@ impl Draft {
     }
 
     /// A random state in memory, which no op writes.
-    fn state(&mut self) -> Result<Uid, Error> {
+    pub(crate) fn state(&mut self) -> Result<Uid, Error> {
         let layout = Layout::row_major(&[4]).map_err(|source| Error::Layout { tensor: "state".to_owned(), source })?;
         let name = self.name("state");
         Ok(self.builder.tensor(&name, DType::I32, layout))

@@ -478,12 +478,16 @@ fn attention() {
     let plain = AttentionSpec::new(0.5);
     let causal = AttentionSpec { causal: Causal::BottomRight, left: Some(2), ..plain };
     let capped = AttentionSpec { causal: Causal::TopLeft, soft_cap: Some(Real(1.5)), ..plain };
-    for (spec, [h, h_kv, s_q, s_kv]) in [(plain, [2, 2, 3, 4]), (causal, [4, 2, 3, 5]), (causal, [2, 1, 5, 3]), (capped, [3, 1, 4, 4])] {
+    // The mask is that of the state, whatever the elements.
+    let dropped = AttentionSpec { dropout: Some(Real(0.4)), ..capped };
+    let state_of = |g: &mut GraphBuilder, spec: AttentionSpec| spec.dropout.map(|_| g.tensor("state", DType::I32, rows(&[4])));
+    let forms = [(plain, [2, 2, 3, 4]), (causal, [4, 2, 3, 5]), (causal, [2, 1, 5, 3]), (capped, [3, 1, 4, 4]), (dropped, [4, 2, 5, 9])];
+    for (spec, [h, h_kv, s_q, s_kv]) in forms {
         for has_options in [false, true] {
             hold("attention", |g| {
                 let q = input(g, "q", &[2, h, s_q, 3]);
                 let (k, v) = (input(g, "k", &[2, h_kv, s_kv, 3]), input(g, "v", &[2, h_kv, s_kv, 2]));
-                let mut attention = Attention::new(spec, q, k, v);
+                let mut attention = Attention { dropout_state: state_of(g, spec), ..Attention::new(spec, q, k, v) };
                 let mut of = vec![q, k, v];
                 if has_options {
                     let (bias, sinks) = (input(g, "bias", &[h, 1, s_kv]), input(g, "sinks", &[1, h, 1, 1]));
@@ -502,7 +506,7 @@ fn attention() {
                 let spec = AttentionSpec { longest_q: Some(s_q as u32), longest_kv: Some(s_kv as u32), ..spec };
                 let q = input(g, "q", &[1, h, 2 * s_q, 3]);
                 let (k, v) = (input(g, "k", &[1, h_kv, 2 * s_kv, 3]), input(g, "v", &[1, h_kv, 2 * s_kv, 2]));
-                let mut attention = Attention::new(spec, q, k, v);
+                let mut attention = Attention { dropout_state: state_of(g, spec), ..Attention::new(spec, q, k, v) };
                 let mut of = vec![q, k, v];
                 [attention.q_offsets, attention.kv_offsets] =
                     ["q offsets", "kv offsets"].map(|name| Some(g.tensor(name, DType::I32, rows(&[4, 1, 1, 1]))));
@@ -653,10 +657,12 @@ fn random_graph(seed: u64) -> Option<(Built, Inputs<Uid>)> {
             Op::Pool(op) => op.index.into_iter().collect(),
             Op::PoolBackward(op) => op.index.into_iter().collect(),
             Op::Attention(op) => {
-                [op.mask, op.slopes, op.q_lengths, op.kv_lengths, op.q_offsets, op.kv_offsets].into_iter().flatten().collect()
+                let integers = [op.mask, op.q_lengths, op.kv_lengths, op.q_offsets, op.kv_offsets, op.dropout_state];
+                integers.into_iter().chain([op.slopes]).flatten().collect()
             }
             Op::AttentionBackward(op) => {
-                [op.mask, op.slopes, op.q_lengths, op.kv_lengths, op.q_offsets, op.kv_offsets].into_iter().flatten().collect()
+                let integers = [op.mask, op.q_lengths, op.kv_lengths, op.q_offsets, op.kv_offsets, op.dropout_state];
+                integers.into_iter().chain([op.slopes]).flatten().collect()
             }
             _ => Vec::new(),
         })

@@ -72,7 +72,7 @@ impl Drawing {
         let slopes = self.slopes(4)?;
         let [q_offsets, kv_offsets] = self.offsets(5)?;
         let (kv_lengths, page_table) = (self.told(7, "kv_lengths")?, self.told(8, "page_table")?);
-        let plain = Attention::new(spec, q, k, v);
+        let plain = Attention { dropout_state: self.told(9, "dropout_state")?, ..Attention::new(spec, q, k, v) };
         let attention = Attention { bias, mask, slopes, q_offsets, kv_offsets, kv_lengths, page_table, ..plain };
         let made = self.g.attention("attention", attention)?;
         let wide = self.g.described(made.log_sum_exp).map_or(DType::F32, |tensor| tensor.dtype);
@@ -90,7 +90,8 @@ impl Drawing {
             return Err(unfit("the gradient of a bias that is not given", "a bias is the seventh tensor"));
         }
         let [q_offsets, kv_offsets] = self.offsets(8)?;
-        let plain = AttentionBackward::new(spec, read, o, total, d_o);
+        let dropout_state = self.told(10, "dropout_state")?;
+        let plain = AttentionBackward { dropout_state, ..AttentionBackward::new(spec, read, o, total, d_o) };
         let back = AttentionBackward { bias, mask, slopes, q_offsets, kv_offsets, ..plain };
         let made = self.g.attention_backward("attention_backward", back)?;
         let gradients = [Some(made.dq), Some(made.dk), Some(made.dv), made.dbias];

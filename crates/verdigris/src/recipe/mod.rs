@@ -86,7 +86,7 @@ pub(crate) use view::layout_error;
 use view::{View, in_format, in_order_of, like};
 
 /// Most tensors that a function reads.
-pub const MAX_INPUTS: usize = 10;
+pub const MAX_INPUTS: usize = 11;
 
 /// A function of tensors, with its attributes.
 #[derive(Clone, PartialEq, Debug)]
@@ -199,9 +199,9 @@ pub enum Function {
     },
     /// `dy, x, w, w', the hidden values before and behind f` → the gradients that are wanted.
     MlpBackward(MlpGradient),
-    /// `q, k, v, bias or mask?, slopes?, q_offsets?, kv_offsets?, kv_lengths?, page_table?` → o, laid out as q, and the log-sum-exp of each query in f32 or f64. A mask is of u8; dims are those of the op.
+    /// `q, k, v, bias or mask?, slopes?, q_offsets?, kv_offsets?, kv_lengths?, page_table?, dropout state?` → o, laid out as q, and the log-sum-exp of each query in f32 or f64. A mask is of u8; dims are those of the op.
     Attention(AttentionSpec),
-    /// `d_o, q, k, v, o, log_sum_exp, bias or mask?, slopes?, q_offsets?, kv_offsets?` → the gradients that are wanted.
+    /// `d_o, q, k, v, o, log_sum_exp, bias or mask?, slopes?, q_offsets?, kv_offsets?, dropout state?` → the gradients that are wanted.
     AttentionBackward(AttentionGradient),
     /// `x` → its elements in row-major order under other dims.
     Reshape(Vec<u64>),

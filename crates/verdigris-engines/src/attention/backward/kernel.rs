@@ -15,6 +15,7 @@ use verdigris_kir::tile::fragment::Fragment;
 use verdigris_kir::tile::ring::{Cursor, Ring, RingScope};
 use verdigris_kir::tile::staging::{STAGE_BYTES, Staging};
 
+use super::super::dropout::DropoutArgs;
 use super::super::order::{OrderArgs, Place};
 use super::super::ragged::RowsOutArgs;
 use super::super::score_mod::{KeyRows, ScoreModArgs, elements};
@@ -59,6 +60,7 @@ verdigris_kir::parameters! {
         pub(super) turns: Option<TurnsArgs> = spec.in_order.then_some(()),
         pub(super) score_mod: Option<ModArgs> = spec.score_mod.then_some(()),
         pub(super) ragged: Option<RaggedArgs> = spec.ragged.then_some(()),
+        pub(super) dropout: Option<DropoutArgs> = spec.dropout.then_some(()),
     }
 }
 
@@ -496,7 +498,10 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
 
         let bends: Vec<Var<'k, f32>> = if spec.score_mod { (0..4).map(|_| k.var_unset(Some("bend"))).collect() } else { vec![] };
 
-        let turn = |block: Val<'k, u32>, masked: bool, mods: Option<(&Mod<'k>, Val<'k, u32>)>| {
+        let own_key = tile.first_key + warpgroup * OWN_KEYS + Fragment::<f32>::row(thread);
+        let factor = params.dropout.as_ref().map(|dropout| dropout.single_factor());
+
+        let turn = |head: Val<'k, u32>, block: Val<'k, u32>, masked: bool, mods: Option<&Mod<'k>>| {
             q_cursor.wait();
             if masked {
                 slots.clear_queries(k, spec, &tile, block, [&q_cursor, &d_o_cursor]);
@@ -525,15 +530,20 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                     element.set(if masked { k.select(is_outside(part, half, odd), 0.0, p) } else { p });
                 }
             };
-            let p = match mods {
+            // Anew in each turn, as below.
+            let draws = params.dropout.as_ref().map(|dropout| dropout.of_head(k, place.batch, head));
+            let drop_some = |step: u32, packed: [Val<'k, u32>; 4]| match &draws {
+                None => packed,
+                Some(draws) => draws.drop_queries(&s, step, packed, own_key, [first_query.unsigned(), column]),
+            };
+            let p: Vec<[Val<'k, u32>; 4]> = match mods {
                 None => {
                     (0..QUERIES / 8).for_each(|part| exponentiate(part, scale_log2));
-                    packed(&s)
+                    (0..).zip(packed(&s)).map(|(step, packed)| drop_some(step, packed)).collect()
                 }
-                Some((score_mod, head)) => {
+                Some(score_mod) => {
                     // Anew in each turn: registers are short, and what these hold is made with a few instructions.
                     let of_head = &score_mod.of.of_head(k, place.batch, head);
-                    let own_key = tile.first_key + warpgroup * OWN_KEYS + Fragment::<f32>::row(thread);
                     let places = KeyRows {
                         keys: [0, 8].map(|below| (own_key + below).min(score_mod.last_key)),
                         first_query: first_query.unsigned() + column,
@@ -553,7 +563,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                     };
                     let of_step = |step: u32| {
                         let ([a, b], [c, d]) = (of_part(2 * step), of_part(2 * step + 1));
-                        [a, b, c, d]
+                        drop_some(step, [a, b, c, d])
                     };
                     (0..QUERIES / 16).map(of_step).collect()
                 }
@@ -563,10 +573,14 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                 let delta = queries_numbers(delta_slots.address() + d_o_stage * NUMBERS_BYTES, part);
                 for (half, odd) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
                     let element = dp.element(part, half, odd);
-                    let factor = s.element(part, half, odd);
-                    let ds = (element - delta[odd as usize]) * factor;
+                    let weight = s.element(part, half, odd);
+                    let ds = match factor {
+                        None => (element - delta[odd as usize]) * weight,
+                        // The weight of a pair that is dropped is negative.
+                        Some(factor) => (k.select(weight.lt(0.0), 0.0, element * factor) - delta[odd as usize]) * weight.abs(),
+                    };
                     // Of a key that the mask leaves out, the product may be no number.
-                    let ds = if mods.is_some() { k.select(factor.eq(0.0), 0.0, ds) } else { ds };
+                    let ds = if mods.is_some() { k.select(weight.eq(0.0), 0.0, ds) } else { ds };
                     // What is not attended to may be no number.
                     element.set(if masked { k.select(is_outside(part, half, odd), 0.0, ds) } else { ds });
                 }
@@ -611,15 +625,16 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
         keys_full.at(0u32).wait(0u32);
         slots.clear_keys(k, spec, &tile);
         k.range(params.group, |member| {
-            if let Some(score_mod) = &params.score_mod {
+            let head = first_head + member;
+            if spec.score_mod || spec.dropout {
                 // Beside what makes the scores, a mask costs little, and a second loop much room for instructions.
-                k.range_step(tile.first, tile.end, 1, |block| turn(block, true, Some((score_mod, first_head + member))));
+                k.range_step(tile.first, tile.end, 1, |block| turn(head, block, true, params.score_mod.as_ref()));
                 return;
             }
-            k.range_step(tile.first, tile.first_whole, 1, |block| turn(block, true, None));
-            k.range_step(tile.first_whole, tile.end_whole, 1, |block| turn(block, false, None));
+            k.range_step(tile.first, tile.first_whole, 1, |block| turn(head, block, true, None));
+            k.range_step(tile.first_whole, tile.end_whole, 1, |block| turn(head, block, false, None));
             if spec.mask == Mask::Band {
-                k.range_step(tile.end_whole.max(tile.first_whole), tile.end, 1, |block| turn(block, true, None));
+                k.range_step(tile.end_whole.max(tile.first_whole), tile.end, 1, |block| turn(head, block, true, None));
             }
         });
 
@@ -632,6 +647,9 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
             (ragged, count, count.ge(OWN_KEYS))
         });
         dk.map_in_place(|value, _, _| value * scale);
+        if let Some(factor) = factor {
+            dv.map_in_place(|value, _, _| value * factor);
+        }
         let results = [(&dv, &params.dv, params.has_dv), (&dk, &params.dk, params.has_dk)];
         let panels = results.into_iter().flat_map(|result| (0..spec.head / PANEL).map(move |panel| (result, panel)));
         for (turn, ((result, map, is_written), panel)) in (0..).zip(panels) {

@@ -117,6 +117,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
 
         let bends: Vec<Var<'k, f32>> = if spec.score_mod { (0..4).map(|_| k.var_unset(Some("bend"))).collect() } else { vec![] };
 
+        let factor = params.dropout.as_ref().map(|dropout| dropout.single_factor());
         let turn = |head: Val<'k, u32>, block: Val<'k, u32>, masked: bool, mods: Option<&Mod<'k>>| {
             q_cursor.wait();
             if masked {
@@ -149,10 +150,19 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                     element.set(if masked { k.select(is_outside(part, half, odd), 0.0, p) } else { p });
                 }
             };
+            // Anew in each turn, as below.
+            let draws = params.dropout.as_ref().map(|dropout| dropout.of_head(k, tile.place.batch, head));
+            let drop_some = |step: u32, packed: [Val<'k, u32>; 4]| match &draws {
+                None => packed,
+                Some(draws) => {
+                    let places = [first_query.unsigned() + first_own_query, column - first_own_query];
+                    draws.drop_queries(&s, step, packed, own_key, places)
+                }
+            };
             match mods {
                 None => {
                     (0..OWN_QUERIES / 8).for_each(|part| exponentiate(part, params.scale_log2));
-                    (0..OWN_QUERIES / 16).for_each(|step| write(p_slot, step, &s.pack_a(step, spec.ty.packed())));
+                    (0..OWN_QUERIES / 16).for_each(|step| write(p_slot, step, &drop_some(step, s.pack_a(step, spec.ty.packed()))));
                 }
                 Some(score_mod) => {
                     // Anew in each turn: registers are short, and what these hold is made with a few instructions.
@@ -176,7 +186,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                     };
                     for step in 0..OWN_QUERIES / 16 {
                         let ([a, b], [c, d]) = (of_part(2 * step), of_part(2 * step + 1));
-                        write(p_slot, step, &[a, b, c, d]);
+                        write(p_slot, step, &drop_some(step, [a, b, c, d]));
                     }
                 }
             }
@@ -188,10 +198,14 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                 let delta = queries_numbers(slots.delta.address() + d_o_stage * NUMBERS_BYTES, part);
                 for (half, odd) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
                     let element = dp.element(part, half, odd);
-                    let factor = s.element(part, half, odd);
-                    let ds = (element - delta[odd as usize]) * factor;
+                    let weight = s.element(part, half, odd);
+                    let ds = match factor {
+                        None => (element - delta[odd as usize]) * weight,
+                        // The weight of a pair that is dropped is negative.
+                        Some(factor) => (k.select(weight.lt(0.0), 0.0, element * factor) - delta[odd as usize]) * weight.abs(),
+                    };
                     // Of a key that the mask leaves out, the product may be no number.
-                    let ds = if mods.is_some() { k.select(factor.eq(0.0), 0.0, ds) } else { ds };
+                    let ds = if mods.is_some() { k.select(weight.eq(0.0), 0.0, ds) } else { ds };
                     // What is not attended to may be no number.
                     element.set(if masked { k.select(is_outside(part, half, odd), 0.0, ds) } else { ds });
                 }
@@ -254,9 +268,9 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
         slots.clear_keys(k, spec, &tile);
         k.range(params.group, |member| {
             let head = tile.first_head + member;
-            if let Some(score_mod) = &params.score_mod {
+            if spec.score_mod || spec.dropout {
                 // Beside what makes the scores, a mask costs little, and a second loop much room for instructions.
-                k.range_step(tile.first, tile.end, 1, |block| turn(head, block, true, Some(score_mod)));
+                k.range_step(tile.first, tile.end, 1, |block| turn(head, block, true, params.score_mod.as_ref()));
                 return;
             }
             k.range_step(tile.first, tile.first_whole, 1, |block| turn(head, block, true, None));
@@ -269,6 +283,9 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
         // The other consumer's last products may still read the keys, where the gradients go now.
         k.barrier_sync(BOTH, CONSUMERS * WARPGROUP);
         dk.iter().for_each(|(_, d)| d.map_in_place(|value, _, _| value * params.scale));
+        if let Some(factor) = factor {
+            dv.iter().for_each(|(_, d)| d.map_in_place(|value, _, _| value * factor));
+        }
         let results = [(&dv, value_tile, &slots.values), (&dk, key_tile, &slots.keys)];
         let (lane, row_of_warp) = (thread & 31, (thread >> 5) << 4);
         for (result, to, slot) in results {

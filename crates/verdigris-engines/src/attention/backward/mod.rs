@@ -2,7 +2,7 @@
 //!
 //! **What.** bf16 and f16, heads of up to 256 elements (multiples of 8), grouped heads, windows around either diagonal, sinks without their gradient;
 //! between the products a soft cap, a bias, slopes, a mask and a factor that is given at execution ([`super::score_mod`]), in kernels of their own. Tensors of
-//! any strides that TMA takes; and ragged tensors ([`super::ragged`], [`sequences`]), in kernels of their own. Workspace is of the size of the queries, in f32,
+//! any strides that TMA takes; and ragged tensors ([`super::ragged`], [`sequences`]) and dropout ([`super::dropout`]), in kernels of their own. Workspace is of the size of the queries, in f32,
 //! with up to 64 rows more for each sequence.
 //!
 //! **Method.** Three launches: two numbers of each query; the products, a CTA for each 128 keys ([`kernel`]; where queries or values have more than 128
@@ -34,6 +34,7 @@ use verdigris_kir::ir::{Access, Target};
 use verdigris_kir::program::{Address, KernelRef, Launch, Program, Step};
 use verdigris_tensor::DType;
 
+use super::dropout::{self, DropoutArgs};
 use super::half::Half;
 use super::mapped::{self, UNBOUNDED};
 use super::order::OrderArgs;
@@ -124,7 +125,8 @@ impl Algorithm for Backward {
             Reason::Extent,
             format_args!("{padded} rows of all heads in whole blocks of each sequence, taken are fewer than 2^31"),
         )?;
-        let mask = if score_mod || p.is_ragged() || p.left.is_some() || p.right.is_some() { Mask::Band } else { Mask::End };
+        let mask =
+            if score_mod || p.is_ragged() || p.dropout.is_some() || p.left.is_some() || p.right.is_some() { Mask::Band } else { Mask::End };
         // The longest take whatever is left.
         let (head, value) = HEADS.into_iter().find(|&(d, d_v)| p.d <= d.into() && p.d_v <= d_v.into()).unwrap_or(HEADS[HEADS.len() - 1]);
         Ok(Backward {
@@ -146,8 +148,8 @@ impl Algorithm for Backward {
 
     fn configs(&self) -> Vec<Spec> {
         let Backward { ty, head, value, mask, score_mod, .. } = *self;
-        let ragged = self.problem.is_ragged();
-        [false, true].map(|in_order| Spec { ty, head, value, stages: STAGES, mask, in_order, score_mod, ragged }).to_vec()
+        let (ragged, dropout) = (self.problem.is_ragged(), self.problem.dropout.is_some());
+        [false, true].map(|in_order| Spec { ty, head, value, stages: STAGES, mask, in_order, score_mod, ragged, dropout }).to_vec()
     }
 
     fn knobs(spec: &Spec) -> Knobs {
@@ -213,7 +215,12 @@ impl Algorithm for Backward {
             fma_cycles: keys * queries / 16.0,
             shared_bytes,
             loaded_bytes: loaded_bytes + dq_bytes,
-            issued: (10.0 + if self.score_mod { score_mod::instructions(p) } else { 0.0 }) * keys * queries / 32.0,
+            issued: (10.0
+                + if self.score_mod { score_mod::instructions(p) } else { 0.0 }
+                + if spec.dropout { dropout::INSTRUCTIONS } else { 0.0 })
+                * keys
+                * queries
+                / 32.0,
             tile_issued: 2.0 * keys * (head + value) / 32.0,
             tile_loaded_bytes: keys * (head + value) * 2.0,
             traffic_bytes: 3.0 * of((p.d + p.d_v) as f64) + padded * head * 8.0,
@@ -316,6 +323,7 @@ impl Algorithm for Backward {
                 let rows = |view: &Option<View>, of: &View, elements| RowsOutArgs::new(view.as_ref().unwrap_or(of), elements);
                 RaggedArgs { sequences, dk: rows(dk, &p.k, p.d), dv: rows(dv, &p.v, p.d_v) }
             }),
+            dropout: DropoutArgs::of(p),
         };
         program.launch(Launch::new(spec.kernel(), [order.tiles, 1, 1], args.bound(spec)).overlapping());
 
@@ -356,8 +364,11 @@ impl Algorithm for Backward {
                 let (end, band) = (Mask::End, Mask::Band);
                 let of = [(end, false, false), (band, false, false), (band, true, false), (band, false, true), (band, true, true)];
                 for (mask, score_mod, ragged) in of {
-                    let spec = |in_order| Spec { ty, head, value, stages: STAGES, mask, in_order, score_mod, ragged };
-                    kernels.extend([false, true].map(|in_order| spec(in_order).kernel()));
+                    let spec = |in_order, dropout| Spec { ty, head, value, stages: STAGES, mask, in_order, score_mod, ragged, dropout };
+                    kernels.extend([false, true].map(|in_order| spec(in_order, false).kernel()));
+                    if mask == band {
+                        kernels.extend([false, true].map(|in_order| spec(in_order, true).kernel()));
+                    }
                 }
                 if !behind.contains(&head) {
                     behind.push(head);

@@ -91,6 +91,8 @@ pub(in crate::attention) struct Spec {
     pub(super) score_mod: bool,
     /// Sequences lie behind each other; with a mask of bands.
     pub(super) ragged: bool,
+    /// Some pairs are dropped; with a mask of bands.
+    pub(super) dropout: bool,
 }
 
 impl fmt::Display for Spec {
@@ -102,7 +104,7 @@ impl fmt::Display for Spec {
             write!(f, "_v{value}")?;
         }
         write!(f, "_m{QUERIES}_n{keys}_s{stages}_{}", self.mask.name())?;
-        let marks = [(self.in_order, "_ordered"), (self.score_mod, "_scoremod"), (self.ragged, "_ragged")];
+        let marks = [(self.in_order, "_ordered"), (self.score_mod, "_scoremod"), (self.ragged, "_ragged"), (self.dropout, "_dropout")];
         marks.iter().filter(|(has, _)| *has).try_for_each(|(_, name)| f.write_str(name))
     }
 }

@@ -30,6 +30,7 @@ use verdigris_kir::program::{KernelRef, Launch, Program};
 use verdigris_tensor::DType;
 
 use super::band::{self, BandArgs, SinkArgs};
+use super::dropout;
 use super::half::Half;
 use super::mapped;
 use super::paged::{self, PagesArgs};
@@ -86,6 +87,7 @@ impl Algorithm for Decode {
             Reason::Target,
             format_args!("compute capability {:?}, needs (9, 0)", arch.capability),
         )?;
+        dropout::require_none(Self::ID, p)?;
         Self::ID.require(p.s_q <= MOST_QUERIES, Reason::Extent, format_args!("{} queries, taken up to {MOST_QUERIES}", p.s_q))?;
         ragged::refuse(Self::ID, p)?;
         let ty = mapped::require(Self::ID, p, &[("q", &p.q), ("k", &p.k), ("v", &p.v), ("o", o)])?;

@@ -13,6 +13,7 @@ use verdigris_kir::tile::ring::{Ring, RingScope};
 use verdigris_kir::tile::staging::{STAGE_BYTES, Staging};
 
 use super::super::band::{BandArgs, SinkArgs};
+use super::super::dropout::DropoutArgs;
 use super::super::order::OrderArgs;
 use super::super::paged::PagesArgs;
 use super::super::ragged::{OffsetsArgs, RowsOutArgs};
@@ -52,6 +53,7 @@ verdigris_kir::parameters! {
         pub(super) rows_out: Option<RowsOutArgs> = spec.ragged.then_some(()),
         pub(super) next_tile: Option<ReadWrite> = spec.dynamic.then_some(4),
         pub(super) pages: Option<PagesArgs> = spec.paged.then_some(()),
+        pub(super) dropout: Option<DropoutArgs> = spec.dropout.then_some(()),
     }
 }
 
@@ -217,6 +219,13 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
                     score_mod.apply(k, spec.ty, of_head, &elements(&scores, 0..spec.block / 8), &places, &[]);
                 }
             };
+            let draws = params.dropout.as_ref().map(|dropout| dropout.of_head(k, tile.batch, tile.head));
+            // Behind the sums of rows, which are those without dropout.
+            let drop_some = |block: Val<'k, u32>| {
+                if let Some(draws) = &draws {
+                    draws.drop_keys(&scores, own_row + row, block * spec.block, column, spec.block);
+                }
+            };
             let block = k.var_named("block", tile.end_block - 1);
             // Whether the sums have been begun.
             let adds = k.var_named("adds", 0u32);
@@ -231,6 +240,7 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
             make_scores(block.get(), true);
             mask(block.get());
             softmax.first(&scores);
+            drop_some(block.get());
             pack();
             if let Bounds::Band(band) = &tiles.bounds {
                 // Beyond a length anything may stand, and beyond a sequence the next one: 0 · NaN is NaN. Boxes of pages behind it are of keys in front of it.
@@ -265,6 +275,7 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
                     mask(block.get());
                 }
                 let correction = softmax.next(&scores);
+                drop_some(block.get());
                 k.wgmma_wait(0);
                 v_cursor.release(v_stage, thread);
                 v_cursor.advance();
@@ -272,15 +283,14 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
                 sums.map_in_place(|value, half, _| value * correction[half as usize]);
                 adds.set(1u32);
             };
-            if spec.mask != Mask::End && !spec.score_mod {
+            if spec.mask != Mask::End && !spec.has_one_loop() {
                 let end = tile.end_whole.max(tile.first_block);
                 k.while_(|| block.gt(end), || turn(true));
             }
-            if !spec.score_mod {
+            if !spec.has_one_loop() {
                 let first = tile.first_whole.max(tile.first_block);
                 k.while_(|| block.gt(first), || turn(false));
             }
-            // Beside what makes the scores, a mask costs little, and a second loop much room for instructions.
             if spec.mask == Mask::Band {
                 k.while_(|| block.gt(tile.first_block), || turn(true));
             }
@@ -300,7 +310,11 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
             let gives: Vec<_> = (rows.has_keys.into_iter().zip(counts))
                 .map(|(has_keys, counts)| if bounded { has_keys & counts } else { has_keys })
                 .collect();
-            sums.map_in_place(|value, half, _| k.select(gives[half as usize], value * rows.factor[half as usize], 0.0));
+            let factors = match &params.dropout {
+                None => rows.factor,
+                Some(dropout) => rows.factor.map(|factor| factor * dropout.single_factor()),
+            };
+            sums.map_in_place(|value, half, _| k.select(gives[half as usize], value * factors[half as usize], 0.0));
             // All of this warpgroup have read their queries.
             k.barrier_sync(warpgroup + own_barrier, WARPGROUP);
             for panel in 0..v_tile.panels() {

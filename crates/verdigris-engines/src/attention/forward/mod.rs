@@ -3,7 +3,8 @@
 //! **What.** bf16 and f16, heads of up to 256 elements, values of another length than keys, grouped heads, windows around either diagonal, lengths, sinks; and
 //! between the products a soft cap, a bias, slopes, a mask and a factor that is given at execution ([`super::score_mod`]), in kernels of their own. Tensors of
 //! any strides that TMA takes, so that the order of dims and packed queries, keys and values cost no copy; and ragged tensors ([`super::ragged`]), in kernels of
-//! their own: where a sequence ends they store row by row, and values of the next one become 0; and paged keys ([`super::paged`]) in pages of any multiple of 8.
+//! their own: where a sequence ends they store row by row, and values of the next one become 0; and paged keys ([`super::paged`]) in pages of any multiple of 8;
+//! and dropout ([`super::dropout`]), in kernels of their own, of keys that are not paged.
 //!
 //! **Method.** A CTA takes 128 or 192 queries of a head, 64 for each warpgroup that multiplies. A warp brings keys and values in blocks, from the last to the
 //! first. Scores and what is made of them never leave the registers. Heads are padded to the next of 64, 96, 128, 192 and 256 elements by TMA. Blocks of keys
@@ -32,6 +33,7 @@ use verdigris_kir::program::{KernelRef, Launch, Program, Step};
 use verdigris_tensor::DType;
 
 use super::band::{self, BandArgs, SinkArgs};
+use super::dropout::{self, DropoutArgs};
 use super::half::Half;
 use super::mapped::{self, UNBOUNDED};
 use super::order::OrderArgs;
@@ -99,6 +101,11 @@ impl Shape {
         self.spec_of(ty, mask, [dynamic, score_mod], [false; 2])
     }
 
+    /// One of the others with dropout.
+    fn dropping(&self, spec: Spec) -> Spec {
+        Spec { dropout: true, block: self.modified_block(), mask: Mask::Band, dynamic: true, ..spec }
+    }
+
     /// The same for ragged tensors.
     fn ragged_spec(&self, ty: Half, score_mod: bool) -> Spec {
         self.spec_of(ty, Mask::Band, [true, score_mod], [true, false])
@@ -112,10 +119,10 @@ impl Shape {
     fn spec_of(&self, ty: Half, mask: Mask, [dynamic, score_mod]: [bool; 2], [ragged, paged]: [bool; 2]) -> Spec {
         let Shape { head, value, consumers, ping_pong, .. } = *self;
         let block = if score_mod { self.modified_block() } else { self.block };
-        Spec { ty, head, value, consumers, block, stages: STAGES, mask, ping_pong, dynamic, score_mod, ragged, paged }
+        Spec { ty, head, value, consumers, block, stages: STAGES, mask, ping_pong, dynamic, score_mod, ragged, paged, dropout: false }
     }
 
-    /// Keys of a block where scores are made of products: what they are made with takes some registers, which sums of 128 values and more do not leave.
+    /// Keys of a block where scores are made of products, or some dropped: what that is done with takes some registers, which sums of 128 values and more do not leave.
     const fn modified_block(&self) -> u32 {
         if self.value >= 128 && self.block > 80 { self.block - 16 } else { self.block }
     }
@@ -182,12 +189,16 @@ impl Algorithm for Forward {
         band::require(Self::ID, p, log_sum_exp)?;
         ragged::require(Self::ID, p)?;
         paged::require(Self::ID, p, BLOCK_STEP)?;
+        if p.is_paged() {
+            dropout::require_none(Self::ID, p)?;
+        }
         let tiles = p.s_q.div_ceil(64) as u128 * u128::from(p.b) * u128::from(p.h);
         Self::ID.require(tiles < 1 << 30, Reason::Extent, format_args!("{tiles} tiles of 64 queries, taken are fewer than 2^30"))?;
         let is_band = p.left.is_some()
             || score_mod
             || p.is_ragged()
             || p.is_paged()
+            || p.dropout.is_some()
             || [&p.sinks, &p.q_lengths, &p.kv_lengths].iter().any(|view| view.is_some());
         let mask = match p.right {
             _ if is_band => Mask::Band,
@@ -200,7 +211,8 @@ impl Algorithm for Forward {
     fn configs(&self) -> Vec<Config> {
         let (d, d_v) = (self.problem.d as u32, self.problem.d_v as u32);
         let is_paged = self.problem.is_paged();
-        let is_alone = self.problem.is_ragged() || is_paged;
+        let has_dropout = self.problem.dropout.is_some();
+        let is_alone = self.problem.is_ragged() || is_paged || has_dropout;
         let of_two = self.score_mod || is_alone;
         let holds = |shape: &Shape| shape.head >= d && shape.value >= d_v && (!of_two || shape.takes_score_mod());
         let Some(class) = SHAPES.iter().find(|shape| holds(shape)) else { return Vec::new() };
@@ -208,7 +220,12 @@ impl Algorithm for Forward {
         let suits = of_class.filter(|(_, shape)| shape.masks.contains(&self.mask) && (!of_two || shape.takes_score_mod()));
         if is_alone {
             let config = |(shape, row): (u32, &Shape)| {
-                let spec = if is_paged { row.paged_spec(self.ty, self.score_mod) } else { row.ragged_spec(self.ty, self.score_mod) };
+                let spec = match self.problem.is_ragged() {
+                    true => row.ragged_spec(self.ty, self.score_mod),
+                    false if is_paged => row.paged_spec(self.ty, self.score_mod),
+                    false => row.spec(self.ty, self.mask, true, self.score_mod),
+                };
+                let spec = if has_dropout { row.dropping(spec) } else { spec };
                 Config { shape, spec, persistence: Persistence::Dynamic }
             };
             return suits.map(config).collect();
@@ -277,7 +294,13 @@ impl Algorithm for Forward {
             shared_bytes: (rows * head + block * (head + value) * rows / 64.0) * 2.0 + loaded_bytes,
             loaded_bytes,
             // Maximum, sum, scale, rounding, for each score, and what makes it of a product; each output is rescaled.
-            issued: ((5.0 + if self.score_mod { score_mod::instructions(p) } else { 0.0 }) * rows * block + rows * value) / 32.0,
+            issued: ((5.0
+                + if self.score_mod { score_mod::instructions(p) } else { 0.0 }
+                + if p.dropout.is_some() { dropout::INSTRUCTIONS } else { 0.0 })
+                * rows
+                * block
+                + rows * value)
+                / 32.0,
             tile_issued: 3.0 * rows * value / 32.0,
             tile_loaded_bytes: rows * head * 2.0,
             traffic_bytes: [("q", &p.q), ("k", &p.k), ("v", &p.v), ("o", &self.o)]
@@ -332,6 +355,7 @@ impl Algorithm for Forward {
                 counter
             }),
             pages: PagesArgs::of(p, spec.block),
+            dropout: DropoutArgs::of(p),
         };
         let grid = if config.persistence == Persistence::None { order.tiles } else { order.tiles.min(self.arch.sm_count) };
         program.launch(Launch::new(spec.kernel(), [grid, 1, 1], args.bound(spec)).overlapping());
@@ -352,7 +376,14 @@ impl Algorithm for Forward {
             let shapes = SHAPES.iter().filter(|shape| shape.takes_score_mod() && shape.masks.contains(&Mask::Band));
             shapes.flat_map(move |shape| [false, true].map(|score_mod| [shape.ragged_spec(ty, score_mod), shape.paged_spec(ty, score_mod)]))
         });
-        orders.flat_map(|(ty, dynamic)| of(ty, dynamic)).chain(ragged.flatten()).map(Spec::kernel).collect()
+        let dropping = Half::ALL.into_iter().flat_map(|ty| {
+            let shapes = SHAPES.iter().filter(|shape| shape.takes_score_mod() && shape.masks.contains(&Mask::Band));
+            shapes.flat_map(move |shape| {
+                let both = |score_mod| [shape.spec(ty, Mask::Band, true, score_mod), shape.ragged_spec(ty, score_mod)];
+                [false, true].map(both).into_iter().flatten().map(|spec| shape.dropping(spec))
+            })
+        });
+        orders.flat_map(|(ty, dynamic)| of(ty, dynamic)).chain(ragged.flatten()).chain(dropping).map(Spec::kernel).collect()
     }
 }
 

@@ -62,6 +62,8 @@ pub(super) struct Spec {
     pub(super) ragged: bool,
     /// Keys and values lie in pages; with a mask of bands, and tiles that are handed out.
     pub(super) paged: bool,
+    /// Some pairs are dropped; with a mask of bands, and tiles that are handed out.
+    pub(super) dropout: bool,
 }
 
 impl fmt::Display for Spec {
@@ -70,12 +72,17 @@ impl fmt::Display for Spec {
         let Spec { head, value, block, stages, .. } = self;
         write!(f, "attention_forward_{}_d{head}_v{value}_m{}_n{block}_s{stages}_{}", self.ty.name(), self.queries(), self.mask.name())?;
         let of_scores = [(self.ping_pong, "_pingpong"), (self.dynamic, "_dynamic"), (self.score_mod, "_scoremod")];
-        let marks = of_scores.into_iter().chain([(self.ragged, "_ragged"), (self.paged, "_paged")]);
+        let marks = of_scores.into_iter().chain([(self.ragged, "_ragged"), (self.paged, "_paged"), (self.dropout, "_dropout")]);
         marks.filter(|(has, _)| *has).try_for_each(|(_, name)| f.write_str(name))
     }
 }
 
 impl Spec {
+    /// Whether something is done to each score beside which a mask costs little, and a second loop without one much room for instructions.
+    pub(super) const fn has_one_loop(&self) -> bool {
+        self.score_mod || self.dropout
+    }
+
     /// Queries of a CTA.
     pub(super) const fn queries(&self) -> u32 {
         self.consumers * OWN_QUERIES

@@ -7,6 +7,7 @@ use verdigris_kir::params::{Divide, Read, Write};
 use verdigris_kir::program::KernelRef;
 use verdigris_tensor::DType;
 
+use super::super::dropout::DropoutArgs;
 use crate::fuse::compute::{self, Compute};
 use crate::fuse::lanes;
 use crate::fuse::math;
@@ -189,6 +190,8 @@ pub(super) struct Spec {
     pub right: bool,
     pub bottom_right: bool,
     pub soft_cap: bool,
+    /// Some pairs are dropped.
+    pub dropout: bool,
     /// Elements of a row that a lane has, 32 apart.
     pub columns: u32,
     /// Lanes that share an element of the gradient of the bias: 1 or a warp.
@@ -207,6 +210,7 @@ impl Spec {
             right: false,
             bottom_right: false,
             soft_cap: false,
+            dropout: false,
             columns: 1,
             team: 1,
             operands: Vec::new(),
@@ -240,6 +244,7 @@ impl Spec {
             flag(self.right, "right"),
             flag(self.bottom_right, "bottomright"),
             flag(self.soft_cap, "cap"),
+            flag(self.dropout, "dropout"),
             flag(self.team > 1, "warps"),
         ];
         let operands: String = self.operands.iter().map(|(name, dtype)| format!("_{}{dtype}", name.word())).collect();
@@ -316,6 +321,7 @@ verdigris_kir::parameters! {
         pub left: i32,
         pub right: i32,
         pub soft_cap: f64,
+        pub dropout: Option<DropoutArgs> = spec.dropout.then_some(()),
         pub scale: Option<Number> = spec.pass.has_scores().then_some(spec.double),
         /// Batch, head and query of the gradient of the bias, its columns, and how often the bias was repeated along each dim and in all.
         pub own: Extents = 3,
@@ -538,7 +544,14 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
         (counts, self.k.select(counts, self.weight(score.s, total), self.number(0.0)))
     }
 
-    /// `ds` of a pair, from its product of values and the sum of its row.
+    /// A pair's `p`, or product of values, behind dropout.
+    fn drop_some(&self, [b, head, i, j]: [Val<'k, u32>; 4], value: Val<'k, T>) -> Val<'k, T> {
+        let (k, Some(dropout)) = (self.k, &self.values.dropout) else { return value };
+        let is_kept = dropout.of_head(k, b, head).is_kept(k, i, j);
+        k.select(is_kept, value * T::from_f64(dropout.factor), self.number(0.0))
+    }
+
+    /// `ds` of a pair, from its product of values, behind dropout, and the sum of its row.
     fn gradient(&self, (counts, p): Probability<'k, T>, product: Val<'k, T>, rest: Val<'k, T>) -> Val<'k, T> {
         self.k.select(counts, p * (product - rest), self.number(0.0))
     }
@@ -694,11 +707,12 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
             if let Some((d_o, totals, rests)) = &back {
                 let products = self.dots(self.values.d_v, d_o, &self.line(Name::V, key));
                 for (r, score) in scores.iter().enumerate() {
-                    let ds = self.gradient(self.probability(score, totals[r]), products[r], rests[r]);
+                    let product = self.drop_some([b, head, rows[r], j], products[r]);
+                    let ds = self.gradient(self.probability(score, totals[r]), product, rests[r]);
                     weights.push(self.through_cap(score, ds));
                 }
             } else {
-                for ((score, online), sums) in scores.iter().zip(online).zip(sums) {
+                for (((score, online), sums), &i) in scores.iter().zip(online).zip(sums).zip(rows) {
                     let before = online.greatest.get();
                     let own = lanes::over_lanes(k, 32, score.s, &|x, y| T::max_nan(x, y));
                     let greatest = T::max_nan(before, own);
@@ -708,7 +722,7 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
                     online.greatest.set(greatest);
                     online.sum.set(k.fma(online.sum, kept, p));
                     sums.iter().for_each(|sum| sum.set(sum.get() * kept));
-                    weights.push(p);
+                    weights.push(self.drop_some([b, head, i, j], p));
                 }
             }
             let other = if spec.pass == Pass::Queries { Name::K } else { Name::V };
@@ -751,12 +765,14 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
                 })
                 .collect();
             let weights: Vec<Val<'k, T>> = match &values {
-                None => found.iter().map(|(_, (_, p))| *p).collect(),
+                None => found.iter().zip(rows).map(|((_, (_, p)), &j)| self.drop_some([b, head, i, j], *p)).collect(),
                 Some(values) => {
                     let products = self.dots(self.values.d_v, values, &self.line(Name::Do, query));
                     let rest = self.row_sum(b, head, query.s);
-                    let ds =
-                        found.iter().zip(products).map(|((score, p), product)| self.through_cap(score, self.gradient(*p, product, rest)));
+                    let ds = found.iter().zip(products).zip(rows).map(|(((score, p), product), &j)| {
+                        let product = self.drop_some([b, head, i, j], product);
+                        self.through_cap(score, self.gradient(*p, product, rest))
+                    });
                     ds.collect()
                 }
             };
@@ -860,6 +876,7 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
             let score = self.score([b, head, i, j], lengths, k.constant(true), product);
             let total = self.must(Name::LogSumExp).load::<T>(&[b, head, row]);
             let product = self.dots(self.values.d_v, &[self.line(Name::Do, query)], &self.line(Name::V, key))[0];
+            let product = self.drop_some([b, head, i, j], product);
             let ds = self.gradient(self.probability(&score, total), product, self.row_sum(b, head, row));
             sum.set(sum.get() + ds);
         });

@@ -25,6 +25,7 @@ use verdigris_kir::ir::Target;
 use verdigris_kir::program::{Address, KernelRef, Launch, Program};
 use verdigris_tensor::DType;
 
+use super::dropout::DropoutArgs;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::cost::{Loop, Work};
@@ -180,6 +181,7 @@ impl Simt {
             spec.right = p.right.is_some();
             spec.bottom_right = p.corner == Corner::BottomRight;
             spec.soft_cap = p.soft_cap.is_some();
+            spec.dropout = p.dropout.is_some();
         }
         if pass.has_columns() {
             spec.columns = self.width(pass).div_ceil(32).next_power_of_two().min(8) as u32;
@@ -275,6 +277,7 @@ impl Simt {
             left: p.left.unwrap_or(0) as i32,
             right: p.right.unwrap_or(0) as i32,
             soft_cap: p.soft_cap.map_or(1.0, |cap| cap.0),
+            dropout: DropoutArgs::of(p).filter(|_| spec.dropout),
             scale: spec.pass.has_scores().then(|| host_number(p.scale)),
             own: extents(own)[..3].to_vec(),
             columns_of_bias: own[3] as u32,

@@ -73,7 +73,7 @@ impl From<Uid> for RandomState {
 }
 
 /// What must hold of a random state.
-pub(super) fn check(op: &str, graph: &Graph, RandomState { state, offset }: RandomState) -> Result<(), Error> {
+pub(in crate::ops) fn check(op: &str, graph: &Graph, RandomState { state, offset }: RandomState) -> Result<(), Error> {
     if let Some(offset) = offset {
         for uid in [state, offset] {
             let tensor = graph.tensor_of(op, uid)?;
@@ -96,9 +96,9 @@ pub(super) fn check(op: &str, graph: &Graph, RandomState { state, offset }: Rand
 }
 
 /// The probability as f32 has it, with which random numbers are compared.
-fn probability(op: &str, p: f64) -> Result<f32, Error> {
+pub(in crate::ops) fn probability(op: &str, name: &'static str, p: f64) -> Result<f32, Error> {
     // Between 0 and 1 nothing but digits is lost.
-    if (0.0..=1.0).contains(&p) { Ok(p as f32) } else { attribute(op, "p", p, "a probability is from 0 to 1") }
+    if (0.0..=1.0).contains(&p) { Ok(p as f32) } else { attribute(op, name, p, "a probability is from 0 to 1") }
 }
 
 impl GraphBuilder {
@@ -130,7 +130,7 @@ impl GraphBuilder {
 
     /// `max(p − u, 0)` for random `u` in [0, 1): above 0 with probability `p`. The sign of the difference is exact.
     fn below(&mut self, name: &str, dims: &[u64], state: impl Into<RandomState>, p: f64) -> Result<Uid, Error> {
-        let p = probability(name, p)?;
+        let p = probability(name, "p", p)?;
         let u = self.random_uniform(name, dims, state)?;
         let below = self.unary(name, UnaryOp::Affine { scale: Real(-1.0), shift: Real(p.into()) }, u)?;
         self.unary(name, UnaryOp::Relu, below)

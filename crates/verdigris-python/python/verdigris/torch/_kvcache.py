@@ -131,6 +131,6 @@ def flash_attn_with_kvcache(
     beside = (None, alibi_slopes, None, None)
     lengths = None if lengths is None else lengths[:, None, None, None]
     table = None if table is None else table[:, :, None, None]
-    o, total = _ops.attention(*(x.transpose(1, 2) for x in (q, k_cache, v_cache)), *beside, lengths, table, words)
+    o, total = _ops.attention(*(x.transpose(1, 2) for x in (q, k_cache, v_cache)), *beside, lengths, table, None, words)
     o = o.transpose(1, 2)
     return (o, total.squeeze(-1)) if return_softmax_lse else o

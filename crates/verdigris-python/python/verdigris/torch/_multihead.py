@@ -6,10 +6,9 @@ from . import functional as F
 
 
 def _is_ours(module, query, need_weights):
-    """Whether the call asks for nothing that only PyTorch's forward has: weights, dropout, keys added to the sequence, nested tensors."""
+    """Whether the call asks for nothing that only PyTorch's forward has: weights, keys added to the sequence, nested tensors."""
     return not (
         need_weights
-        or module.training and module.dropout > 0.0
         or module.bias_k is not None
         or module.add_zero_attn
         or query.is_nested
@@ -59,7 +58,7 @@ def _mask(module, attn_mask, key_padding_mask, batch):
 def multi_head_attention(
     module, query, key, value, key_padding_mask=None, need_weights=True, attn_mask=None, average_attn_weights=True, is_causal=False
 ):
-    """The forward of `torch.nn.MultiheadAttention`. PyTorch's own where weights are asked for, in training with dropout, and with `bias_k` or `add_zero_attn`.
+    """The forward of `torch.nn.MultiheadAttention`. PyTorch's own where weights are asked for, and with `bias_k` or `add_zero_attn`.
 
     A query to which every key is masked gives the output projection of 0, where PyTorch gives NaN.
     """
@@ -83,6 +82,7 @@ def multi_head_attention(
     mask = None if is_causal else _mask(module, attn_mask, key_padding_mask, batch)
     if mask is not None and mask.is_floating_point() and mask.dtype not in (q.dtype, torch.float32):
         mask = mask.to(q.dtype)
-    o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
+    dropout_p = module.dropout if module.training else 0.0
+    o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal)
     o = o[0].transpose(0, 1) if not is_batched else o.transpose(1, 2) if first else o.permute(2, 0, 1, 3)
     return F.linear(o.flatten(-2), module.out_proj.weight, module.out_proj.bias), None

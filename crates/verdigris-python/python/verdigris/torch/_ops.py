@@ -718,18 +718,19 @@ def _in_order_of(x, shape):
     return torch.empty_permuted(shape, order, dtype=x.dtype, device=x.device)
 
 
-def _attention_fake(q, k, v, beside, slopes, q_offsets, kv_offsets, kv_lengths, page_table, attributes):
+def _attention_fake(q, k, v, beside, slopes, q_offsets, kv_offsets, kv_lengths, page_table, state, attributes):
     wide = torch.float64 if torch.float64 in (q.dtype, beside.dtype if beside is not None else None) else torch.float32
     return _in_order_of(q, (*q.shape[:3], v.shape[3])), q.new_empty((*q.shape[:3], 1), dtype=wide)
 
 
-def _attention_backward_fake(d_o, q, k, v, o, total, beside, slopes, q_offsets, kv_offsets, attributes):
+def _attention_backward_fake(d_o, q, k, v, o, total, beside, slopes, q_offsets, kv_offsets, state, attributes):
     return [_in_order_of(of, of.shape) for of, wanted in zip((q, k, v, beside), parse(attributes)["wanted"]) if wanted == "1"]
 
 
 def _keep_of_attention(ctx, inputs, used, output):
-    q, k, v, beside, slopes, q_offsets, kv_offsets, kv_lengths, page_table, attributes = inputs
-    ctx.save_for_backward(q, k, v, *output, beside, slopes, q_offsets, kv_offsets)
+    q, k, v, beside, slopes, q_offsets, kv_offsets, kv_lengths, page_table, state, attributes = inputs
+    # The state draws the same mask again.
+    ctx.save_for_backward(q, k, v, *output, beside, slopes, q_offsets, kv_offsets, state)
     ctx.attributes, ctx.policy = attributes, _current_policy()
     ctx.reads_cache = kv_lengths is not None or page_table is not None
     ctx.mark_non_differentiable(output[1])
@@ -774,6 +775,7 @@ attention = _operator(
         "Tensor? kv_offsets",
         "Tensor? kv_lengths",
         "Tensor? page_table",
+        "Tensor? state",
     ],
     "(Tensor, Tensor)",
     False,
@@ -793,6 +795,7 @@ attention_backward = _operator(
         "Tensor? slopes",
         "Tensor? q_offsets",
         "Tensor? kv_offsets",
+        "Tensor? state",
     ],
     "Tensor[]",
     False,

@@ -13,28 +13,27 @@ _lock, _depth = threading.Lock(), 0
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def _is_taken(query, key, value, attn_mask, dropout_p):
+def _is_taken(query, key, value, attn_mask):
     tensors = (query, key, value)
     return (
-        dropout_p == 0.0
-        and all(isinstance(x, torch.Tensor) and not x.is_nested and x.dim() >= 2 and x.dtype in _FLOATS for x in tensors)
+        all(isinstance(x, torch.Tensor) and not x.is_nested and x.dim() >= 2 and x.dtype in _FLOATS for x in tensors)
         and (attn_mask is None or isinstance(attn_mask, torch.Tensor) and attn_mask.dtype in (torch.bool, *_FLOATS))
         and all(x.device.type in ("cpu", "cuda") for x in tensors)
     )
 
 
 def _ours(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    if not _is_taken(query, key, value, attn_mask, dropout_p):
+    if not _is_taken(query, key, value, attn_mask):
         return _theirs(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    return functional.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa)
+    return functional.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
 @contextlib.contextmanager
 def sdpa_kernel():
     """Within, `torch.nn.functional.scaled_dot_product_attention` is computed by this package, as within `torch.nn.attention.sdpa_kernel` by one of PyTorch's.
 
-    In the whole process, so also in other threads, until the outermost such context ends. Calls with dropout, of nested tensors, or of types that
-    this package does not take, stay PyTorch's. Programs that took the function out of its module before do not see it.
+    In the whole process, so also in other threads, until the outermost such context ends. Calls of nested tensors, or of types that
+    this package does not take, stay PyTorch's; the mask of dropout is another than PyTorch's of the same seed. Programs that took the function out of its module before do not see it.
 
         with vt.sdpa_kernel():
             y = model(x)
@@ -54,8 +53,6 @@ def sdpa_kernel():
 
 def transformers_attention(module, query, key, value, attention_mask, dropout=0.0, scaling=None, is_causal=None, **options):
     """What transformers calls of an attention implementation: tensors `[batch, heads, positions, elements]` give `[batch, positions, heads, elements]`."""
-    if dropout:
-        raise UnsupportedError(f"dropout {dropout} in attention; it is not computed by this package yet: set attention_dropout to 0")
     if options.get("s_aux") is not None or options.get("position_bias") is not None:
         raise UnsupportedError("sinks and position biases beside the mask of transformers; use another attn_implementation")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -63,13 +60,13 @@ def transformers_attention(module, query, key, value, attention_mask, dropout=0.
     causal = bool(causal) and attention_mask is None and query.shape[2] > 1
     if attention_mask is not None:
         attention_mask = attention_mask[:, :, :, : key.shape[2]]
-    o = functional.attention_of_heads(query, key, value, attention_mask, causal, scaling, options.get("softcap"))
+    o = functional.attention_of_heads(query, key, value, attention_mask, causal, scaling, options.get("softcap"), dropout)
     return o.transpose(1, 2).contiguous(), None
 
 
 def register_transformers(name="verdigris"):
     """Makes attention of this package known to Hugging Face's transformers: `model.set_attn_implementation("verdigris")`, or `attn_implementation=` of
-    `from_pretrained`. Grouped heads, masks and soft caps are computed as they are; dropout and sinks are refused by `UnsupportedError`.
+    `from_pretrained`. Grouped heads, masks, soft caps and dropout are computed as they are; sinks are refused by `UnsupportedError`.
 
     Raises `ImportError` without transformers, or with one that has no attention interface (before 4.48).
     """

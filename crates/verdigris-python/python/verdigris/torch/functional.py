@@ -402,7 +402,7 @@ def dropout(input, p=0.5, training=True, inplace=False, *, state=None):
     if state is None:
         if torch.compiler.is_compiling():
             return torch.nn.functional.dropout(input, p, True)
-        state = torch.empty(4, dtype=torch.int32, device=input.device).random_()
+        state = _drawn_state(input.device)
     return _ops.dropout(input, state, f"p={float(p)!r}")
 
 
@@ -815,18 +815,40 @@ def nll_loss(input, target, weight=None, size_average=None, ignore_index=-100, r
 
 
 @_ops.cached
-def _attention_words(scale, causal, left, right, cap):
+def _attention_words(scale, causal, left, right, cap, dropout=None):
     words = f"scale={float(scale)!r}"
-    for name, value in (("causal", causal), ("left", left), ("right", right), ("cap", cap)):
+    for name, value in (("causal", causal), ("left", left), ("right", right), ("cap", cap), ("dropout", dropout)):
         words += "" if value is None else f" {name}={value}"
     return words
 
 
-def _without_dropout(dropout_p, name):
+def _drawn_state(device):
+    """A random state by PyTorch's default generator of the device: four int32."""
+    return torch.empty(4, dtype=torch.int32, device=device).random_()
+
+
+def _dropout_of(dropout_p, state, q):
+    """The probability as the operator takes it, and the state that it is drawn from."""
     if not 0.0 <= dropout_p <= 1.0:
         raise GraphError(f"dropout_p is {dropout_p}; it is from 0 to 1")
-    if dropout_p > 0.0:
-        raise UnsupportedError(f"{name} with dropout_p {dropout_p} is not computed by this package; dropout_p is 0")
+    if dropout_p == 0.0:
+        return None, None
+    return float(dropout_p), _drawn_state(q.device) if state is None else state
+
+
+def attention_dropout_mask(state, dims, dropout_p):
+    """Which pairs of a query and a key attention keeps under `dropout_p`, drawing from `state`: bool `[batch, heads, queries, keys]`, the given `dims`.
+
+    Of `flash_attn_varlen_func` the batch is the sequence. It is computed as attention of zeros to the rows of a unit matrix: it takes `batch * heads * queries * keys`
+    numbers of f32, and as many steps for each key. For tests and for programs that compose attention from products.
+    """
+    b, h, s_q, s_kv = dims
+    if dropout_p == 0.0 or 0 in dims:
+        return torch.ones(dims, dtype=torch.bool, device=state.device)
+    q, k = (torch.zeros(shape, device=state.device) for shape in ((b, h, s_q, 1), (b, h, s_kv, 1)))
+    v = torch.eye(s_kv, device=state.device).expand(b, h, s_kv, s_kv)
+    words = _attention_words(1.0, None, None, None, None, float(dropout_p))
+    return _ops.attention(q, k, v, None, None, None, None, None, None, state, words)[0] != 0
 
 
 def _in_heads(x):
@@ -839,16 +861,20 @@ def _in_heads(x):
 
 
 def scaled_dot_product_attention(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False, *, state=None
 ):
     """`softmax(query @ key.mT * scale + mask) @ value`; see `torch.nn.functional.scaled_dot_product_attention`.
 
     Tensors are `[..., positions, elements]`, with heads in front of positions. `attn_mask` is of bool (False leaves a key out) or added to the scores, and broadcasts
     to them; a query that attends no key gives 0. With `enable_gqa`, several heads of `query` read one of `key` and `value`. The gradients of all tensors are one
-    call; on a GPU those of `query` repeat bit for bit under a `deterministic` policy and where `torch.use_deterministic_algorithms` is on. `dropout_p` above 0
-    is refused.
+    call; on a GPU those of `query` repeat bit for bit under a `deterministic` policy and where `torch.use_deterministic_algorithms` is on.
+
+    With `dropout_p` each probability is 0 with that probability, and the others are divided by `1 - dropout_p`; which ones follows from `state` and the place of query
+    and key alone (`attention_dropout_mask`), and is drawn again in the gradient. States are as in `dropout`: without one PyTorch's generator draws it, in
+    a captured CUDA graph anew in every replay. What `torch.compile` compiles is PyTorch's own attention where there is dropout and no state.
     """
-    _without_dropout(dropout_p, "scaled_dot_product_attention")
+    if dropout_p > 0.0 and state is None and torch.compiler.is_compiling():
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if attn_mask is not None and is_causal:
         raise GraphError("attn_mask with is_causal; one of both says which keys are attended")
     rank = query.dim()
@@ -867,21 +893,24 @@ def scaled_dot_product_attention(
             attn_mask = attn_mask.unsqueeze(1)
         if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
             raise GraphError(f"attn_mask of {attn_mask.dtype}; it is of bool or added to the scores")
-    o = attention_of_heads(_in_heads(query), _in_heads(key), _in_heads(value), attn_mask, is_causal, scale)
+    heads = (_in_heads(query), _in_heads(key), _in_heads(value))
+    o = attention_of_heads(*heads, attn_mask, is_causal, scale, dropout_p=dropout_p, state=state)
     return o if rank == 4 else o.reshape(*lead, *o.shape[-2:])
 
 
-def attention_of_heads(query, key, value, mask=None, is_causal=False, scale=None, soft_cap=None):
+def attention_of_heads(query, key, value, mask=None, is_causal=False, scale=None, soft_cap=None, dropout_p=0.0, state=None):
     """Attention of `[batch, heads, positions, elements]`, heads of `query` being a multiple of the others': with a mask of bool or one that is added to the
-    scores, and scores kept below `soft_cap` before."""
+    scores, and scores kept below `soft_cap` before. Dropout is as in `scaled_dot_product_attention`."""
+    dropout, state = _dropout_of(dropout_p, state, query)
     if mask is not None and mask.dtype == torch.bool:
         mask = mask.view(torch.uint8)
     scale = query.shape[-1] ** -0.5 if scale is None and query.shape[-1] else scale
-    words = _attention_words(1.0 if scale is None else scale, "top_left" if is_causal else None, None, None, float(soft_cap) if soft_cap else None)
-    return _ops.attention(query, key, value, mask, None, None, None, None, None, words)[0]
+    causal, cap = "top_left" if is_causal else None, float(soft_cap) if soft_cap else None
+    words = _attention_words(1.0 if scale is None else scale, causal, None, None, cap, dropout)
+    return _ops.attention(query, key, value, mask, None, None, None, None, None, state, words)[0]
 
 
-def _flash_words(q, softmax_scale, causal, window_size, softcap, alibi_slopes):
+def _flash_words(q, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout=None):
     """The attributes of a call, and the slopes as the operator takes them."""
     left, right = (None if bound < 0 else int(bound) for bound in window_size)
     if alibi_slopes is not None:
@@ -889,7 +918,7 @@ def _flash_words(q, softmax_scale, causal, window_size, softcap, alibi_slopes):
         alibi_slopes = alibi_slopes[:, :, None, None]
     scale = q.shape[-1] ** -0.5 if softmax_scale is None and q.shape[-1] else softmax_scale
     cap = float(softcap) if softcap else None
-    return _attention_words(1.0 if scale is None else scale, "bottom_right" if causal else None, left, right, cap), alibi_slopes
+    return _attention_words(1.0 if scale is None else scale, "bottom_right" if causal else None, left, right, cap, dropout), alibi_slopes
 
 
 def flash_attn_func(
@@ -904,19 +933,22 @@ def flash_attn_func(
     alibi_slopes=None,
     deterministic=False,
     return_attn_probs=False,
+    *,
+    state=None,
 ):
     """Attention of `q [batch, positions, heads, elements]`, as the function of this name in the package flash-attn.
 
     Heads of `q` are a multiple of those of `k` and `v`. `causal` and `window_size` (left, right; -1 for no bound) count from the diagonal that ends at the last
     query and the last key. `softcap` above 0 keeps scores below it. `alibi_slopes` are f32, `[heads]` or `[batch, heads]`. With `deterministic` the gradients
-    repeat bit for bit, as all else does. With `return_attn_probs`: `(o, log_sum_exp, None)`, the second `[batch, heads, positions]`. `dropout_p` above 0 is refused.
+    repeat bit for bit, as all else does. With `return_attn_probs`: `(o, log_sum_exp, None)`, the second `[batch, heads, positions]`.
+    `dropout_p` and `state` are as in `scaled_dot_product_attention`.
     """
-    _without_dropout(dropout_p, "flash_attn_func")
     if any(x.dim() != 4 for x in (q, k, v)):
         raise GraphError("flash_attn_func of tensors that have not four dims: [batch, positions, heads, elements]")
-    words, alibi_slopes = _flash_words(q, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    dropout, state = _dropout_of(dropout_p, state, q)
+    words, alibi_slopes = _flash_words(q, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout)
     with _policy.policy(_policy.get_policy().made_deterministic()) if deterministic else contextlib.nullcontext():
-        o, total = _ops.attention(*(x.transpose(1, 2) for x in (q, k, v)), None, alibi_slopes, None, None, None, None, words)
+        o, total = _ops.attention(*(x.transpose(1, 2) for x in (q, k, v)), None, alibi_slopes, None, None, None, None, state, words)
     o = o.transpose(1, 2)
     return (o, total.squeeze(-1), None) if return_attn_probs else o
 
@@ -938,6 +970,8 @@ def flash_attn_varlen_func(
     deterministic=False,
     return_attn_probs=False,
     block_table=None,
+    *,
+    state=None,
 ):
     """Attention of sequences of different lengths behind each other, as the function of this name in the package flash-attn.
 
@@ -945,10 +979,9 @@ def flash_attn_varlen_func(
     `cu_seqlens_q[n + 1]` (and of keys those of `cu_seqlens_k`): int32 `[sequences + 1]` on the device of `q`, which the host does not read. No sequence has more than
     `max_seqlen_q` queries and `max_seqlen_k` keys: rows beyond belong to none. What belongs to no sequence is not written on a GPU, whatever the offsets; a
     sequence without keys gives 0. `causal`, `window_size`, `softcap`, `alibi_slopes` and `deterministic` are as in `flash_attn_func`, the diagonal
-    ending at the last query and key of each sequence. With `return_attn_probs`: `(o, log_sum_exp, None)`, the second `[heads, rows]`. `dropout_p` above 0 and a
-    `block_table` are refused.
+    ending at the last query and key of each sequence. With `return_attn_probs`: `(o, log_sum_exp, None)`, the second `[heads, rows]`. `dropout_p` and `state`
+    are as in `scaled_dot_product_attention`, a sequence being a batch. A `block_table` is refused.
     """
-    _without_dropout(dropout_p, "flash_attn_varlen_func")
     if block_table is not None:
         raise UnsupportedError("flash_attn_varlen_func with block_table is not computed by this package; keys and values lie behind each other")
     if any(x.dim() != 3 for x in (q, k, v)):
@@ -961,11 +994,12 @@ def flash_attn_varlen_func(
     for name, longest in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
         if not 0 <= int(longest) < 1 << 32:
             raise GraphError(f"{name} is {longest}; it is from 0 to below 2^32")
-    words, alibi_slopes = _flash_words(q, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    dropout, state = _dropout_of(dropout_p, state, q)
+    words, alibi_slopes = _flash_words(q, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout)
     words += f" longest_q={int(max_seqlen_q)} longest_kv={int(max_seqlen_k)}"
     offsets = (x[:, None, None, None] for x in (cu_seqlens_q, cu_seqlens_k))
     with _policy.policy(_policy.get_policy().made_deterministic()) if deterministic else contextlib.nullcontext():
-        o, total = _ops.attention(*(x.transpose(0, 1)[None] for x in (q, k, v)), None, alibi_slopes, *offsets, None, None, words)
+        o, total = _ops.attention(*(x.transpose(0, 1)[None] for x in (q, k, v)), None, alibi_slopes, *offsets, None, None, state, words)
     o = o[0].transpose(0, 1)
     return (o, total[0].squeeze(-1), None) if return_attn_probs else o
 

@@ -157,6 +157,7 @@ impl BiasGradient {
     /// A refusal that names the first requirement not met.
     pub(super) fn accept(id: EngineId, p: &AttentionProblem, dbias: &View, ty: Half, arch: &Arch) -> Result<Self, Refusal> {
         id.require(!p.is_ragged(), Reason::Layout, "a gradient of the bias of ragged tensors, taken without offsets")?;
+        id.require(p.dropout.is_none(), Reason::Epilogue, "a gradient of the bias with dropout, taken without")?;
         let is_taken = dbias.dtype == DType::F32 || dbias.dtype == p.q.dtype;
         id.require(is_taken, Reason::DType, format_args!("dbias of {}, taken are f32 and {}", dbias.dtype, p.q.dtype))?;
         let own = p.dims("dbias", dbias);
