@@ -2,8 +2,8 @@
 
 use verdigris_graph::pattern::{Partition, partition};
 use verdigris_graph::{
-    Access, BinaryOp, ChainStep, Error, GraphBuilder, MapProblem, Movement, Op, PoolMode, PoolWindows, Precision, Problem, RandomState,
-    Real, ReductionOp, TernaryOp, Uid, UnaryOp,
+    Access, BinaryOp, ChainStep, EpilogueStep, Error, GraphBuilder, MapProblem, Movement, Op, PoolMode, PoolWindows, Precision, Problem,
+    RandomState, Real, ReductionOp, TernaryOp, Uid, UnaryOp,
 };
 use verdigris_tensor::{DType, Layout};
 
@@ -455,6 +455,60 @@ fn dropout_stands_in_the_map_of_its_neighbours() -> TestResult {
     assert_eq!((&map.dims[..], &strides.expect("random")[..]), (&[2, 15, 8][..], &[120, 1, 15][..]));
     let problem = &partition.parts[0].problem;
     assert_eq!(problem.to_string().parse::<Problem>()?, *problem, "{problem}");
+    Ok(())
+}
+
+/// Behind a product dropout is a step of its epilogue, forward and backward; where others read the mask it is cut off, and the account says why.
+#[test]
+fn dropout_behind_a_product_is_drawn_in_its_epilogue() -> TestResult {
+    for by_value in [false, true] {
+        let mut g = GraphBuilder::new("product, bias, gelu, dropout, add");
+        let (a, b) = (g.tensor("a", DType::Bf16, rows(&[2, 64, 32])), g.tensor("b", DType::Bf16, rows(&[2, 32, 48])));
+        let (bias, residual) = (g.tensor("bias", DType::Bf16, rows(&[48])), g.tensor("residual", DType::Bf16, rows(&[2, 64, 48])));
+        let state = match by_value {
+            true => RandomState::by_value(g.host_scalar("seed", DType::I64), g.host_scalar("offset", DType::I64)),
+            false => g.tensor("state", DType::I32, rows(&[4])).into(),
+        };
+        let product = g.matmul("product", a, b, Precision::Fp32)?;
+        let biased = g.binary("bias", BinaryOp::Add, product, bias)?;
+        let active = g.unary("gelu", UnaryOp::GeluErf, biased)?;
+        let dropped = g.dropout("dropout", active, state, 0.1)?;
+        let y = g.binary("add", BinaryOp::Add, dropped, residual)?;
+        g.store(y, "y", DType::Bf16)?;
+        let partition = partition(&g.finish()?)?;
+        assert_eq!(kinds(&partition), ["gemm"]);
+        let Problem::Gemm(gemm) = &partition.parts[0].problem else { unreachable!("a product") };
+        let number = gemm.epilogue.iter().find_map(|step| match step {
+            EpilogueStep::Random { number, through, .. } => Some((number, through.len())),
+            _ => None,
+        });
+        let (number, through) = number.expect("drawn");
+        assert_eq!((number.row_stride, number.column_stride, &number.batch_strides[..], through), (48, 1, &[64 * 48][..], 3));
+        let problem = &partition.parts[0].problem;
+        assert_eq!(problem.to_string().parse::<Problem>()?, *problem, "{problem}");
+    }
+
+    // The gradient of an activation in front of dropout, behind the product that gives dropout's gradient.
+    let mut g = GraphBuilder::new("backward");
+    let (dy, w) = (g.tensor("dy", DType::Bf16, rows(&[64, 32])), g.tensor("w", DType::Bf16, rows(&[32, 48])));
+    let (hidden, state) = (g.tensor("hidden", DType::Bf16, rows(&[64, 48])), g.tensor("state", DType::I32, rows(&[4])));
+    let product = g.matmul("product", dy, w, Precision::Fp32)?;
+    let dropped = g.dropout("dropout", product, state, 0.1)?;
+    let dx = g.binary("gelu", BinaryOp::Backward(UnaryOp::GeluErf), dropped, hidden)?;
+    g.store(dx, "dx", DType::Bf16)?;
+    assert_eq!(kinds(&partition(&g.finish()?)?), ["gemm"]);
+
+    let mut g = GraphBuilder::new("mask of two");
+    let (a, b) = (g.tensor("a", DType::Bf16, rows(&[64, 32])), g.tensor("b", DType::Bf16, rows(&[32, 48])));
+    let state = g.tensor("state", DType::I32, rows(&[4]));
+    let product = g.matmul("product", a, b, Precision::Fp32)?;
+    let keep = g.bernoulli("keep", &[64, 48], state, 0.5)?;
+    let y = g.binary("kept", BinaryOp::Mul, product, keep)?;
+    g.store(y, "y", DType::Bf16)?;
+    g.store(keep, "mask", DType::Bf16)?;
+    let (partition, account) = verdigris_graph::pattern::partition_with_account(&g.finish()?)?;
+    assert_eq!(kinds(&partition), ["gemm", "map"]);
+    assert!(account.decisions.iter().any(|decision| decision.refused.is_some_and(|rule| rule.contains("drawn in f32 for it alone"))));
     Ok(())
 }
 

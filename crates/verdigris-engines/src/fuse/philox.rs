@@ -49,7 +49,7 @@ impl<'k> Stream<'k> {
 
 /// A random number in f32 for each element of `numbers`, which lie at equal distances.
 ///
-/// Four neighbours that are one block take one evaluation. Whether they are is seen at run time, so that a kernel serves all strides and
+/// Four neighbours that are one block take one evaluation, and so do two that are a pair of one. Whether they are is seen at run time, so that a kernel serves all strides and
 /// offsets of tiles alike.
 #[track_caller]
 pub(super) fn numbers<'k>(k: Kernel<'k>, distribution: Drawn, state: [AnyVal<'k>; 4], numbers: &[AnyVal<'k>]) -> Vec<AnyVal<'k>> {
@@ -66,17 +66,25 @@ pub(super) fn numbers<'k>(k: Kernel<'k>, distribution: Drawn, state: [AnyVal<'k>
     };
     let mut drawn = Vec::with_capacity(numbers.len());
     for group in numbers.chunks(4) {
-        let &[first, _, _, last] = group else {
-            drawn.extend(group.iter().map(|&number| of_number(number)));
-            continue;
+        let (first, last) = match *group {
+            [first, last] | [first, _, _, last] => (first, last),
+            _ => {
+                drawn.extend(group.iter().map(|&number| of_number(number)));
+                continue;
+            }
         };
         let places: Vec<_> = group.iter().map(|_| k.var(k.constant::<f32>(0.0))).collect();
-        let is_block = (first.low32() & 3u32).eq(0u32) & last.eq(first + 3u64);
+        let many = group.len() as u32;
+        let are_neighbours = (first.low32() & (many - 1)).eq(0u32) & last.eq(first + u64::from(many - 1));
         k.when_else(
-            is_block,
+            are_neighbours,
             || {
-                let [a, b, c, d] = stream.block(first);
-                let values = [of_pair([a, b]), of_pair([c, d])].into_iter().flatten();
+                let values = if many == 2 {
+                    of_pair(stream.pair(first).0).to_vec()
+                } else {
+                    let [a, b, c, d] = stream.block(first);
+                    [of_pair([a, b]), of_pair([c, d])].concat()
+                };
                 places.iter().zip(values).for_each(|(place, value)| place.set(value));
             },
             || places.iter().zip(group).for_each(|(place, &number)| place.set(of_number(number))),
