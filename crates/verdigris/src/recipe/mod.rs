@@ -260,6 +260,16 @@ pub enum Divisor {
 }
 
 /// What [`Function::Shuffle`] does.
+///
+/// ```
+/// use verdigris::recipe::{Function, Input, Shuffle, draw};
+/// use verdigris::{DType, Layout};
+///
+/// let x = Input { dtype: DType::Bf16, layout: Layout::row_major(&[2, 12, 5, 7])?, alignment_bytes: None };
+/// let recipe = draw(&Function::Shuffle(Shuffle::ToPixels { factor: 2 }), &[Some(x)])?;
+/// assert_eq!(recipe.results[0].layout.dims(), [2, 3, 10, 14]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shuffle {
     /// Channels to pixels: [`GraphBuilder::pixel_shuffle`].
