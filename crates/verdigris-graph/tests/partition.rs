@@ -3,7 +3,7 @@
 use verdigris_graph::pattern::{Partition, partition};
 use verdigris_graph::{
     Access, BinaryOp, ChainStep, EpilogueStep, Error, GraphBuilder, MapProblem, Movement, Op, PoolMode, PoolWindows, Precision, Problem,
-    RandomState, Real, ReductionOp, TernaryOp, Uid, UnaryOp,
+    RandomState, Real, ReductionOp, ResponseNorm, ScanOp, TernaryOp, Uid, UnaryOp,
 };
 use verdigris_tensor::{DType, Layout};
 
@@ -556,5 +556,73 @@ fn a_random_state_is_four_words_that_no_op_writes() -> TestResult {
     for p in [-0.1, 1.5, f64::NAN] {
         assert!(matches!(g.dropout("dropout", x, state, p), Err(Error::Attribute { attribute: "p", .. })), "{p}");
     }
+    Ok(())
+}
+
+/// Reshapes around a transpose are one copy, whichever way channels lie in what is read and in what is written.
+#[test]
+fn shuffles_are_one_copy_in_either_format() -> TestResult {
+    let last = |dims: &[u64]| Layout::with_order(dims, &[0, 2, 3, 1]).expect("a small layout");
+    for channels_last in [false, true] {
+        let lay = |dims: &[u64]| if channels_last { last(dims) } else { rows(dims) };
+        for which in 0..3 {
+            let mut g = GraphBuilder::new("shuffle");
+            let x = g.tensor("x", DType::Bf16, lay(&[2, 12, 6, 4]));
+            let y = match which {
+                0 => g.pixel_shuffle("shuffle", x, 2)?,
+                1 => g.pixel_unshuffle("shuffle", x, 2)?,
+                _ => g.channel_shuffle("shuffle", x, 3)?,
+            };
+            let dims = g.dims(y).expect("known");
+            g.store_as(y, "y", DType::Bf16, lay(&dims))?;
+            let partition = partition(&g.finish()?)?;
+            assert_eq!(kinds(&partition), ["map"]);
+            assert_eq!(map(&partition, 0).chain.steps.len(), 2, "a load and a store");
+        }
+    }
+    let mut g = GraphBuilder::new("shuffle");
+    let x = g.tensor("x", DType::Bf16, rows(&[2, 12, 6, 5]));
+    for refused in [g.pixel_shuffle("s", x, 5), g.pixel_shuffle("s", x, 0), g.pixel_unshuffle("s", x, 2), g.channel_shuffle("s", x, 5)] {
+        assert!(matches!(refused, Err(Error::Attribute { .. })), "{refused:?}");
+    }
+    Ok(())
+}
+
+/// A window of channels is so many loads of one map.
+#[test]
+fn a_response_norm_is_one_map() -> TestResult {
+    let norm = ResponseNorm { size: 5, alpha: Real(1e-4), beta: Real(0.75), k: Real(1.0) };
+    let mut g = GraphBuilder::new("lrn");
+    let x = g.tensor("x", DType::Bf16, rows(&[2, 8, 6, 4]));
+    let y = g.local_response_norm("lrn", x, norm)?;
+    g.store(y, "y", DType::Bf16)?;
+    let partition = partition(&g.finish()?)?;
+    assert_eq!(kinds(&partition), ["map"]);
+    let loads = map(&partition, 0).chain.steps.iter().filter(|step| matches!(step, ChainStep::Load { .. })).count();
+    assert_eq!(loads, 5);
+    let mut g = GraphBuilder::new("lrn");
+    let x = g.tensor("x", DType::Bf16, rows(&[2, 8, 6, 4]));
+    for wrong in [ResponseNorm { size: 0, ..norm }, ResponseNorm { size: 65, ..norm }, ResponseNorm { beta: Real(f64::NAN), ..norm }] {
+        assert!(matches!(g.local_response_norm("lrn", x, wrong), Err(Error::Attribute { .. })), "{wrong:?}");
+    }
+    Ok(())
+}
+
+/// Two scans with a map between them; places of long axes are counted in f64.
+#[test]
+fn running_extrema_with_places_are_two_scans() -> TestResult {
+    for (extent, counted) in [(9, DType::F32), ((1 << 24) + 1, DType::F64)] {
+        let mut g = GraphBuilder::new("cummax");
+        let x = g.tensor("x", DType::Bf16, rows(&[1, extent]));
+        let (y, place) = g.scan_with_place("cummax", ScanOp::Max, x, 1)?;
+        assert_eq!(g.described(place).map(|tensor| tensor.dtype), Some(counted));
+        g.store(y, "y", DType::Bf16)?;
+        g.store(place, "place", DType::I64)?;
+        assert_eq!(kinds(&partition(&g.finish()?)?), ["scan", "map", "scan"]);
+    }
+    let mut g = GraphBuilder::new("cummax");
+    let x = g.tensor("x", DType::Bf16, rows(&[4, 9]));
+    assert!(matches!(g.scan_with_place("sum", ScanOp::Add, x, 1), Err(Error::Attribute { attribute: "f", .. })));
+    assert!(matches!(g.scan_with_place("max", ScanOp::Max, x, 2), Err(Error::Attribute { attribute: "axis", .. })));
     Ok(())
 }

@@ -129,3 +129,27 @@ def test_convert_takes_the_modules():
     assert all(type(module).__module__.startswith("verdigris") for module in ours)
     x = tensor(2, 3, 8, 6)
     torch.testing.assert_close(ours(x), net(x))
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_compiler_sees_shapes_and_formats(last):
+    x = tensor(2, 12, 6, 4, last=last)
+    calls = [
+        lambda x: vt.pixel_shuffle(x, 2),
+        lambda x: vt.pixel_unshuffle(x, 2),
+        lambda x: vt.channel_shuffle(x, 3),
+        lambda x: vt.local_response_norm(x, 5),
+        lambda x: vt.cummax(x, 1)[1],
+    ]
+    for call in calls:
+        y, want = torch.compile(call, backend="aot_eager", fullgraph=True)(x), call(x)
+        assert torch.equal(y, want) and y.stride() == want.stride()
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(x)
+        for call in calls:
+            y, want = call(fake), None
+            with torch.utils._python_dispatch._disable_current_modes():
+                want = call(x)
+            assert (y.shape, y.dtype, y.stride()) == (want.shape, want.dtype, want.stride())

@@ -66,30 +66,30 @@ pub(super) fn numbers<'k>(k: Kernel<'k>, distribution: Drawn, state: [AnyVal<'k>
     };
     let mut drawn = Vec::with_capacity(numbers.len());
     for group in numbers.chunks(4) {
-        let (first, last) = match *group {
-            [first, last] | [first, _, _, last] => (first, last),
-            _ => {
-                drawn.extend(group.iter().map(|&number| of_number(number)));
-                continue;
+        match *group {
+            [first, _, _, last] => {
+                let places: Vec<_> = group.iter().map(|_| k.var(k.constant::<f32>(0.0))).collect();
+                let is_block = (first.low32() & 3u32).eq(0u32) & last.eq(first + 3u64);
+                k.when_else(
+                    is_block,
+                    || {
+                        let [a, b, c, d] = stream.block(first);
+                        let values = [of_pair([a, b]), of_pair([c, d])].into_iter().flatten();
+                        places.iter().zip(values).for_each(|(place, value)| place.set(value));
+                    },
+                    || places.iter().zip(group).for_each(|(place, &number)| place.set(of_number(number))),
+                );
+                drawn.extend(places.iter().map(|place| place.get()));
             }
-        };
-        let places: Vec<_> = group.iter().map(|_| k.var(k.constant::<f32>(0.0))).collect();
-        let many = group.len() as u32;
-        let are_neighbours = (first.low32() & (many - 1)).eq(0u32) & last.eq(first + u64::from(many - 1));
-        k.when_else(
-            are_neighbours,
-            || {
-                let values = if many == 2 {
-                    of_pair(stream.pair(first).0).to_vec()
-                } else {
-                    let [a, b, c, d] = stream.block(first);
-                    [of_pair([a, b]), of_pair([c, d])].concat()
-                };
-                places.iter().zip(values).for_each(|(place, value)| place.set(value));
-            },
-            || places.iter().zip(group).for_each(|(place, &number)| place.set(of_number(number))),
-        );
-        drawn.extend(places.iter().map(|place| place.get()));
+            [first, last] => {
+                let (pair, is_second) = stream.pair(first);
+                let [low, high] = of_pair(pair);
+                let other = k.var(high);
+                k.when(is_second | last.ne(first + 1u64), || other.set(of_number(last)));
+                drawn.extend([k.select(is_second, high, low), other.get()]);
+            }
+            _ => drawn.extend(group.iter().map(|&number| of_number(number))),
+        }
     }
     drawn.into_iter().map(AnyVal::F32).collect()
 }
