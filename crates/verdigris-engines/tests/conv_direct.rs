@@ -76,6 +76,7 @@ fn step<P>(step: &EpilogueStep<P>, v: f64, values: &Values, place: impl Fn(&P) -
         EpilogueStep::Scale { factor: HostScalar::Bound(slot) } => values[slot][0] * v,
         EpilogueStep::Round { dtype } => round_to(*dtype, v),
         EpilogueStep::Store { .. } => v,
+        EpilogueStep::Random { .. } => panic!("convolutions draw no random numbers"),
     }
 }
 

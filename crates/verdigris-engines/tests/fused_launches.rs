@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use verdigris_engines::arch::Arch;
 use verdigris_engines::engines;
 use verdigris_graph::pattern::partition;
-use verdigris_graph::{BinaryOp, ChainStep, GraphBuilder, HostScalar, Precision, Problem, Real, ReductionOp, Slot, Uid, UnaryOp};
+use verdigris_graph::{
+    BinaryOp, ChainStep, GraphBuilder, HostScalar, Precision, Problem, RandomState, Real, ReductionOp, Slot, Uid, UnaryOp,
+};
 use verdigris_kir::interp::{self, Kernels, Memory, Options};
 use verdigris_kir::program::KernelRef;
 use verdigris_kir::ptx::{Isa, print, read_back};
@@ -121,6 +123,18 @@ fn functions_behind_products_assemble_without_spills() {
             g.binary("f", f, sum, z).expect("fits")
         })
     }));
+    for by_value in [false, true] {
+        problems.push(product(&|g, sum| {
+            let state = match by_value {
+                true => RandomState::by_value(g.host_scalar("seed", DType::I64), g.host_scalar("offset", DType::I64)),
+                false => g.tensor("state", DType::I32, rows(&[4])).into(),
+            };
+            let active = g.unary("gelu", UnaryOp::GeluErf, sum).expect("fits");
+            let dropped = g.dropout("dropout", active, state, 0.1).expect("fits");
+            let residual = g.tensor("residual", DType::Bf16, rows(&[4096, 4096]));
+            g.binary("add", BinaryOp::Add, dropped, residual).expect("fits")
+        }));
+    }
     let mut faults = Vec::new();
     for (number, problem) in problems.iter().enumerate() {
         assert!(matches!(problem, Problem::Gemm(gemm) if !gemm.epilogue.is_empty()), "the function stands in the epilogue");

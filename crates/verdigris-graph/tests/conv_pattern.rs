@@ -37,6 +37,7 @@ fn words<P>(steps: &[EpilogueStep<P>]) -> Vec<&'static str> {
         .map(|step| match step {
             EpilogueStep::Unary(f) => f.name(),
             EpilogueStep::Binary { f, .. } => f.name(),
+            EpilogueStep::Random { .. } => "random",
             EpilogueStep::Scale { .. } => "scale",
             EpilogueStep::Round { .. } => "round",
             EpilogueStep::Store { .. } => "store",
@@ -220,5 +221,20 @@ fn sums_for_a_batch_norm_belong_to_the_convolution() -> TestResult {
     assert!(apart(last, &[0, 2], true)?, "sums over some dims are not those over channels");
     assert!(apart(vector(&[2, 24, 9, 7]), &[0, 2, 3], true)?, "a result whose channels lie apart is summed up by a reduction");
     assert!(apart(last, &[0, 2, 3], false)?, "sums are of what is stored");
+    Ok(())
+}
+
+/// Numbers of images count channel by channel, which no row of pixels has by one stride: a map draws them, and stores no mask.
+#[test]
+fn dropout_behind_a_convolution_is_a_map() -> TestResult {
+    let mut g = GraphBuilder::new("convolution, dropout");
+    let (x, w) = (g.tensor("x", DType::Bf16, vector(&[2, 8, 6, 6])), g.tensor("w", DType::Bf16, vector(&[16, 8, 3, 3])));
+    let state = g.tensor("state", DType::I32, vector(&[4]));
+    let y = g.conv_fprop("conv", plane(x, w))?;
+    let y = g.dropout("dropout", y, state, 0.5)?;
+    g.store(y, "y", DType::Bf16)?;
+    let (partition, account) = verdigris_graph::pattern::partition_with_account(&g.finish()?)?;
+    assert_eq!(kinds(&partition), ["conv", "map"]);
+    assert!(account.decisions.iter().any(|decision| decision.refused.is_some_and(|rule| rule.contains("reads no random numbers"))));
     Ok(())
 }

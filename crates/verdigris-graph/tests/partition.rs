@@ -2,8 +2,8 @@
 
 use verdigris_graph::pattern::{Partition, partition};
 use verdigris_graph::{
-    Access, BinaryOp, ChainStep, Error, GraphBuilder, MapProblem, Movement, Op, PoolMode, PoolWindows, Precision, Problem, RandomState,
-    Real, ReductionOp, TernaryOp, Uid, UnaryOp,
+    Access, BinaryOp, ChainStep, EpilogueStep, Error, GraphBuilder, MapProblem, Movement, Op, PoolMode, PoolWindows, Precision, Problem,
+    RandomState, Real, ReductionOp, ResponseNorm, ScanOp, TernaryOp, Uid, UnaryOp,
 };
 use verdigris_tensor::{DType, Layout};
 
@@ -458,6 +458,60 @@ fn dropout_stands_in_the_map_of_its_neighbours() -> TestResult {
     Ok(())
 }
 
+/// Behind a product dropout is a step of its epilogue, forward and backward; where others read the mask it is cut off, and the account says why.
+#[test]
+fn dropout_behind_a_product_is_drawn_in_its_epilogue() -> TestResult {
+    for by_value in [false, true] {
+        let mut g = GraphBuilder::new("product, bias, gelu, dropout, add");
+        let (a, b) = (g.tensor("a", DType::Bf16, rows(&[2, 64, 32])), g.tensor("b", DType::Bf16, rows(&[2, 32, 48])));
+        let (bias, residual) = (g.tensor("bias", DType::Bf16, rows(&[48])), g.tensor("residual", DType::Bf16, rows(&[2, 64, 48])));
+        let state = match by_value {
+            true => RandomState::by_value(g.host_scalar("seed", DType::I64), g.host_scalar("offset", DType::I64)),
+            false => g.tensor("state", DType::I32, rows(&[4])).into(),
+        };
+        let product = g.matmul("product", a, b, Precision::Fp32)?;
+        let biased = g.binary("bias", BinaryOp::Add, product, bias)?;
+        let active = g.unary("gelu", UnaryOp::GeluErf, biased)?;
+        let dropped = g.dropout("dropout", active, state, 0.1)?;
+        let y = g.binary("add", BinaryOp::Add, dropped, residual)?;
+        g.store(y, "y", DType::Bf16)?;
+        let partition = partition(&g.finish()?)?;
+        assert_eq!(kinds(&partition), ["gemm"]);
+        let Problem::Gemm(gemm) = &partition.parts[0].problem else { unreachable!("a product") };
+        let number = gemm.epilogue.iter().find_map(|step| match step {
+            EpilogueStep::Random { number, through, .. } => Some((number, through.len())),
+            _ => None,
+        });
+        let (number, through) = number.expect("drawn");
+        assert_eq!((number.row_stride, number.column_stride, &number.batch_strides[..], through), (48, 1, &[64 * 48][..], 3));
+        let problem = &partition.parts[0].problem;
+        assert_eq!(problem.to_string().parse::<Problem>()?, *problem, "{problem}");
+    }
+
+    // The gradient of an activation in front of dropout, behind the product that gives dropout's gradient.
+    let mut g = GraphBuilder::new("backward");
+    let (dy, w) = (g.tensor("dy", DType::Bf16, rows(&[64, 32])), g.tensor("w", DType::Bf16, rows(&[32, 48])));
+    let (hidden, state) = (g.tensor("hidden", DType::Bf16, rows(&[64, 48])), g.tensor("state", DType::I32, rows(&[4])));
+    let product = g.matmul("product", dy, w, Precision::Fp32)?;
+    let dropped = g.dropout("dropout", product, state, 0.1)?;
+    let dx = g.binary("gelu", BinaryOp::Backward(UnaryOp::GeluErf), dropped, hidden)?;
+    g.store(dx, "dx", DType::Bf16)?;
+    assert_eq!(kinds(&partition(&g.finish()?)?), ["gemm"]);
+
+    let mut g = GraphBuilder::new("mask of two");
+    let (a, b) = (g.tensor("a", DType::Bf16, rows(&[64, 32])), g.tensor("b", DType::Bf16, rows(&[32, 48])));
+    let state = g.tensor("state", DType::I32, rows(&[4]));
+    let product = g.matmul("product", a, b, Precision::Fp32)?;
+    let keep = g.bernoulli("keep", &[64, 48], state, 0.5)?;
+    let y = g.binary("kept", BinaryOp::Mul, product, keep)?;
+    g.store(y, "y", DType::Bf16)?;
+    g.store(keep, "mask", DType::Bf16)?;
+    let (partition, account) = verdigris_graph::pattern::partition_with_account(&g.finish()?)?;
+    assert_eq!(kinds(&partition), ["gemm", "map"]);
+    assert!(account.decisions.iter().any(|decision| decision.refused.is_some_and(|rule| rule.contains("drawn in f32 for it alone"))));
+    Ok(())
+}
+
 #[test]
 fn a_random_state_is_four_words_that_no_op_writes() -> TestResult {
     let refused = |dtype, dims: &[u64], rule: &str| {
@@ -502,5 +556,73 @@ fn a_random_state_is_four_words_that_no_op_writes() -> TestResult {
     for p in [-0.1, 1.5, f64::NAN] {
         assert!(matches!(g.dropout("dropout", x, state, p), Err(Error::Attribute { attribute: "p", .. })), "{p}");
     }
+    Ok(())
+}
+
+/// Reshapes around a transpose are one copy, whichever way channels lie in what is read and in what is written.
+#[test]
+fn shuffles_are_one_copy_in_either_format() -> TestResult {
+    let last = |dims: &[u64]| Layout::with_order(dims, &[0, 2, 3, 1]).expect("a small layout");
+    for channels_last in [false, true] {
+        let lay = |dims: &[u64]| if channels_last { last(dims) } else { rows(dims) };
+        for which in 0..3 {
+            let mut g = GraphBuilder::new("shuffle");
+            let x = g.tensor("x", DType::Bf16, lay(&[2, 12, 6, 4]));
+            let y = match which {
+                0 => g.pixel_shuffle("shuffle", x, 2)?,
+                1 => g.pixel_unshuffle("shuffle", x, 2)?,
+                _ => g.channel_shuffle("shuffle", x, 3)?,
+            };
+            let dims = g.dims(y).expect("known");
+            g.store_as(y, "y", DType::Bf16, lay(&dims))?;
+            let partition = partition(&g.finish()?)?;
+            assert_eq!(kinds(&partition), ["map"]);
+            assert_eq!(map(&partition, 0).chain.steps.len(), 2, "a load and a store");
+        }
+    }
+    let mut g = GraphBuilder::new("shuffle");
+    let x = g.tensor("x", DType::Bf16, rows(&[2, 12, 6, 5]));
+    for refused in [g.pixel_shuffle("s", x, 5), g.pixel_shuffle("s", x, 0), g.pixel_unshuffle("s", x, 2), g.channel_shuffle("s", x, 5)] {
+        assert!(matches!(refused, Err(Error::Attribute { .. })), "{refused:?}");
+    }
+    Ok(())
+}
+
+/// A window of channels is so many loads of one map.
+#[test]
+fn a_response_norm_is_one_map() -> TestResult {
+    let norm = ResponseNorm { size: 5, alpha: Real(1e-4), beta: Real(0.75), k: Real(1.0) };
+    let mut g = GraphBuilder::new("lrn");
+    let x = g.tensor("x", DType::Bf16, rows(&[2, 8, 6, 4]));
+    let y = g.local_response_norm("lrn", x, norm)?;
+    g.store(y, "y", DType::Bf16)?;
+    let partition = partition(&g.finish()?)?;
+    assert_eq!(kinds(&partition), ["map"]);
+    let loads = map(&partition, 0).chain.steps.iter().filter(|step| matches!(step, ChainStep::Load { .. })).count();
+    assert_eq!(loads, 5);
+    let mut g = GraphBuilder::new("lrn");
+    let x = g.tensor("x", DType::Bf16, rows(&[2, 8, 6, 4]));
+    for wrong in [ResponseNorm { size: 0, ..norm }, ResponseNorm { size: 65, ..norm }, ResponseNorm { beta: Real(f64::NAN), ..norm }] {
+        assert!(matches!(g.local_response_norm("lrn", x, wrong), Err(Error::Attribute { .. })), "{wrong:?}");
+    }
+    Ok(())
+}
+
+/// Two scans with a map between them; places of long axes are counted in f64.
+#[test]
+fn running_extrema_with_places_are_two_scans() -> TestResult {
+    for (extent, counted) in [(9, DType::F32), ((1 << 24) + 1, DType::F64)] {
+        let mut g = GraphBuilder::new("cummax");
+        let x = g.tensor("x", DType::Bf16, rows(&[1, extent]));
+        let (y, place) = g.scan_with_place("cummax", ScanOp::Max, x, 1)?;
+        assert_eq!(g.described(place).map(|tensor| tensor.dtype), Some(counted));
+        g.store(y, "y", DType::Bf16)?;
+        g.store(place, "place", DType::I64)?;
+        assert_eq!(kinds(&partition(&g.finish()?)?), ["scan", "map", "scan"]);
+    }
+    let mut g = GraphBuilder::new("cummax");
+    let x = g.tensor("x", DType::Bf16, rows(&[4, 9]));
+    assert!(matches!(g.scan_with_place("sum", ScanOp::Add, x, 1), Err(Error::Attribute { attribute: "f", .. })));
+    assert!(matches!(g.scan_with_place("max", ScanOp::Max, x, 2), Err(Error::Attribute { attribute: "axis", .. })));
     Ok(())
 }

@@ -37,6 +37,42 @@ def test_a_row_is_measured_on_both_sides(op, shape, layout, direction):
     assert row["of_copy"] == pytest.approx(row["bytes"] / row["sides"]["instant"]["us"] * 1e-3 / 10)
 
 
+@pytest.mark.parametrize("op", [name for name, op in layers.OPS.items() if not op.has_backward])
+def test_what_is_a_graph_of_ours_is_right(op):
+    shape, layout = ((2, 8, 4, 4), CHANNELS_LAST) if op == "change_format" else ((64, 96), "rows")
+    row = measured(layer(op, shape, "bf16", layout))
+    assert "refused" not in row and "fault" not in row, row
+
+
+@pytest.mark.parametrize("op", ["nearest", "bilinear", "bicubic", "reflect_pad", "pixel_shuffle", "local_response_norm"])
+def test_functions_of_images_are_right_in_both_directions(op):
+    for direction in layers.DIRECTIONS:
+        row = measured(layer(op, (2, 8, 6, 5), "f32", CHANNELS_LAST, direction))
+        assert "refused" not in row and "fault" not in row, row
+
+
+def test_dropout_of_another_share_or_another_value_is_wrong():
+    row = layer("dropout", (64, 64))
+    assert "fault" not in measured(row, door_of(dropout=torch.nn.functional.dropout))
+    assert "inf" in measured(row, door_of(dropout=lambda x, p: torch.nn.functional.dropout(x, 0.3) * 0.7 / 0.9))["fault"]
+    assert "fault" in measured(row, door_of(dropout=lambda x, p: torch.nn.functional.dropout(x, p) * 1.01))
+
+
+def test_quack_is_asked_only_where_it_is_installed():
+    assert ("quack" in layers.asked_peers(None)) == layers.Quack.is_installed()
+    assert layers.asked_peers(["compile"]) == ["compile"]
+    row = measured(layer("relu"), peers=("pytorch", "quack"))
+    assert "no attribute 'relu'" in row["sides"]["quack"]["refused"] and row["best_peer"] == "pytorch"
+
+
+def test_every_class_has_a_bar():
+    found = [bar for bar in bars.load() if bar.suite in layers.SUITES]
+    for suite in layers.SUITES:
+        for row in layers.load(LIST / "layers.toml", suite, 5) if LIST else []:
+            facts = {"bar_kind": row.op, "sizes": {}, "class": row.cls, "direction": row.direction, "layout": row.layout, "bytes": 1 << 30}
+            assert row.op == "local_response_norm" or any(bar.suite == suite and bar.counts(facts) for bar in found), row.key
+
+
 def door_of(**functions):
     return types.SimpleNamespace(functions=lambda: types.SimpleNamespace(**functions), settle=lambda: None)
 

@@ -31,10 +31,17 @@ LOSSES = [
     ("binary_cross_entropy_with_logits", torch.sigmoid, {}),
     ("binary_cross_entropy_with_logits", lambda t: (t > 0).to(t.dtype), {}),
     ("binary_cross_entropy_with_logits", torch.sigmoid, dict(weight=(4, 1), pos_weight=(7,))),
+    ("binary_cross_entropy", torch.sigmoid, {}),
+    ("binary_cross_entropy", torch.sigmoid, dict(weight=(4, 1))),
     ("soft_margin_loss", signs, {}),
     ("kl_div", lambda t: t.softmax(-1) * (t > -1), {}),
     ("kl_div", lambda t: t.log_softmax(-1), dict(log_target=True)),
 ]
+
+
+def operand(name, x):
+    """What a loss takes: binary cross-entropy takes probabilities."""
+    return torch.sigmoid(x) if name == "binary_cross_entropy" else x
 
 
 def both(name, x, target, options):
@@ -57,7 +64,7 @@ def both(name, x, target, options):
 def test_losses_of_elements(which, reduction, dtype):
     name, make, options = LOSSES[which]
     options = {key: torch.rand(value) + 0.5 if isinstance(value, tuple) else value for key, value in options.items()}
-    x, target = torch.randn(3, 4, 7).to(getattr(torch, dtype)), make(torch.randn(3, 4, 7)).to(getattr(torch, dtype))
+    x, target = operand(name, torch.randn(3, 4, 7)).to(getattr(torch, dtype)), make(torch.randn(3, 4, 7)).to(getattr(torch, dtype))
     options = {key: value.to(x.dtype) if isinstance(value, torch.Tensor) else value for key, value in options.items()}
     ours, theirs = both(name, x, target, dict(options, reduction=reduction))
     assert ours[0].dtype == x.dtype and ours[0].shape == theirs[0].shape
@@ -74,13 +81,13 @@ def test_edges(name):
     ours = getattr(vt.functional, name)
     theirs = getattr(F, name)
     for shape in ((), (1,), (0, 3), (2, 1, 1025)):
-        x, target = torch.randn(shape), torch.rand(shape)
+        x, target = operand(name, torch.randn(shape)), torch.rand(shape)
         for reduction in ("none", "sum", "mean"):
             torch.testing.assert_close(ours(x, target, reduction=reduction), theirs(x, target, reduction=reduction), rtol=1e-5, atol=1e-6, equal_nan=True)
-    last = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    last = operand(name, torch.randn(2, 3, 4, 5)).to(memory_format=torch.channels_last)
     target = torch.rand(2, 3, 4, 5)
     torch.testing.assert_close(ours(last, target, reduction="none"), theirs(last, target, reduction="none"), rtol=1e-5, atol=1e-6)
-    kind = vd.UnsupportedError if name != "binary_cross_entropy_with_logits" else ValueError
+    kind = ValueError if name.startswith("binary_cross_entropy") else vd.UnsupportedError
     with pytest.raises(kind, match="same dims"):
         ours(last, target[:1])
     with pytest.raises(ValueError, match="reduction"):
@@ -94,6 +101,16 @@ def test_logits_far_out_and_at_zero():
         torch.testing.assert_close(loss, F.binary_cross_entropy_with_logits(x, target, reduction="none"), rtol=1e-6, atol=1e-5)
         (dx,) = torch.autograd.grad(loss.sum(), x)
         torch.testing.assert_close(dx, torch.sigmoid(x.detach()) - target, rtol=1e-6, atol=1e-7)
+
+
+def test_probabilities_of_0_and_1():
+    x = torch.tensor([0.0, 0.0, 1.0, 1.0, 1e-30, 0.25], requires_grad=True)
+    target = torch.tensor([0.0, 1.0, 0.0, 1.0, 1.0, 0.5])
+    loss = vt.functional.binary_cross_entropy(x, target, reduction="none")
+    torch.testing.assert_close(loss, F.binary_cross_entropy(x.detach(), target, reduction="none"))
+    loss.sum().backward()
+    # The logarithm of 0, which is held at -100, has no slope.
+    torch.testing.assert_close(x.grad, torch.tensor([1.0, 0.0, 0.0, -1.0, -1e30, -2 + 2 / 3]), rtol=1e-5, atol=0.0)
 
 
 @pytest.mark.parametrize("shape", [(5,), (4, 5), (2, 5, 3, 2), (0, 5)])

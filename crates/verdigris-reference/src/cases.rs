@@ -28,6 +28,7 @@
 //!     { binary = { f = "add", dtype = "f32", per = "n" } },   # per: n, m, element, tensor; v_is_right = false
 //!     { unary = "relu" }, { unary = { leaky_relu = { slope = 0.1 } } },
 //!     { scale = 0.5 }, { round = "bf16" }, { store = "bf16" },
+//!     { random = { f = "mul", through = [{ affine = { scale = -1.0, shift = 0.5 } }, "relu", "not"] } }, # also per, distribution, by_value, v_is_right
 //! ]
 //! data = "normal"              # a `Distribution`
 //! deterministic = true         # default false
@@ -41,7 +42,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 use verdigris_graph::{
-    BinaryOp, Determinism, EpilogueStep, Error, GemmProblem, HostScalar, Matrix, Precision, Problem, Real, Scale, Slot, UnaryOp,
+    BinaryOp, Determinism, Drawn, EpilogueStep, Error, GemmProblem, HostScalar, Matrix, Precision, Problem, Real, Scale, Slot, UnaryOp,
 };
 use verdigris_tensor::DType;
 
@@ -266,9 +267,26 @@ enum StepText {
         #[serde(default)]
         v_is_right: bool,
     },
+    Random {
+        f: BinaryOp,
+        #[serde(default)]
+        through: Vec<UnaryOp>,
+        #[serde(default = "per_element")]
+        per: Per,
+        #[serde(default)]
+        distribution: Drawn,
+        #[serde(default)]
+        by_value: bool,
+        #[serde(default)]
+        v_is_right: bool,
+    },
     Scale(ScalarText),
     Round(DType),
     Store(DType),
+}
+
+fn per_element() -> Per {
+    Per::Element
 }
 
 /// How an epilogue operand is broadcast.
@@ -279,6 +297,19 @@ enum Per {
     M,
     Element,
     Tensor,
+}
+
+impl Per {
+    /// One element for each of these.
+    fn of(self, full: Matrix) -> Matrix {
+        let (row_stride, column_stride) = match self {
+            Per::Element => return full,
+            Per::N => (0, 1),
+            Per::M => (1, 0),
+            Per::Tensor => (0, 0),
+        };
+        Matrix { row_stride, column_stride, batch_strides: vec![0; full.batch_strides.len()], ..full }
+    }
 }
 
 /// Places matrices in buffers: packed, or with padding, batch after batch.
@@ -435,14 +466,16 @@ impl Group {
                 StepText::Store(dtype) => EpilogueStep::Store { target: place.matrix(*dtype, of_d, m, n, 0, false).map_err(no)? },
                 StepText::Binary { f, dtype, per, v_is_right } => {
                     let full = place.matrix(*dtype, of_d, m, n, 0, false).map_err(no)?;
-                    let no_batch = vec![0; self.batch.len()];
-                    let operand = match per {
-                        Per::Element => full,
-                        Per::N => Matrix { row_stride: 0, column_stride: 1, batch_strides: no_batch, ..full },
-                        Per::M => Matrix { row_stride: 1, column_stride: 0, batch_strides: no_batch, ..full },
-                        Per::Tensor => Matrix { row_stride: 0, column_stride: 0, batch_strides: no_batch, ..full },
-                    };
-                    EpilogueStep::Binary { f: *f, operand, v_is_right: *v_is_right }
+                    EpilogueStep::Binary { f: *f, operand: per.of(full), v_is_right: *v_is_right }
+                }
+                StepText::Random { f, through, per, distribution, by_value, v_is_right } => {
+                    // Numbers count row-major over the batch and D, whatever order and gaps D has in memory.
+                    let mut packed = Placement::new(&self.batch, 0);
+                    let counts = packed.matrix(DType::U8, 'n', m, n, 0, false).map_err(no)?;
+                    let number = Matrix { slot: place.slot(), ..per.of(counts) };
+                    let offset = by_value.then(|| place.slot());
+                    let (f, distribution, v_is_right) = (*f, *distribution, *v_is_right);
+                    EpilogueStep::Random { f, v_is_right, distribution, number, offset, through: through.clone() }
                 }
             });
         }

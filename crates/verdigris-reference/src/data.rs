@@ -286,6 +286,20 @@ pub fn inputs(problem: &Problem, distribution: Distribution, seed: u64) -> Input
             inputs.buffers.insert(*slot, factors(stream.bits(), 1));
         }
     }
+    for step in &gemm.epilogue {
+        match *step {
+            EpilogueStep::Random { ref number, offset: None, .. } => {
+                let words = (0..4).flat_map(|_| (stream.bits() as u32).to_le_bytes());
+                inputs.buffers.insert(number.slot, words.collect());
+            }
+            EpilogueStep::Random { ref number, offset: Some(offset), .. } => {
+                for slot in [number.slot, offset] {
+                    inputs.scalars.insert(slot, stream.below(1 << 40) as f64);
+                }
+            }
+            _ => {}
+        }
+    }
     let steps = gemm.epilogue.iter().filter_map(|step| match step {
         EpilogueStep::Scale { factor } => Some(*factor),
         _ => None,

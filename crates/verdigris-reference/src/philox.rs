@@ -30,7 +30,8 @@ impl State {
         State::of_words(is_known, |i: u64| ((if i < 2 { seed } else { offset } >> (32 * (i % 2))) % (1 << 32)) as u64)
     }
 
-    fn of_words(is_known: bool, word: impl Fn(u64) -> u64) -> State {
+    /// Four words, low ones first.
+    pub(crate) fn of_words(is_known: bool, word: impl Fn(u64) -> u64) -> State {
         State { is_known, seed: [word(0), word(1)], offset: u128::from(word(2)) + (u128::from(word(3)) << 32) }
     }
 
@@ -63,10 +64,20 @@ impl Numbers {
 
 impl Formula for Numbers {
     fn at(&self, index: &[u64]) -> Bounded {
+        self.of_number(index.iter().zip(&self.dims).fold(0u128, |number, (&i, &dim)| number * u128::from(dim) + u128::from(i)))
+    }
+
+    fn compute(&self) -> DType {
+        DType::F32
+    }
+}
+
+impl Numbers {
+    /// The random number of an element with this number.
+    pub(crate) fn of_number(&self, number: u128) -> Bounded {
         if !self.state.is_known {
             return Bounded { value: 0.0, error: f64::INFINITY };
         }
-        let number = index.iter().zip(&self.dims).fold(0u128, |number, (&i, &dim)| number * u128::from(dim) + u128::from(i));
         let block = (self.state.offset + number / 4) % (1 << 64);
         let words = philox([(block % (1 << 32)) as u64, (block >> 32) as u64, 0, 0], self.state.seed);
         let (place, unit) = ((number % 4) as usize, |word: u64| (word / 256) as f64 / f64::from(1 << 24));
@@ -79,10 +90,6 @@ impl Formula for Numbers {
         let value = radius * if place % 2 == 0 { angle.cos() } else { angle.sin() };
         // A few units of f32 each for the logarithm, the root, the angle, and its sine or cosine.
         Bounded { value, error: radius * power_of_two(-20) }
-    }
-
-    fn compute(&self) -> DType {
-        DType::F32
     }
 }
 

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use verdigris_graph::{EpilogueStep, GemmProblem, HostScalar, Matrix, Precision, Problem, Scale, Slot};
+use verdigris_graph::{EpilogueStep, GemmProblem, HostScalar, Matrix, Precision, Problem, Scale, Slot, UnaryOp};
 use verdigris_tensor::{DType, Layout, num};
 
 use crate::ops::matmul::{Elements, Sum, sum_of_products};
+use crate::philox::{Numbers, State};
 use crate::tolerance::{self, Bounded};
 
 /// What the slots of a problem, or with [`verdigris_graph::Uid`]s the tensors of a graph, are bound to.
@@ -195,7 +196,12 @@ fn run_gemm(gemm: &GemmProblem, inputs: &Inputs, positions: Positions<'_>) -> Re
                     outputs[next_output].magnitudes.push(sum.magnitude);
                     next_output += 1;
                 }
-                Step::Plain(EpilogueStep::Binary { .. } | EpilogueStep::Scale { .. }) => {}
+                Step::Plain(EpilogueStep::Binary { .. } | EpilogueStep::Random { .. } | EpilogueStep::Scale { .. }) => {}
+                Step::Random { f, v_is_right, number, numbers, through } => {
+                    let drawn = numbers.of_number(number.offset(&batch, row, column).into());
+                    let drawn = through.iter().fold(drawn, |drawn, f| drawn.unary(*f, bits, epilogue));
+                    v = v.binary(*f, drawn, *v_is_right, bits, epilogue);
+                }
                 Step::Scale(factor) => v = v.scaled(*factor, epilogue),
                 Step::Binary { f, operand, elements, v_is_right } => {
                     let z = Bounded::exact(elements.at(operand.offset(&batch, row, column)));
@@ -220,6 +226,7 @@ enum Step<'a> {
     Plain(&'a EpilogueStep),
     Scale(f64),
     Binary { f: verdigris_graph::BinaryOp, operand: &'a Matrix, elements: Elements<'a>, v_is_right: bool },
+    Random { f: verdigris_graph::BinaryOp, v_is_right: bool, number: &'a Matrix, numbers: Numbers, through: &'a [UnaryOp] },
 }
 
 /// The factors of one operand.
@@ -303,6 +310,22 @@ impl<'a> Sources<'a> {
                     operand,
                     elements: self.matrix("epilogue operand", operand, gemm.m, gemm.n)?,
                     v_is_right: *v_is_right,
+                }),
+                EpilogueStep::Random { f, v_is_right, distribution, number, offset, through } => Ok(Step::Random {
+                    f: *f,
+                    v_is_right: *v_is_right,
+                    number,
+                    numbers: match offset {
+                        Some(offset) => {
+                            let [seed, offset] = [number.slot, *offset].map(|slot| self.scalar(HostScalar::Bound(slot)));
+                            Numbers::new(*distribution, State::by_value([seed?, offset?]), &[])
+                        }
+                        None => {
+                            let words = Elements::new(DType::I32, self.bytes("random state", number.slot, 16)?);
+                            Numbers::new(*distribution, State::of_words(true, |i| (words.at(i) as i64).rem_euclid(1 << 32) as u64), &[])
+                        }
+                    },
+                    through,
                 }),
                 plain => Ok(Step::Plain(plain)),
             })

@@ -516,6 +516,10 @@ impl<'k> Operands<'k, ViewSpec> for AtPoint<'_, 'k> {
         self.fetched[step].clone()
     }
 
+    fn word(&self, step: usize, _: u32) -> AnyVal<'k> {
+        unreachable!("step {step}: a chain loads the words of a state as elements")
+    }
+
     fn index(&self, step: usize) -> Vec<AnyVal<'k>> {
         let Index { first, strides } = self.chain.indices[step].as_ref().expect("a coordinate has strides");
         let at = self.index.iter().zip(strides).fold(*first, |sum, (&i, &stride)| sum + i.widen() * stride);

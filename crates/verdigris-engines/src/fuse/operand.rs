@@ -2,10 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 use verdigris_graph::{Channels, Matrix, Slot, Tensor, View};
+use verdigris_kir::face::Val;
 use verdigris_kir::program::Address;
 use verdigris_tensor::DType;
 
-use super::steps::OperandWord;
+use super::steps::{OperandWord, Role};
 use crate::layout::batch::{BatchStridesBytes, Chunk, DIMS};
 use crate::layout::space::{Access, Memory};
 
@@ -126,15 +127,26 @@ impl Strides {
         }
     }
 
+    /// The slot of the buffer.
+    pub(super) fn slot(&self) -> Slot {
+        self.slot
+    }
+
     /// What a launch gives where the spec says `spec`.
     pub(super) fn arguments(&self, spec: OperandSpec) -> OperandArgs {
         let bytes = self.dtype.bytes() as u64;
         OperandArgs {
-            operand: self.first,
+            operand: Some(self.first),
+            number: None,
             row_strides: self.rows.iter().map(|stride| stride * bytes).collect(),
             column_stride: (spec.walk == Walk::Strided).then_some(self.columns * bytes),
             batch: self.launch_batch,
         }
+    }
+
+    /// The same of what counts elements, each of which is one byte to the strides.
+    pub(super) fn counts(&self, spec: OperandSpec) -> OperandArgs {
+        OperandArgs { operand: None, number: Some(self.first.offset_bytes), ..self.arguments(spec) }
     }
 
     /// The slot, and the bytes that `many` elements take.
@@ -176,17 +188,31 @@ pub(crate) struct OperandDecl {
     pub(super) layout: Layout,
     /// Elements that one access takes where neighbours are neighbouring elements.
     pub(super) together: u32,
-    pub(super) written: bool,
+    pub(super) is: Role,
 }
 
 verdigris_kir::parameters! {
     /// Parameters of one operand; strides in bytes. What is read may also be D's buffer, so loads never take the read-only path.
     #[derive(Clone, Debug)]
     pub(crate) struct Operand / #[derive(Clone, Debug)] OperandArgs of OperandDecl as decl {
-        pub(super) operand: Memory = Access { written: decl.written, bytes: decl.alignment_bytes() },
+        pub(super) operand: Option<Memory> =
+            (decl.is != Role::Counted).then(|| Access { written: decl.is == Role::Written, bytes: decl.alignment_bytes() }),
+        /// The number of the first element, of what only counts.
+        pub(super) number: Option<u64> = (decl.is == Role::Counted).then_some(()),
         pub(super) row_strides: Vec<u64> = vec![(); decl.row_strides()],
         pub(super) column_stride: Option<u64> = (decl.spec.walk == Walk::Strided).then_some(()),
         pub(super) batch: Option<BatchStridesBytes> = (decl.layout == Layout::Matrices).then_some(()),
+    }
+}
+
+impl<'k> Operand<'k> {
+    /// The address of the first element, or its number.
+    pub(super) fn start(&self) -> Val<'k, u64> {
+        match (self.operand, self.number) {
+            (Some(operand), _) => operand.address(),
+            (None, Some(number)) => number,
+            (None, None) => unreachable!("an operand is in memory, or counts"),
+        }
     }
 }
 

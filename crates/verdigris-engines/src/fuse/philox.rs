@@ -67,7 +67,7 @@ impl<'k> Stream<'k> {
 
 /// A random number in f32 for each element of `numbers`, which lie at equal distances.
 ///
-/// Four neighbours that are one block take one evaluation. Whether they are is seen at run time, so that a kernel serves all strides and
+/// Four neighbours that are one block take one evaluation, and so do two that are a pair of one. Whether they are is seen at run time, so that a kernel serves all strides and
 /// offsets of tiles alike.
 #[track_caller]
 pub(super) fn numbers<'k>(k: Kernel<'k>, distribution: Drawn, state: [AnyVal<'k>; 4], numbers: &[AnyVal<'k>]) -> Vec<AnyVal<'k>> {
@@ -84,22 +84,30 @@ pub(super) fn numbers<'k>(k: Kernel<'k>, distribution: Drawn, state: [AnyVal<'k>
     };
     let mut drawn = Vec::with_capacity(numbers.len());
     for group in numbers.chunks(4) {
-        let &[first, _, _, last] = group else {
-            drawn.extend(group.iter().map(|&number| of_number(number)));
-            continue;
-        };
-        let places: Vec<_> = group.iter().map(|_| k.var(k.constant::<f32>(0.0))).collect();
-        let is_block = (first.low32() & 3u32).eq(0u32) & last.eq(first + 3u64);
-        k.when_else(
-            is_block,
-            || {
-                let [a, b, c, d] = stream.block(first);
-                let values = [of_pair([a, b]), of_pair([c, d])].into_iter().flatten();
-                places.iter().zip(values).for_each(|(place, value)| place.set(value));
-            },
-            || places.iter().zip(group).for_each(|(place, &number)| place.set(of_number(number))),
-        );
-        drawn.extend(places.iter().map(|place| place.get()));
+        match *group {
+            [first, _, _, last] => {
+                let places: Vec<_> = group.iter().map(|_| k.var(k.constant::<f32>(0.0))).collect();
+                let is_block = (first.low32() & 3u32).eq(0u32) & last.eq(first + 3u64);
+                k.when_else(
+                    is_block,
+                    || {
+                        let [a, b, c, d] = stream.block(first);
+                        let values = [of_pair([a, b]), of_pair([c, d])].into_iter().flatten();
+                        places.iter().zip(values).for_each(|(place, value)| place.set(value));
+                    },
+                    || places.iter().zip(group).for_each(|(place, &number)| place.set(of_number(number))),
+                );
+                drawn.extend(places.iter().map(|place| place.get()));
+            }
+            [first, last] => {
+                let (pair, is_second) = stream.pair(first);
+                let [low, high] = of_pair(pair);
+                let other = k.var(high);
+                k.when(is_second | last.ne(first + 1u64), || other.set(of_number(last)));
+                drawn.extend([k.select(is_second, high, low), other.get()]);
+            }
+            _ => drawn.extend(group.iter().map(|&number| of_number(number))),
+        }
     }
     drawn.into_iter().map(AnyVal::F32).collect()
 }

@@ -31,7 +31,7 @@ pub(crate) struct PrologueSpec {
 impl PrologueSpec {
     /// The spec of a problem's prologue.
     pub(crate) fn of(problem: &ConvProblem) -> PrologueSpec {
-        let steps = Steps::of_value(&problem.prologue).spec(|vector| OperandSpec::strided(vector.dtype));
+        let steps = Steps::of_value(&problem.prologue, |vector| vector.slot).spec(|vector| OperandSpec::strided(vector.dtype));
         PrologueSpec { dtype: problem.activations().dtype, steps }
     }
 

@@ -28,6 +28,10 @@ pub enum Step<O> {
     Scalar,
     /// A coordinate.
     Index,
+    /// Which number an element has, as strides tell it. Gives no value: the next random number is of it. Of epilogues.
+    Number(O),
+    /// A word of a random state in memory: a pointer comes with the first of the four. Of epilogues.
+    Word(u32),
     /// Half of an integer from the host, given at execution: the upper one, or the lower.
     Half(bool),
     /// A random number of the state whose words these are.
@@ -42,6 +46,17 @@ pub enum Step<O> {
     Round(DType, u32),
     /// Stores `x`, rounded. Gives no value.
     Store(O, u32),
+}
+
+/// What strides of a step are for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Role {
+    /// Memory that is read.
+    Read,
+    /// Memory that is written.
+    Written,
+    /// No memory: they count elements.
+    Counted,
 }
 
 /// What a spec says of an operand in memory.
@@ -61,6 +76,8 @@ impl<O> Step<O> {
             Step::Given => Step::Given,
             Step::Scalar => Step::Scalar,
             Step::Index => Step::Index,
+            Step::Number(ref of) => Step::Number(operand(of)),
+            Step::Word(word) => Step::Word(word),
             Step::Half(upper) => Step::Half(upper),
             Step::Random(distribution, state) => Step::Random(distribution, state),
             Step::Unary(f, x) => Step::Unary(f, x),
@@ -76,6 +93,16 @@ impl<O> Step<O> {
         match self {
             Step::Load(from) => Some((from, false)),
             Step::Store(to, _) => Some((to, true)),
+            _ => None,
+        }
+    }
+
+    /// What has strides: the operand, or the number of an element.
+    pub(super) fn strided(&self) -> Option<(&O, Role)> {
+        match self {
+            Step::Load(from) => Some((from, Role::Read)),
+            Step::Store(to, _) => Some((to, Role::Written)),
+            Step::Number(of) => Some((of, Role::Counted)),
             _ => None,
         }
     }
@@ -103,6 +130,8 @@ impl<O: OperandWord> Step<O> {
             Step::Given => "given".to_owned(),
             Step::Scalar => "factor".to_owned(),
             Step::Index => "index".to_owned(),
+            Step::Number(ref of) => format!("number{}", of.word(false)),
+            Step::Word(word) => format!("word{word}"),
             Step::Half(upper) => if upper { "upper" } else { "lower" }.to_owned(),
             Step::Random(Drawn::Uniform, [a, b, c, d]) => format!("random{a}_{b}_{c}_{d}"),
             Step::Random(Drawn::Normal, [a, b, c, d]) => format!("normal{a}_{b}_{c}_{d}"),
@@ -158,8 +187,8 @@ impl<P> Steps<P> {
 }
 
 impl<'p, P> Steps<&'p P> {
-    /// The steps that a value goes through one after another; none where nothing is done.
-    pub(super) fn of_value(list: &'p [EpilogueStep<P>]) -> Self {
+    /// The steps that a value goes through one after another; none where nothing is done. `slot`: that of an operand.
+    pub(super) fn of_value(list: &'p [EpilogueStep<P>], slot: impl Fn(&'p P) -> Slot) -> Self {
         let mut all = Steps { steps: Vec::new(), numbers: Vec::new() };
         if list.is_empty() {
             return all;
@@ -175,6 +204,23 @@ impl<'p, P> Steps<&'p P> {
                     let other = all.push(Step::Load(operand), Vec::new());
                     let (f, attributes) = binary(*f);
                     v = all.push(Step::Binary(f, if *v_is_right { [other, v] } else { [v, other] }), attributes);
+                }
+                EpilogueStep::Random { f, v_is_right, distribution, number, offset, through } => {
+                    let words = [0, 1, 2, 3].map(|word: u32| match offset {
+                        None => all.push(Step::Word(word), Vec::new()),
+                        Some(offset) => {
+                            let integer = HostScalar::Bound(if word < 2 { slot(number) } else { *offset });
+                            all.push(Step::Half(word % 2 == 1), vec![host_number(integer)])
+                        }
+                    });
+                    all.push(Step::Number(number), Vec::new());
+                    let mut drawn = all.push(Step::Random(*distribution, words), Vec::new());
+                    for f in through {
+                        let (f, attributes) = unary(*f);
+                        drawn = all.push(Step::Unary(f, drawn), attributes);
+                    }
+                    let (f, attributes) = binary(*f);
+                    v = all.push(Step::Binary(f, if *v_is_right { [drawn, v] } else { [v, drawn] }), attributes);
                 }
                 EpilogueStep::Scale { factor } => {
                     let factor = all.push(Step::Scalar, vec![host_number(*factor)]);
@@ -319,6 +365,9 @@ pub(super) trait Operands<'k, O> {
     /// What step `step` loads: one element for all lanes, or one for each.
     fn load(&self, step: usize, from: &O) -> Vec<AnyVal<'k>>;
 
+    /// The word of a random state that step `step` asks for.
+    fn word(&self, step: usize, word: u32) -> AnyVal<'k>;
+
     /// The coordinate that step `step` asks for, of each lane.
     fn index(&self, step: usize) -> Vec<AnyVal<'k>>;
 
@@ -352,6 +401,8 @@ impl<'k, O> Code<'_, 'k, O> {
                 Step::Given => given.to_vec(),
                 Step::Scalar => self.numbers[i].iter().map(|&number| AnyVal::Number(number)).collect(),
                 Step::Index => operands.index(i),
+                Step::Number(_) => Vec::new(),
+                Step::Word(word) => vec![operands.word(i, word)],
                 Step::Half(upper) => {
                     let half = |number: &HostVal<'k>| AnyVal::Stored(DType::I32, Raw::B32(number.half(upper)));
                     self.numbers[i].iter().map(half).collect()

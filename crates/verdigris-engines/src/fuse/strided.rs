@@ -8,12 +8,17 @@ use verdigris_tensor::DType;
 
 use super::compute::{self, Compute};
 use super::operand::{Layout, Operand, OperandArgs, OperandDecl, OperandSpec, Strides, Walk};
+use super::steps::Role;
 use super::value::{AnyVal, Raw, elements_of, load_raw, load_words, store_raw, store_values};
 use crate::layout::space::element;
 
+fn role(written: bool) -> Role {
+    if written { Role::Written } else { Role::Read }
+}
+
 /// The declaration of an operand over `rank` dims.
 pub(crate) fn declaration(dtype: DType, rank: usize, written: bool) -> OperandDecl {
-    OperandDecl { spec: OperandSpec { dtype, walk: Walk::PerRow }, layout: Layout::Space(rank), together: 1, written }
+    OperandDecl { spec: OperandSpec { dtype, walk: Walk::PerRow }, layout: Layout::Space(rank), together: 1, is: role(written) }
 }
 
 /// Those of operands of these types, of which the last `outputs` are written.
@@ -23,7 +28,7 @@ pub(crate) fn declarations(types: &[DType], rank: usize, outputs: usize) -> Vec<
 
 /// The declaration of an operand whose last dim lies side by side and is taken `vector` elements at a time; `rank` counts the dims in front of it.
 pub(crate) fn lines_declaration(dtype: DType, rank: usize, vector: u32, written: bool) -> OperandDecl {
-    OperandDecl { spec: OperandSpec { dtype, walk: Walk::Row }, layout: Layout::Space(rank), together: vector, written }
+    OperandDecl { spec: OperandSpec { dtype, walk: Walk::Row }, layout: Layout::Space(rank), together: vector, is: role(written) }
 }
 
 /// The argument for such an operand from an index on.
@@ -78,7 +83,7 @@ impl<'k> Strided<'k> {
     /// A declared operand.
     #[track_caller]
     pub(crate) fn new(dtype: DType, operand: Operand<'k>) -> Self {
-        Strided { dtype, address: operand.operand.address(), strides_bytes: operand.row_strides }
+        Strided { dtype, address: operand.start(), strides_bytes: operand.row_strides }
     }
 
     /// Declared operands of these types.

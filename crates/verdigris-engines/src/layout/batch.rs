@@ -146,7 +146,13 @@ impl<'k> BatchStrides<'k> {
     /// The address of the matrix at `indices`, the first one being at `pointer`.
     #[track_caller]
     pub fn matrix(&self, pointer: Pointer<'k>, indices: Indices<'k>) -> Val<'k, u64> {
-        let mut address = pointer.address();
+        self.from(pointer.address(), indices)
+    }
+
+    /// The same from the address of the first one, or from its number where elements are counted.
+    #[track_caller]
+    pub(crate) fn from(&self, first: Val<'k, u64>, indices: Indices<'k>) -> Val<'k, u64> {
+        let mut address = first;
         for (index, stride) in indices.into_iter().zip(self.0) {
             address = address + index.widen() * stride;
         }

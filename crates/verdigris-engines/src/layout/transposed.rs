@@ -12,7 +12,10 @@ pub(crate) fn transposed(problem: &GemmProblem) -> GemmProblem {
     turned.c = problem.c.as_ref().map(|c| c.transposed());
     turned.d = problem.d.transposed();
     for step in &mut turned.epilogue {
-        if let EpilogueStep::Binary { operand: matrix, .. } | EpilogueStep::Store { target: matrix } = step {
+        if let EpilogueStep::Binary { operand: matrix, .. }
+        | EpilogueStep::Store { target: matrix }
+        | EpilogueStep::Random { number: matrix, .. } = step
+        {
             *matrix = matrix.transposed();
         }
     }

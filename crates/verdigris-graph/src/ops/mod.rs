@@ -12,7 +12,9 @@ pub mod pointwise;
 pub mod pool;
 pub mod reduction;
 pub mod resample;
+pub mod response_norm;
 pub mod scan;
+mod shuffle;
 pub mod softmax;
 
 /// What the crate shows of each op at its root.
@@ -27,6 +29,7 @@ pub(crate) mod names {
     pub use super::pool::{Pool, PoolBackward, PoolMode, PoolWindows};
     pub use super::reduction::{Reduction, ReductionOp};
     pub use super::resample::{Border, Filter, Resample, ResampleBackward, Sampling, Taps};
+    pub use super::response_norm::ResponseNorm;
     pub use super::scan::{Scan, ScanOp};
     pub use super::softmax::{CrossEntropy, CrossEntropyBackward, CrossEntropySpec, LossReduction, Softmax, SoftmaxBackward};
 }

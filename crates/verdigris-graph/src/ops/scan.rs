@@ -30,7 +30,7 @@ use crate::op::{Op, Operation, Real, Role};
 use crate::ops::pointwise::{BinaryOp, UnaryOp};
 use crate::spec::{AttributeSpec, Form, Method, OpSpec, OperandSpec};
 use crate::tensor::Uid;
-use crate::validate::{axis, data, of_type, same_dims};
+use crate::validate::{attribute, axis, data, of_type, same_dims};
 
 /// What is made of the elements so far; the module's head has the formulas.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -211,5 +211,45 @@ impl GraphBuilder {
         let y = self.virtual_tensor(name, dtype, &dims)?;
         self.push(name, Op::Scan(Scan { f, axis, exclusive, reverse, x, y }));
         Ok(y)
+    }
+
+    /// The running extremum of `x` along `axis` and the place of each, as virtual tensors: `y[i]` is the least (greatest) of `x[0 ..= i]`, and the place is
+    /// where along the axis the last element stands that is it. A NaN is the extremum from there on, and its place the last NaN so far.
+    ///
+    /// Two scans and a map between them: a place is the greatest so far of those whose element is the extremum up to itself. Places are counted in f32, along an
+    /// axis of more than 2²⁴ elements in f64; no gradient goes through them, and that of `y` is refused.
+    ///
+    /// ```
+    /// use verdigris_graph::{GraphBuilder, ScanOp};
+    /// use verdigris_tensor::{DType, Layout};
+    ///
+    /// let mut g = GraphBuilder::new("running maximum");
+    /// let x = g.tensor("x", DType::F32, Layout::row_major(&[4, 9])?);
+    /// let (y, place) = g.scan_with_place("cummax", ScanOp::Max, x, 1)?;
+    /// g.store(y, "y", DType::F32)?;
+    /// g.store(place, "place", DType::I64)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A scan that is no extremum, an axis that is none, an unknown uid.
+    pub fn scan_with_place(&mut self, name: &str, f: ScanOp, x: Uid, axis: u32) -> Result<(Uid, Uid), Error> {
+        if !matches!(f, ScanOp::Min | ScanOp::Max) {
+            return attribute(name, "f", f.name(), "places are those of `min` and `max`");
+        }
+        let dims = self.result_of(name, &[x])?.1;
+        let Some(&extent) = dims.get(axis as usize) else {
+            return attribute(name, "axis", axis, "it is below the number of dims");
+        };
+        let y = self.scan(name, f, x, axis, false, false)?;
+        let is_it = self.binary(name, BinaryOp::Eq, x, y)?;
+        let is_nan = self.unary(name, UnaryOp::IsNan, x)?;
+        let is_new = self.binary(name, BinaryOp::Or, is_it, is_nan)?;
+        let place = self.gen_index(name, &dims, axis)?;
+        let counted = if extent > 1 << 24 { DType::F64 } else { DType::F32 };
+        self.set_dtype(place, counted)?;
+        let last = self.binary(name, BinaryOp::Mul, is_new, place)?;
+        let place = self.scan(name, ScanOp::Max, last, axis, false, false)?;
+        Ok((y, place))
     }
 }

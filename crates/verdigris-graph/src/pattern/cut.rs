@@ -1,6 +1,6 @@
 //! Ops gathered into parts, as the table of fusions says ([`super::rules`]).
 
-use verdigris_tensor::Layout;
+use verdigris_tensor::{DType, Layout};
 
 use crate::error::Error;
 use crate::graph::Graph;
@@ -250,6 +250,42 @@ impl<'g> Cut<'g> {
         Host::of(node) == Some(Host::Map) && !self.is_view(y) && can_be_seen()
     }
 
+    /// The ops that draw what a step of an epilogue reads beside its value, from the random numbers on: functions of one operand.
+    pub(super) fn drawn_for(&self, op: usize, value: usize) -> Option<Vec<usize>> {
+        let others = self.web.inputs(op).iter().filter(|&&tensor| tensor != value);
+        others.copied().find_map(|mut tensor| {
+            let mut ops = Vec::new();
+            loop {
+                let op = self.web.producer(tensor)?;
+                ops.push(op);
+                match self.pointwise(op)? {
+                    Pointwise::Random { .. } => break,
+                    Pointwise::Unary { x, .. } => tensor = self.web.number(*x)?,
+                    _ => return None,
+                }
+            }
+            ops.reverse();
+            Some(ops)
+        })
+    }
+
+    /// Whether an op of these may stand in an epilogue: its result is f32, virtual and read once, and its state is where kernels find it.
+    pub(super) fn is_drawn_alone(&self, op: usize) -> bool {
+        let y = self.web.outputs(op)[0];
+        let result = self.web.tensor(y);
+        let is_ours = result.is_virtual && !self.is_view(y) && result.dtype == DType::F32 && self.web.readers(y).len() == 1;
+        let can_be = match self.pointwise(op) {
+            Some(Pointwise::Unary { f, .. }) => f.in_epilogue(),
+            Some(Pointwise::Random { offset: Some(_), .. }) => true,
+            Some(Pointwise::Random { state, .. }) => self.web.number(*state).is_some_and(|state| {
+                let seen = self.see_number(state);
+                seen.offset == 0 && seen.strides == [1]
+            }),
+            _ => false,
+        };
+        is_ours && can_be && self.parts.is_alone(op)
+    }
+
     // ---- gathering ------------------------------------------------------------------------------------------------------
 
     /// Gathers parts as the table says: first what belongs to products, convolutions and reductions, then maps.
@@ -320,8 +356,14 @@ impl<'g> Cut<'g> {
     /// [`Walk::Behind`]; the tensor at the end of the chain.
     fn behind(&mut self, rows: &'static [Fusion], host: usize, mut value: usize) -> Result<usize, Error> {
         while let Some(&op) = self.web.readers(value).first() {
-            if !self.fuse(rows, &Site { host, op, value, along: &[] })? {
+            let along = if rows[0].host == Host::Matmul { self.drawn_for(op, value).unwrap_or_default() } else { Vec::new() };
+            let Some(row) = self.fitting(rows, &Site { host, op, value, along: &along })? else { break };
+            if !self.join(row, &Site { host, op, value, along: &[] }) {
                 break;
+            }
+            // Nothing stands before these.
+            for &drawn in along.iter().rev() {
+                self.join(row, &Site { host, op: drawn, value, along: &[] });
             }
             value = self.web.outputs(op)[0];
         }

@@ -1,9 +1,13 @@
 //! A matmul and its epilogue.
 
+use std::collections::HashMap;
+
+use verdigris_tensor::{DType, Layout};
+
 use crate::error::Error;
 use crate::op::{HostScalar, Op};
 use crate::ops::matmul::{Matmul, OperandScale};
-use crate::ops::pointwise::Pointwise;
+use crate::ops::pointwise::{BinaryOp, Drawn, Pointwise, UnaryOp};
 use crate::problem::{EpilogueStep, GemmProblem, Matrix, Problem, Scale, Slot};
 use crate::tensor::{TensorDesc, Uid};
 
@@ -46,12 +50,27 @@ pub(super) fn lower(cut: &Cut<'_>, anchor: usize, matmul: &Matmul, members: &[us
     let beta = slots.scalar(matmul.beta);
 
     let mut epilogue = Vec::new();
+    let mut drawn: HashMap<Uid, DrawnValue<'_>> = HashMap::new();
     let mut current = d_desc;
     // A plain sum of the accumulator's type is that type's value already.
     let mut is_rounded =
         current.dtype == matmul.precision.accumulator() && matmul.alpha.is_fixed(1.0) && (matmul.c.is_none() || matmul.beta.is_fixed(0.0));
     for &member in members.iter().filter(|&&member| member != anchor) {
         let node = &cut.graph.nodes[member];
+        match node.op {
+            Op::Pointwise(Pointwise::Random { distribution, state, offset, y }) => {
+                drawn.insert(y, DrawnValue { distribution, state, offset, dims: cut.tensor(y)?.layout.dims(), through: Vec::new() });
+                continue;
+            }
+            Op::Pointwise(Pointwise::Unary { f, x, y }) => {
+                if let Some(mut value) = drawn.remove(&x) {
+                    value.through.push(f);
+                    drawn.insert(y, value);
+                    continue;
+                }
+            }
+            _ => {}
+        }
         if !is_rounded {
             epilogue.push(EpilogueStep::Round { dtype: current.dtype });
         }
@@ -63,8 +82,11 @@ pub(super) fn lower(cut: &Cut<'_>, anchor: usize, matmul: &Matmul, members: &[us
             Op::Pointwise(Pointwise::Scale { factor, .. }) => EpilogueStep::Scale { factor: slots.scalar(factor) },
             Op::Pointwise(Pointwise::Binary { f, x, z, .. }) => {
                 let v_is_right = z == current.uid;
-                let other = cut.operand(if v_is_right { x } else { z })?;
-                EpilogueStep::Binary { f, operand: slots.matrix(&other, dims)?, v_is_right }
+                let other = if v_is_right { x } else { z };
+                match drawn.remove(&other) {
+                    Some(value) => value.step(&mut slots, f, v_is_right, dims)?,
+                    None => EpilogueStep::Binary { f, operand: slots.matrix(&cut.operand(other)?, dims)?, v_is_right },
+                }
             }
             _ => {
                 let rule = "an epilogue has pointwise steps of one or two operands";
@@ -96,6 +118,26 @@ pub(super) fn lower(cut: &Cut<'_>, anchor: usize, matmul: &Matmul, members: &[us
     .canonical()?;
     let bindings = gemm.number_slots().into_iter().map(|slot| slots.uids[slot.0 as usize]).collect();
     Ok(Subgraph { problem: Problem::Gemm(gemm), bindings })
+}
+
+/// What a random number has become on its way to a step of the epilogue.
+struct DrawnValue<'g> {
+    distribution: Drawn,
+    state: Uid,
+    offset: Option<Uid>,
+    /// Those over which its numbers count.
+    dims: &'g [u64],
+    through: Vec<UnaryOp>,
+}
+
+impl DrawnValue<'_> {
+    /// The step that draws it for a result of `dims`.
+    fn step(self, slots: &mut Slots, f: BinaryOp, v_is_right: bool, dims: &[u64]) -> Result<EpilogueStep, Error> {
+        let DrawnValue { distribution, state, offset, dims: counted, through } = self;
+        let layout = Layout::row_major(counted).map_err(|source| Error::Layout { tensor: "random number".to_owned(), source })?;
+        let number = slots.matrix(&TensorDesc::new(state, "random number", DType::U8, layout), dims)?;
+        Ok(EpilogueStep::Random { f, v_is_right, distribution, number, offset: offset.map(|offset| slots.slot(offset)), through })
+    }
 }
 
 /// Uids in the order of their first use; the position is the slot.

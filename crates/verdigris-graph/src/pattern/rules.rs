@@ -72,8 +72,8 @@ pub(super) const FUSIONS: &[Fusion] = &[
         host: Host::Matmul,
         pattern: "a pointwise op behind a product",
         walk: Walk::Behind,
-        conditions: &[ONE_READER, STORED_IS_FEW, POINTWISE, READ_ONCE, BEGIN_BUFFERS, DIMS_OF_VALUE, IN_EPILOGUE, ALONE, SMALL],
-        becomes: "a step of the epilogue; a result on the way that is stored becomes an auxiliary output",
+        conditions: &[ONE_READER, STORED_IS_FEW, POINTWISE, READ_ONCE, BEGIN_BUFFERS, DIMS_OF_VALUE, IN_EPILOGUE, DRAWN_HERE, ALONE, SMALL],
+        becomes: "a step of the epilogue, which draws the random numbers that it reads; a result on the way that is stored becomes an auxiliary output",
     },
     Fusion {
         name: "conv.prologue",
@@ -88,7 +88,7 @@ pub(super) const FUSIONS: &[Fusion] = &[
         host: Host::Conv,
         pattern: "a pointwise op behind a convolution",
         walk: Walk::Behind,
-        conditions: &[ONE_READER, STORED_IS_FEW, POINTWISE, READ_ONCE, BEGIN_BUFFERS, DIMS_OF_VALUE, IN_EPILOGUE, ALONE, SMALL],
+        conditions: &[ONE_READER, STORED_IS_FEW, POINTWISE, READ_ONCE, BEGIN_BUFFERS, DIMS_OF_VALUE, IN_EPILOGUE, NOT_DRAWN, ALONE, SMALL],
         becomes: "a step of the epilogue; a result on the way that is stored becomes an auxiliary output",
     },
     Fusion {
@@ -197,6 +197,21 @@ const IN_EPILOGUE: Condition = Condition {
         let types = operands(cut, site).map(|tensor| cut.web.tensor(tensor).dtype);
         Ok(has_it && (computed == DType::F64 || Pointwise::compute_dtype(types) == computed))
     },
+};
+
+// What only a map could draw would lie in memory, four bytes an element.
+const DRAWN_HERE: Condition = Condition {
+    rule: "random numbers that it reads, and functions of one operand on their way, are drawn in f32 for it alone, of four words that lie side by side or of the host's",
+    holds: |cut, site| {
+        let drawn = cut.drawn_for(site.op, site.value);
+        let is_f32 = computed(cut, site) == Some(DType::F32);
+        Ok(drawn.is_none_or(|ops| is_f32 && ops.iter().all(|&op| cut.is_drawn_alone(op))))
+    },
+};
+
+const NOT_DRAWN: Condition = Condition {
+    rule: "it reads no random numbers, which are counted channel by channel and not by pixels",
+    holds: |cut, site| Ok(cut.drawn_for(site.op, site.value).is_none()),
 };
 
 const IN_PROLOGUE: Condition = Condition {

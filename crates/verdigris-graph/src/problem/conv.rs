@@ -137,6 +137,9 @@ const EXTENT_LIMIT: u64 = 1 << 31;
 /// Padded inputs, dilated filters, strides and dilations are below this, so that kernels have signed 32-bit coordinates with room to spare.
 const SPATIAL_LIMIT: u64 = 1 << 29;
 
+/// Elements of images are numbered channel by channel, rows of a product are pixels: kernels reach no number by one stride for each.
+const NO_RANDOM: &str = "the steps around a convolution draw no random numbers";
+
 impl ConvProblem {
     /// A convolution of packed tensors with channels last, without prologue and epilogue: the operands in slots 0 and 1, the result in
     /// slot 2. A start for the variations.
@@ -583,12 +586,16 @@ impl ConvProblem {
                 EpilogueStep::Store { .. } => {
                     return structure("prologue", "the steps before a convolution store nothing");
                 }
+                EpilogueStep::Random { .. } => return structure("prologue", NO_RANDOM),
                 EpilogueStep::Binary { operand, .. } => check_element("prologue operand", operand.dtype)?,
                 _ => {}
             }
         }
         for step in &self.epilogue {
             check_step("conv", step)?;
+            if matches!(step, EpilogueStep::Random { .. }) {
+                return structure("epilogue", NO_RANDOM);
+            }
         }
         for (name, sums) in self.statistics.iter().flat_map(|both| [("sum", &both.sum), ("sum of squares", &both.sum_of_squares)]) {
             if sums.dtype != self.precision.epilogue() {

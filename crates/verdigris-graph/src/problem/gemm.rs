@@ -157,11 +157,16 @@ impl GemmProblem {
             match step {
                 EpilogueStep::Binary { operand, .. } => list.push(("epilogue operand", operand, m, n)),
                 EpilogueStep::Store { target } => list.push(("auxiliary output", target, m, n)),
-                EpilogueStep::Unary(_) | EpilogueStep::Scale { .. } | EpilogueStep::Round { .. } => {}
+                EpilogueStep::Unary(_) | EpilogueStep::Random { .. } | EpilogueStep::Scale { .. } | EpilogueStep::Round { .. } => {}
             }
         }
         list.push(("d", &self.d, m, n));
         list
+    }
+
+    /// Which random number each element has, of the steps that draw one.
+    fn numbers(&self) -> impl Iterator<Item = &Matrix> {
+        self.epilogue.iter().filter_map(|step| if let EpilogueStep::Random { number, .. } = step { Some(number) } else { None })
     }
 
     /// The matrices written: the auxiliary outputs, then D.
@@ -203,6 +208,13 @@ impl GemmProblem {
                 list.push(Operand { name, slot: *slot, dtype: DType::F32, offset: 0, layout: Layout::scalar(), access: Access::Read });
             }
         }
+        for step in &self.epilogue {
+            if let EpilogueStep::Random { number, offset: None, .. } = step {
+                let name = "random state";
+                let layout = Layout::row_major(&[4]).map_err(|source| Error::Layout { tensor: name.to_owned(), source })?;
+                list.push(Operand { name, slot: number.slot, dtype: DType::I32, offset: 0, layout, access: Access::Read });
+            }
+        }
         Ok(list)
     }
 
@@ -210,7 +222,12 @@ impl GemmProblem {
     pub(super) fn scalars(&self) -> Vec<Slot> {
         let factors = self.epilogue.iter().filter_map(EpilogueStep::factor);
         let bound = |scalar| if let HostScalar::Bound(slot) = scalar { Some(slot) } else { None };
-        [self.alpha, self.beta].into_iter().chain(factors).filter_map(bound).collect()
+        let factors = [self.alpha, self.beta].into_iter().chain(factors).filter_map(bound);
+        let states = self.epilogue.iter().filter_map(|step| match step {
+            EpilogueStep::Random { number, offset: Some(offset), .. } => Some([number.slot, *offset]),
+            _ => None,
+        });
+        factors.chain(states.flatten()).collect()
     }
 
     /// The same problem in canonical form, or the rule that it breaks.
@@ -268,6 +285,10 @@ impl GemmProblem {
             match step {
                 EpilogueStep::Binary { operand, .. } => visit(&mut operand.slot),
                 EpilogueStep::Store { target } => visit(&mut target.slot),
+                EpilogueStep::Random { number, offset, .. } => {
+                    visit(&mut number.slot);
+                    offset.iter_mut().for_each(&mut *visit);
+                }
                 EpilogueStep::Scale { factor: HostScalar::Bound(slot) } => visit(slot),
                 EpilogueStep::Unary(_) | EpilogueStep::Scale { factor: HostScalar::Fixed(_) } | EpilogueStep::Round { .. } => {}
             }
@@ -290,6 +311,7 @@ impl GemmProblem {
             match step {
                 EpilogueStep::Binary { operand, .. } => visit(operand, m, n),
                 EpilogueStep::Store { target } => visit(target, m, n),
+                EpilogueStep::Random { number, .. } => visit(number, m, n),
                 EpilogueStep::Unary(_) | EpilogueStep::Scale { .. } | EpilogueStep::Round { .. } => {}
             }
         }
@@ -305,9 +327,10 @@ impl GemmProblem {
             let drop_it = extent == 1;
             let merge = !drop_it
                 && next.is_some_and(|next| {
-                    self.matrices()
-                        .iter()
-                        .all(|(_, matrix, ..)| matrix.batch_strides[i + 1].checked_mul(next) == Some(matrix.batch_strides[i]))
+                    let matrices = self.matrices().into_iter().map(|(_, matrix, ..)| matrix);
+                    matrices
+                        .chain(self.numbers())
+                        .all(|matrix| matrix.batch_strides[i + 1].checked_mul(next) == Some(matrix.batch_strides[i]))
                 });
             if drop_it || merge {
                 // Merged, the pair keeps the inner stride; dropped, the dim takes its own away. Both remove entry `i`.
@@ -373,7 +396,9 @@ impl GemmProblem {
                 }
             }
         }
-        for (name, matrix, rows, columns) in self.matrices() {
+        let (m, n) = (self.m, self.n);
+        let numbers = self.numbers().map(|number| ("random number", number, m, n));
+        for (name, matrix, rows, columns) in self.matrices().into_iter().chain(numbers) {
             if matrix.batch_strides.len() != self.batch.len() {
                 return Err(Error::Mismatch {
                     op: op(),
@@ -391,11 +416,29 @@ impl GemmProblem {
             matrix.layout(&self.batch, rows, columns).map_err(|source| Error::Layout { tensor: name.to_owned(), source })?;
         }
         self.check_outputs()?;
+        self.check_numbers()?;
         for step in &self.epilogue {
             check_step("gemm", step)?;
         }
         finite("gemm", "alpha", &self.alpha)?;
         finite("gemm", "beta", &self.beta)
+    }
+
+    /// Random numbers are drawn in f32, and counted in no memory; nothing that is written is their state.
+    fn check_numbers(&self) -> Result<(), Error> {
+        let structure = |rule| Err(Error::Structure { op: "gemm".to_owned(), tensor: "random number".to_owned(), rule });
+        for number in self.numbers() {
+            if self.precision.epilogue() != DType::F32 {
+                return structure("an epilogue draws random numbers where it computes in f32");
+            }
+            if number.dtype != DType::U8 {
+                return structure("numbers of elements are in no memory, and of u8");
+            }
+            if self.outputs().iter().any(|output| output.slot == number.slot) {
+                return structure("a random state is not written");
+            }
+        }
+        Ok(())
     }
 
     fn check_outputs(&self) -> Result<(), Error> {

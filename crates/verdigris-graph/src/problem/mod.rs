@@ -26,7 +26,7 @@ use verdigris_tensor::{DType, Layout};
 
 use crate::error::Error;
 use crate::op::HostScalar;
-use crate::ops::pointwise::{BinaryOp, UnaryOp};
+use crate::ops::pointwise::{BinaryOp, Drawn, UnaryOp};
 
 pub use crate::ops::conv::ConvDirection as Direction;
 pub use attention::{AttentionPass, AttentionProblem, Corner};
@@ -298,6 +298,22 @@ pub enum EpilogueStep<P = Matrix> {
         /// Whether `v` is the right argument. `false` for commutative functions.
         v_is_right: bool,
     },
+    /// `v = f(v, g)`, or `f(g, v)`, with `g` what functions make of a random number, in f32: the mask of dropout. Of products alone.
+    Random {
+        /// The function.
+        f: BinaryOp,
+        /// Whether `v` is the right argument. `false` for commutative functions.
+        v_is_right: bool,
+        /// How the numbers are distributed: what [`crate::Pointwise::Random`] has.
+        distribution: Drawn,
+        /// Which number an element has, as strides tell it; in no memory, and so of u8. Its slot is the state's: four i32 in memory, or with
+        /// an `offset` the seed, an integer of the host.
+        number: P,
+        /// The offset, an integer of the host, where the state is given by value.
+        offset: Option<Slot>,
+        /// What the number goes through, in order.
+        through: Vec<UnaryOp>,
+    },
     /// `v = factor · v`.
     Scale {
         /// The factor, from the host.
@@ -332,6 +348,14 @@ impl<P> EpilogueStep<P> {
             EpilogueStep::Binary { f: function, operand, v_is_right } => {
                 EpilogueStep::Binary { f: *function, operand: f(operand)?, v_is_right: *v_is_right }
             }
+            EpilogueStep::Random { f: function, v_is_right, distribution, number, offset, through } => EpilogueStep::Random {
+                f: *function,
+                v_is_right: *v_is_right,
+                distribution: *distribution,
+                number: f(number)?,
+                offset: *offset,
+                through: through.clone(),
+            },
             EpilogueStep::Scale { factor } => EpilogueStep::Scale { factor: *factor },
             EpilogueStep::Round { dtype } => EpilogueStep::Round { dtype: *dtype },
             EpilogueStep::Store { target } => EpilogueStep::Store { target: f(target)? },
@@ -348,7 +372,7 @@ impl<P> EpilogueStep<P> {
 /// that is stored anyway. Operands of commutative functions come to stand on the right.
 fn simplify<P>(steps: &mut Vec<EpilogueStep<P>>, computed: DType, stored: DType) {
     for step in steps.iter_mut() {
-        if let EpilogueStep::Binary { f, v_is_right, .. } = step {
+        if let EpilogueStep::Binary { f, v_is_right, .. } | EpilogueStep::Random { f, v_is_right, .. } = step {
             *v_is_right &= !f.is_commutative();
         }
     }
@@ -376,6 +400,11 @@ fn check_step<P>(op: &str, step: &EpilogueStep<P>) -> Result<(), Error> {
         EpilogueStep::Unary(f) => f.check(op),
         EpilogueStep::Binary { f, .. } if !f.in_epilogue() => not_taken(f.name()),
         EpilogueStep::Binary { f, .. } => f.check(op),
+        EpilogueStep::Random { f, .. } if !f.in_epilogue() => not_taken(f.name()),
+        EpilogueStep::Random { f, through, .. } => {
+            f.check(op)?;
+            through.iter().try_for_each(|f| if f.in_epilogue() { f.check(op) } else { not_taken(f.name()) })
+        }
         EpilogueStep::Round { dtype } if !dtype.is_storage() || *dtype == DType::Bool => {
             let rule = "a value is rounded to a storage type";
             Err(Error::DType { op: op.to_owned(), tensor: "epilogue".to_owned(), got: *dtype, rule })

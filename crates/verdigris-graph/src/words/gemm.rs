@@ -6,7 +6,7 @@ use super::codec::{Layouts, Named, Placed, Text, Word, call, error};
 use crate::error::Error;
 use crate::op::HostScalar;
 use crate::ops::matmul::Precision;
-use crate::ops::pointwise::{BinaryOp, UnaryOp};
+use crate::ops::pointwise::{BinaryOp, Drawn, UnaryOp};
 use crate::problem::{Determinism, EpilogueStep, GemmProblem, Matrix, Scale, Slot, blocks};
 
 /// What reading fills in.
@@ -116,6 +116,10 @@ pub(super) fn determinism(text: &mut Text<'_>, determinism: &mut Determinism) {
 
 /// Marks a step whose value is the right operand.
 const REVERSED: &str = "reversed-";
+/// Stands before the function of a step that draws its other operand.
+const RANDOM: &str = "random-";
+/// The offset of a random state that the host gives.
+const OFFSET: &str = "offset";
 
 pub(super) fn epilogue<P: Placed>(
     text: &mut Text<'_>,
@@ -129,6 +133,13 @@ pub(super) fn epilogue<P: Placed>(
             let reversed = if *v_is_right { REVERSED } else { "" };
             format!("{reversed}{}({})", Named(*f).print(), text.print_told(operand, layouts))
         }
+        EpilogueStep::Random { f, v_is_right, distribution, number, offset, through } => {
+            let reversed = if *v_is_right { REVERSED } else { "" };
+            let mut parts = vec![distribution.name().to_owned(), text.print_told(number, layouts)];
+            parts.extend(offset.map(|offset| text.print_slot(OFFSET, offset)));
+            parts.extend(through.iter().map(|f| Named(*f).print()));
+            format!("{reversed}{RANDOM}{}({})", Named(*f).print(), parts.join(","))
+        }
         EpilogueStep::Scale { factor } => format!("scale({})", text.print_factor(*factor)),
         EpilogueStep::Round { dtype } => format!("cast({dtype})"),
         EpilogueStep::Store { target } => format!("store({})", text.print_told(target, layouts)),
@@ -140,6 +151,16 @@ pub(super) fn epilogue<P: Placed>(
             ("scale", Some(parts)) if parts.len() == 1 => EpilogueStep::Scale { factor: text.parse_factor(parts[0])? },
             ("cast", Some(parts)) if parts.len() == 1 => EpilogueStep::Round { dtype: parts[0].parse().map_err(|_| wrong())? },
             ("store", Some(parts)) if parts.len() == 1 => EpilogueStep::Store { target: text.parse_place(parts[0], layouts)? },
+            (name, Some(parts)) if name.strip_prefix(REVERSED).unwrap_or(name).starts_with(RANDOM) && parts.len() >= 2 => {
+                let (v_is_right, name) = name.strip_prefix(REVERSED).map_or((false, name), |name| (true, name));
+                let f = Named::<BinaryOp>::parse(&name[RANDOM.len()..]).ok_or_else(wrong)?.0;
+                let distribution = Drawn::ALL.into_iter().find(|drawn| drawn.name() == parts[0]).ok_or_else(wrong)?;
+                let number = text.parse_place(parts[1], layouts)?;
+                let offset = parts.get(2).and_then(|part| text.parse_slot(OFFSET, part));
+                let through = parts[2 + usize::from(offset.is_some())..].iter();
+                let through = through.map(|part| Named::<UnaryOp>::parse(part).map(|named| named.0)).collect::<Option<_>>();
+                EpilogueStep::Random { f, v_is_right, distribution, number, offset, through: through.ok_or_else(wrong)? }
+            }
             (name, Some(parts)) if parts.len() == 1 => {
                 let (v_is_right, name) = name.strip_prefix(REVERSED).map_or((false, name), |name| (true, name));
                 let f = Named::<BinaryOp>::parse(name).ok_or_else(wrong)?.0;

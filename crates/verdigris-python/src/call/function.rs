@@ -6,10 +6,11 @@
 use pyo3::PyResult;
 use verdigris::recipe::{
     self, AttentionGradient, BatchNormGradient, BatchNormSpec, ConvBatchNormGradient, Convolution, Divisor, ElementLoss, Extents, Gradient,
-    Input, LossForm, MAX_INPUTS, MlpGradient, Saved, Targets,
+    Input, LossForm, MAX_INPUTS, MlpGradient, Saved, Shuffle, Targets,
 };
 use verdigris_graph::{
-    AttentionSpec, Causal, CrossEntropySpec, LossReduction, NormKind, NormSpec, PoolWindows, Precision, Real, Sampling, ScanOp, UnaryOp,
+    AttentionSpec, Causal, CrossEntropySpec, LossReduction, NormKind, NormSpec, PoolWindows, Precision, Real, ResponseNorm, Sampling,
+    ScanOp, UnaryOp,
 };
 use verdigris_tensor::DType;
 
@@ -72,7 +73,7 @@ pub(crate) enum Function {
     AttentionBackward,
     /// `x, state` → x with elements dropped. `p=`. Its gradient is the same call with dy in the place of x.
     Dropout,
-    /// `x, target, weight?, positive weight?` → loss. `loss=squared|absolute|huber|smooth_l1|binary_cross_entropy|soft_margin|divergence`, `bend=` of the two that have one,
+    /// `x, target, weight?, positive weight?` → loss. `loss=squared|absolute|huber|smooth_l1|binary_cross_entropy|likelihood|soft_margin|divergence`, `bend=` of the two that have one,
     /// `log=1` for targets of a divergence that are logarithms; `reduction=`.
     ElementLoss,
     /// `x [..., k], w [h, k], bias?, w' [n, h], bias'?` → `[..., n]`: two linear layers with an activation between them. `f=` and its attributes. For inference:
@@ -90,10 +91,16 @@ pub(crate) enum Function {
     Pad,
     /// `x` → its scan along `axis=`. `f=add|mul|log_sum_exp`, `reverse=1` from the last element to the first.
     Scan,
+    /// `x` → its running extremum along `axis=`, and where each stands, in i64. `f=min|max`.
+    ScanWithPlace,
+    /// `x` → y. `pixels=`, `channels=` (a factor, the dims that grow) or `groups=`.
+    Shuffle,
+    /// `x` → y. `size= alpha= beta= k=`.
+    ResponseNorm,
 }
 
 impl Function {
-    pub(crate) const ALL: [Function; 27] = [
+    pub(crate) const ALL: [Function; 30] = [
         Function::ConvFprop,
         Function::ConvNorm,
         Function::ConvDgrad,
@@ -121,6 +128,9 @@ impl Function {
         Function::Resample,
         Function::Pad,
         Function::Scan,
+        Function::ScanWithPlace,
+        Function::Shuffle,
+        Function::ResponseNorm,
     ];
 
     pub(crate) fn numbered(number: u8) -> Option<Function> {
@@ -136,7 +146,10 @@ impl Function {
             | Function::Softmax
             | Function::Resample
             | Function::Pad
-            | Function::Scan => (1, false),
+            | Function::Scan
+            | Function::ScanWithPlace
+            | Function::Shuffle
+            | Function::ResponseNorm => (1, false),
             Function::CrossEntropy | Function::Dropout => (2, false),
             Function::ConvFprop | Function::Linear | Function::ClassLoss | Function::Norm => (3, false),
             Function::ConvNorm | Function::ConvBatchNormBackward => (8, false),
@@ -160,11 +173,15 @@ impl Function {
             }
             Function::MlpInference | Function::Mlp => Some(Autocast::LowerLayers),
             Function::Attention => Some(Autocast::LowerAttended),
-            Function::Softmax | Function::Norm | Function::CrossEntropy | Function::ClassLoss | Function::ElementLoss | Function::Scan => {
-                Some(Autocast::F32)
-            }
+            Function::Softmax
+            | Function::Norm
+            | Function::CrossEntropy
+            | Function::ClassLoss
+            | Function::ElementLoss
+            | Function::Scan
+            | Function::ResponseNorm => Some(Autocast::F32),
             Function::MaxPool | Function::AveragePool | Function::Activation | Function::Dropout | Function::Gradient => None,
-            Function::Resample | Function::Pad => None,
+            Function::Resample | Function::Pad | Function::Shuffle | Function::ScanWithPlace => None,
             // Statistics are f32 whatever the input is.
             Function::BatchNorm | Function::BatchNormBackward | Function::BatchNormInference => None,
             // Its tensors are what the forward call kept, cast already.
@@ -188,14 +205,14 @@ impl Function {
                 &[Tensor(0), Tensor(1), Tensor(2)]
             }
             Function::MaxPool => &[Result(1)],
-            Function::AveragePool | Function::ConvNorm | Function::Resample | Function::Pad => &[],
+            Function::AveragePool | Function::ConvNorm | Function::Resample | Function::Pad | Function::Shuffle => &[],
             // Their gradients are functions of their own, or none.
             Function::BatchNorm | Function::BatchNormBackward | Function::ConvBatchNorm | Function::ConvBatchNormBackward => &[],
-            Function::Attention | Function::AttentionBackward | Function::Dropout => &[],
+            Function::Attention | Function::AttentionBackward | Function::Dropout | Function::ScanWithPlace => &[],
             Function::MlpInference | Function::Mlp | Function::MlpBackward => &[],
             Function::BatchNormInference => &[Tensor(0), Tensor(1), Tensor(2), Tensor(3), Tensor(4)],
             Function::ElementLoss => &[Tensor(0), Tensor(1), Tensor(2), Tensor(3)],
-            Function::Activation | Function::Scan => &[Tensor(0)],
+            Function::Activation | Function::Scan | Function::ResponseNorm => &[Tensor(0)],
             Function::Softmax => &[Result(0)],
             Function::CrossEntropy => &[Tensor(0), Tensor(1), Result(1)],
             // The gradient of a gradient has one more tensor in front, so the last place is not saved.
@@ -233,6 +250,9 @@ impl Function {
             Function::Resample => "resample",
             Function::Pad => "pad",
             Function::Scan => "scan",
+            Function::ScanWithPlace => "scan_with_place",
+            Function::Shuffle => "shuffle",
+            Function::ResponseNorm => "local_response_norm",
         }
     }
 }
@@ -363,6 +383,29 @@ fn scan(attributes: &Attributes<'_>) -> PyResult<ScanOp> {
     }
 }
 
+fn extremum(attributes: &Attributes<'_>) -> PyResult<ScanOp> {
+    match attributes.get("f") {
+        Some("min") => Ok(ScanOp::Min),
+        Some("max") => Ok(ScanOp::Max),
+        other => Err(raise(Kind::Graph, format!("the extremum is `{}`; it is `min` or `max`", other.unwrap_or_default()))),
+    }
+}
+
+fn shuffle(attributes: &Attributes<'_>) -> PyResult<Shuffle> {
+    if let Some(text) = attributes.get("pixels") {
+        return Ok(Shuffle::ToPixels { factor: attributes.parse("pixels", text)? });
+    }
+    if let Some(text) = attributes.get("channels") {
+        return Ok(Shuffle::ToChannels { factor: attributes.parse("channels", text)? });
+    }
+    Ok(Shuffle::Channels { groups: attributes.one("groups", 1)? })
+}
+
+fn response_norm(attributes: &Attributes<'_>) -> PyResult<ResponseNorm> {
+    let [alpha, beta, k] = [("alpha", 1e-4), ("beta", 0.75), ("k", 1.0)].map(|(name, usual)| attributes.one(name, usual).map(Real));
+    Ok(ResponseNorm { size: attributes.one("size", 5)?, alpha: alpha?, beta: beta?, k: k? })
+}
+
 fn element_loss(attributes: &Attributes<'_>) -> PyResult<ElementLoss> {
     let bend = Real(attributes.one("bend", 1.0)?);
     match attributes.get("loss") {
@@ -371,6 +414,7 @@ fn element_loss(attributes: &Attributes<'_>) -> PyResult<ElementLoss> {
         Some("huber") => Ok(ElementLoss::Huber { delta: bend }),
         Some("smooth_l1") => Ok(ElementLoss::SmoothL1 { beta: bend }),
         Some("binary_cross_entropy") => Ok(ElementLoss::BinaryCrossEntropy),
+        Some("likelihood") => Ok(ElementLoss::Likelihood),
         Some("soft_margin") => Ok(ElementLoss::SoftMargin),
         Some("divergence") => Ok(ElementLoss::Divergence { log_target: attributes.one("log", 0_u8)? != 0 }),
         other => Err(raise(Kind::Graph, format!("the loss is `{}`; it names a loss of elements", other.unwrap_or_default()))),
@@ -497,6 +541,9 @@ impl Function {
             },
             Function::Softmax => F::Softmax(attributes.one("axis", 0)?, attributes.one("log", 0_u8)? != 0),
             Function::Scan => F::Scan(scan(attributes)?, attributes.one("axis", 0)?, attributes.one("reverse", 0_u8)? != 0),
+            Function::ScanWithPlace => F::ScanWithPlace(extremum(attributes)?, attributes.one("axis", 0)?),
+            Function::Shuffle => F::Shuffle(shuffle(attributes)?),
+            Function::ResponseNorm => F::ResponseNorm(response_norm(attributes)?),
             Function::Norm => F::Norm { spec: norm(attributes)?, per_channel: attributes.one("channel", 0_u8)? != 0 },
             Function::CrossEntropy => F::CrossEntropy(loss(attributes)?, LossForm::WithLse),
             Function::ClassLoss => {

@@ -38,6 +38,9 @@ pub enum ElementLoss {
     },
     /// `(1 + (v − 1) · t) · ln(1 + eˣ) − v · t · x`: binary cross-entropy of a logit, where v is the weight of what is positive, or 1.
     BinaryCrossEntropy,
+    /// `−t · l(x) − (1 − t) · l(1 − x)` with `l(p) = max(ln p, −100)`: binary cross-entropy of a probability. Where a probability is 0 nothing goes back through its
+    /// logarithm.
+    Likelihood,
     /// `ln(1 + e^(−t · x))`.
     SoftMargin,
     /// `t · (ln t − x)`, which is `−t · x` where t is 0; of targets that are logarithms `eᵗ · (t − x)`.
@@ -114,6 +117,14 @@ impl Drawing {
                 let chosen = self.g.binary("chosen", BinaryOp::Mul, positive, x)?;
                 self.g.binary("loss", BinaryOp::Sub, softplus, chosen)?
             }
+            ElementLoss::Likelihood => {
+                let other = self.affine(x, -1.0, 1.0)?;
+                let (of_x, of_other) = (self.logarithm(x)?, self.logarithm(other)?);
+                // t · (l(1 − x) − l(x)) − l(1 − x).
+                let apart = self.g.binary("apart", BinaryOp::Sub, of_other, of_x)?;
+                let chosen = self.g.binary("chosen", BinaryOp::Mul, t, apart)?;
+                self.g.binary("loss", BinaryOp::Sub, chosen, of_other)?
+            }
             ElementLoss::SoftMargin => {
                 let margin = self.g.binary("margin", BinaryOp::Mul, x, t)?;
                 let below = self.g.unary("margin", UnaryOp::Neg, margin)?;
@@ -133,6 +144,16 @@ impl Drawing {
                 self.g.binary("loss", BinaryOp::Mul, t, d)?
             }
         })
+    }
+
+    /// `max(ln p, −100)`, without a derivative where p is 0.
+    fn logarithm(&mut self, p: Uid) -> Result<Uid, Error> {
+        let one = self.affine(p, 0.0, 1.0)?;
+        let some = self.g.ternary("some", TernaryOp::Select, p, one, p)?;
+        let log = self.g.unary("log", UnaryOp::Log, some)?;
+        let least = self.affine(one, 0.0, -100.0)?;
+        let log = self.g.ternary("log", TernaryOp::Select, log, least, p)?;
+        Ok(self.g.unary("least", UnaryOp::Clamp { lower: Real(-100.0), upper: Real(1.0) }, log)?)
     }
 
     fn distance(&mut self, x: Uid, t: Uid) -> Result<Uid, Error> {

@@ -125,6 +125,7 @@ fn as_tensor(of: &Function, layout: &Layout) -> Result<Layout, Error> {
         | Function::MaxPool(..)
         | Function::AveragePool(..)
         | Function::Resample(_)
+        | Function::Shuffle(_)
         | Function::Pad { .. } => in_format(layout.dims(), is_channels_last(layout)),
         _ => like(layout),
     }

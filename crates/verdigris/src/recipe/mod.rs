@@ -72,7 +72,7 @@ use std::collections::HashMap;
 
 use verdigris_graph::{
     AttentionSpec, BinaryOp, CrossEntropySpec, Graph, GraphBuilder, LossReduction, NormSpec, Normalize, PoolWindows, Precision, Real,
-    ReductionOp, Sampling, ScanOp, TernaryOp, Uid, UnaryOp,
+    ReductionOp, ResponseNorm, Sampling, ScanOp, TernaryOp, Uid, UnaryOp,
 };
 use verdigris_tensor::{DType, Layout};
 
@@ -83,7 +83,7 @@ pub use conv_batch_norm::ConvBatchNormGradient;
 pub use element_loss::ElementLoss;
 pub use mlp::MlpGradient;
 pub(crate) use view::layout_error;
-use view::{View, in_format, in_order_of, like};
+use view::{View, in_format, in_order_of, is_channels_last, like};
 
 /// Most tensors that a function reads.
 pub const MAX_INPUTS: usize = 11;
@@ -147,6 +147,13 @@ pub enum Function {
     Reduce(ReductionOp, Vec<u32>),
     /// `x` → its inclusive scan along the axis, from the last element to the first where that is said. A tensor without dims is a row of one element.
     Scan(ScanOp, u32, bool),
+    /// `x` → its running minimum or maximum along the axis, and where along it each stands, the last of equals, in i64: [`GraphBuilder::scan_with_place`]. A
+    /// tensor without dims is a row of one element. It has no gradient.
+    ScanWithPlace(ScanOp, u32),
+    /// `x` → its elements in other places.
+    Shuffle(Shuffle),
+    /// `x [n, c, …]` → x over a power of the mean of squares of neighbouring channels: [`GraphBuilder::local_response_norm`].
+    ResponseNorm(ResponseNorm),
     /// `x` → softmax along the axis; its logarithm, where that is said. A tensor without dims is a row of one element.
     Softmax(u32, bool),
     /// `x, scale?, bias?` → x normalized by the statistics of its rows. With `per_channel` scale and bias are vectors over dim 1; else they broadcast
@@ -252,6 +259,36 @@ pub enum Divisor {
     Fixed(i64),
 }
 
+/// What [`Function::Shuffle`] does.
+///
+/// ```
+/// use verdigris::recipe::{Function, Input, Shuffle, draw};
+/// use verdigris::{DType, Layout};
+///
+/// let x = Input { dtype: DType::Bf16, layout: Layout::row_major(&[2, 12, 5, 7])?, alignment_bytes: None };
+/// let recipe = draw(&Function::Shuffle(Shuffle::ToPixels { factor: 2 }), &[Some(x)])?;
+/// assert_eq!(recipe.results[0].layout.dims(), [2, 3, 10, 14]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Shuffle {
+    /// Channels to pixels: [`GraphBuilder::pixel_shuffle`].
+    ToPixels {
+        /// Pixels of the result along each side of one of x.
+        factor: u64,
+    },
+    /// Pixels to channels: [`GraphBuilder::pixel_unshuffle`].
+    ToChannels {
+        /// Pixels of x along each side of one of the result.
+        factor: u64,
+    },
+    /// Channels among groups: [`GraphBuilder::channel_shuffle`].
+    Channels {
+        /// How many groups.
+        groups: u64,
+    },
+}
+
 /// What [`Function::ClassLoss`] compares with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Targets {
@@ -328,6 +365,9 @@ impl Function {
             Function::Cast(_) => "cast",
             Function::Reduce(..) => "reduce",
             Function::Scan(..) => "scan",
+            Function::ScanWithPlace(..) => "scan_with_place",
+            Function::Shuffle(_) => "shuffle",
+            Function::ResponseNorm(_) => "local_response_norm",
             Function::Softmax(..) => "softmax",
             Function::Norm { .. } => "norm",
             Function::CrossEntropy(..) => "cross_entropy",
@@ -650,6 +690,27 @@ impl Drawing {
                 let x = self.input_as(0, "x", view)?;
                 let y = self.g.scan("scan", f, x, axis, false, reverse)?;
                 self.store_as(y, "y", given.dtype, like(&given.layout)?, view)
+            }
+            Function::ScanWithPlace(f, axis) => {
+                let view = if given.layout.rank() == 0 { View::One { rank: 1 } } else { View::Same };
+                let x = self.input_as(0, "x", view)?;
+                let (y, place) = self.g.scan_with_place("scan", f, x, axis)?;
+                self.store_as(y, "y", given.dtype, like(&given.layout)?, view)?;
+                self.store_as(place, "place", DType::I64, like(&given.layout)?, view)
+            }
+            Function::Shuffle(shuffle) => {
+                let x = self.input(0, "x")?;
+                let y = match shuffle {
+                    Shuffle::ToPixels { factor } => self.g.pixel_shuffle("shuffle", x, factor)?,
+                    Shuffle::ToChannels { factor } => self.g.pixel_unshuffle("shuffle", x, factor)?,
+                    Shuffle::Channels { groups } => self.g.channel_shuffle("shuffle", x, groups)?,
+                };
+                self.store_in(y, "y", given.dtype, is_channels_last(&given.layout))
+            }
+            Function::ResponseNorm(norm) => {
+                let x = self.input(0, "x")?;
+                let y = self.g.local_response_norm("norm", x, norm)?;
+                self.store(y, "y", given.dtype, like(&given.layout)?)
             }
             Function::Softmax(axis, log) => {
                 let view = if given.layout.rank() == 0 { View::One { rank: 1 } } else { View::Same };

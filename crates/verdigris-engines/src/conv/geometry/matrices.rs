@@ -15,6 +15,14 @@ pub(crate) fn over_matrices(
             EpilogueStep::Binary { f, operand, v_is_right } => {
                 EpilogueStep::Binary { f: *f, operand: place(operand)?, v_is_right: *v_is_right }
             }
+            EpilogueStep::Random { f, v_is_right, distribution, number, offset, through } => EpilogueStep::Random {
+                f: *f,
+                v_is_right: *v_is_right,
+                distribution: *distribution,
+                number: place(number)?,
+                offset: *offset,
+                through: through.clone(),
+            },
             EpilogueStep::Scale { factor } => EpilogueStep::Scale { factor: *factor },
             EpilogueStep::Round { dtype } => EpilogueStep::Round { dtype: *dtype },
             EpilogueStep::Store { target } => EpilogueStep::Store { target: place(target)? },

@@ -31,7 +31,7 @@ use verdigris_kir::program::{Address, Arg};
 
 use crate::fuse::compute::{self, Compute};
 use crate::fuse::operand::{Layout, OperandArgs, OperandDecl, Strides};
-use crate::fuse::steps::{self, Number, Numbers, OperandWord, Step, Steps, host_number};
+use crate::fuse::steps::{self, Number, Numbers, OperandWord, Role, Step, Steps, host_number};
 use crate::layout::batch::Chunk;
 
 pub use crate::fuse::operand::{OperandSpec, Walk};
@@ -85,7 +85,7 @@ impl EpilogueSpec {
     where
         Strides: From<&'p P>,
     {
-        let steps = Steps::of_value(steps);
+        let steps = Steps::of_value(steps, |operand| Strides::from(operand).slot());
         EpilogueSpec {
             double: precision == Precision::F64,
             steps: steps.spec(|&operand| Strides::from(operand).spec()),
@@ -218,24 +218,39 @@ impl EpilogueSpec {
         d: Option<&P>,
         strides: impl Fn(&P) -> Strides,
     ) -> EpilogueArgs {
-        let Steps { steps, numbers } = Steps::of_value(list);
-        let pairs = self.steps.iter().zip(&steps).filter_map(|(spec, step)| spec.operand().zip(step.operand()));
+        let Steps { steps, numbers } = Steps::of_value(list, |operand| strides(operand).slot());
+        let pairs = self.steps.iter().zip(&steps).filter_map(|(spec, step)| spec.strided().zip(step.strided()));
+        let states = list.iter().filter_map(|step| match step {
+            EpilogueStep::Random { number, offset: None, .. } => Some(Address::buffer(strides(number).slot().0 as usize)),
+            _ => None,
+        });
         EpilogueArgs(ValuesArgs {
             alpha: None,
             scales: Vec::new(),
             beta: None,
             c: None,
-            operands: pairs.map(|((spec, _), (operand, _))| strides(operand).arguments(*spec)).collect(),
+            operands: pairs
+                .map(|((spec, is), (operand, _))| {
+                    let strides = strides(operand);
+                    if is == Role::Counted { strides.counts(*spec) } else { strides.arguments(*spec) }
+                })
+                .collect(),
+            states: states.take(self.states()).collect(),
             // A kernel that leaves the steps to a later launch has none of them.
             numbers: numbers.into_iter().take(self.steps.len()).collect(),
             d: d.filter(|_| self.stores_d).map(|d| strides(d).arguments(self.d)),
         })
     }
 
+    /// How many states of random numbers it reads from memory.
+    fn states(&self) -> usize {
+        self.steps.iter().filter(|step| matches!(step, Step::Word(0))).count()
+    }
+
     /// The alignment in bytes that the epilogue of a convolution relies on, by buffer slot.
     pub(crate) fn conv_alignments(&self, problem: &ConvProblem) -> impl Iterator<Item = (Slot, u64)> + use<> {
         let many = if self.pairs { 2 } else { 1 };
-        let steps = Steps::of_value(&problem.epilogue);
+        let steps = Steps::of_value(&problem.epilogue, |tensor| tensor.slot);
         let slots: Vec<_> = steps.operands().chain([&problem.result()]).map(|&tensor| Strides::from(tensor).alignment(many)).collect();
         slots.into_iter()
     }
@@ -254,12 +269,12 @@ impl EpilogueDecl {
         (exists && !self.spec.exact).then_some(self.spec.double)
     }
 
-    fn operand(&self, spec: OperandSpec, written: bool) -> OperandDecl {
-        OperandDecl { spec, layout: self.layout, together: if self.spec.pairs { 2 } else { 1 }, written }
+    fn operand(&self, spec: OperandSpec, is: Role) -> OperandDecl {
+        OperandDecl { spec, layout: self.layout, together: if self.spec.pairs { 2 } else { 1 }, is }
     }
 
     fn operands(&self) -> Vec<OperandDecl> {
-        self.spec.steps.iter().filter_map(|step| step.operand()).map(|(&spec, written)| self.operand(spec, written)).collect()
+        self.spec.steps.iter().filter_map(|step| step.strided()).map(|(&spec, is)| self.operand(spec, is)).collect()
     }
 
     fn scales(&self) -> usize {
@@ -273,11 +288,13 @@ verdigris_kir::parameters! {
         pub(super) alpha: Option<Number> = decl.number(decl.layout == Layout::Matrices),
         pub(super) scales: Vec<Read> = vec![4; decl.scales()],
         pub(super) beta: Option<Number> = decl.number(decl.spec.c.is_some()),
-        pub(super) c: Option<OperandArgs> = decl.spec.c.map(|c| decl.operand(c, false)),
+        pub(super) c: Option<OperandArgs> = decl.spec.c.map(|c| decl.operand(c, Role::Read)),
         /// Of the steps that have one.
         pub(super) operands: Vec<OperandArgs> = decl.operands(),
+        /// Of random numbers in memory, four words each.
+        pub(super) states: Vec<Read> = vec![4; decl.spec.states()],
         pub(super) numbers: Numbers = steps::numbers(&decl.spec.steps, decl.spec.double),
-        pub(super) d: Option<OperandArgs> = decl.spec.stores_d.then(|| decl.operand(decl.spec.d, true)),
+        pub(super) d: Option<OperandArgs> = decl.spec.stores_d.then(|| decl.operand(decl.spec.d, Role::Written)),
     }
 }
 

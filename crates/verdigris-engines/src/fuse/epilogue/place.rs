@@ -10,7 +10,7 @@ use super::{EpilogueSpec, Values};
 use crate::fuse::compute::{self, Compute};
 use crate::fuse::operand::{Operand, OperandSpec, Walk};
 use crate::fuse::steps::{Code, Operands, Step};
-use crate::fuse::value::AnyVal;
+use crate::fuse::value::{AnyVal, Raw};
 use crate::layout::batch::Indices;
 
 /// An element of a tensor but for its channel: its first index (n, of a filter gradient k), depth, height and width.
@@ -42,7 +42,7 @@ impl<'k, T: Compute> Epilogue<'k, T> {
     /// C, the operands of the steps, and D.
     fn operands(&self) -> impl Iterator<Item = (OperandSpec, &Operand<'k>)> {
         let Values { c, operands, d, .. } = &self.values;
-        let specs = self.spec.steps.iter().filter_map(|step| step.operand()).map(|(spec, _)| *spec);
+        let specs = self.spec.steps.iter().filter_map(|step| step.strided()).map(|(spec, _)| *spec);
         self.spec.c.zip(c.as_ref()).into_iter().chain(specs.zip(operands)).chain(d.iter().map(|d| (self.spec.d, d)))
     }
 
@@ -71,10 +71,10 @@ impl<'k, T: Compute> Epilogue<'k, T> {
             (Walk::Strided, Some(stride)) => row_start + column.widen() * stride,
             _ => row_start,
         };
-        Place { epilogue: self, alpha, addresses: self.operands().zip(starts).map(address).collect() }
+        Place { epilogue: self, alpha, words: Vec::new(), addresses: self.operands().zip(starts).map(address).collect() }
     }
 
-    /// The epilogue of one matrix of the batch. Reads the scale factors.
+    /// The epilogue of one matrix of the batch. Reads the scale factors and the states of random numbers.
     #[track_caller]
     pub fn begin(&self, indices: Indices<'k>) -> MatrixEpilogue<'_, 'k, T> {
         let at = Location::caller();
@@ -84,11 +84,13 @@ impl<'k, T: Compute> Epilogue<'k, T> {
                 scales.fold(alpha.get(), |alpha, scale| alpha * T::from_f32(self.k.ld_global::<f32>(scale.address(), 0)))
             });
             let matrix = |(_, operand): (OperandSpec, &Operand<'k>)| match operand.batch {
-                Some(batch) => batch.matrix(operand.operand, indices),
-                None => operand.operand.address(),
+                Some(batch) => batch.from(operand.start(), indices),
+                None => operand.start(),
             };
             let matrices = self.operands().map(matrix).collect();
-            MatrixEpilogue { epilogue: self, alpha, matrices }
+            let words =
+                self.values.states.iter().map(|state| std::array::from_fn(|word| self.k.ld_global(state.address(), 4 * word as i64)));
+            MatrixEpilogue { epilogue: self, alpha, matrices, words: words.collect() }
         })
     }
 
@@ -98,14 +100,14 @@ impl<'k, T: Compute> Epilogue<'k, T> {
         let at = Location::caller();
         let start = |(_, operand): (OperandSpec, &Operand<'k>)| {
             let strides = operand.row_strides.iter();
-            pixel.into_iter().zip(strides).fold(operand.operand.address(), |address, (index, &stride)| address + index.widen() * stride)
+            pixel.into_iter().zip(strides).fold(operand.start(), |address, (index, &stride)| address + index.widen() * stride)
         };
         channel.kernel().scope(at, || self.place(None, self.operands().map(start), channel))
     }
 
     /// Places an epilogue over vectors at a channel.
     pub(in crate::fuse) fn at_channel(&self, channel: Val<'k, u32>) -> Place<'_, 'k, T> {
-        self.place(None, self.operands().map(|(_, vector)| vector.operand.address()), channel)
+        self.place(None, self.operands().map(|(_, vector)| vector.start()), channel)
     }
 
     /// The distance to the pixel `pixels` further along the width, or before.
@@ -138,6 +140,7 @@ pub struct MatrixEpilogue<'e, 'k, T: Compute> {
     epilogue: &'e Epilogue<'k, T>,
     alpha: Option<Val<'k, T>>,
     matrices: Vec<Val<'k, u64>>,
+    words: Vec<[Val<'k, u32>; 4]>,
 }
 
 impl<'e, 'k, T: Compute> MatrixEpilogue<'e, 'k, T> {
@@ -149,7 +152,7 @@ impl<'e, 'k, T: Compute> MatrixEpilogue<'e, 'k, T> {
             let start =
                 |((_, operand), &matrix): ((OperandSpec, &Operand<'k>), &Val<'k, u64>)| matrix + row.widen() * operand.row_strides[0];
             let starts = self.epilogue.operands().zip(&self.matrices).map(start);
-            self.epilogue.place(self.alpha, starts, column)
+            Place { words: self.words.clone(), ..self.epilogue.place(self.alpha, starts, column) }
         })
     }
 }
@@ -159,6 +162,9 @@ impl<'e, 'k, T: Compute> MatrixEpilogue<'e, 'k, T> {
 pub struct Place<'e, 'k, T: Compute> {
     epilogue: &'e Epilogue<'k, T>,
     alpha: Option<Val<'k, T>>,
+    /// Those of each random state in memory.
+    words: Vec<[Val<'k, u32>; 4]>,
+    /// Of what has strides: addresses, and numbers of what counts.
     addresses: Vec<Val<'k, u64>>,
 }
 
@@ -367,6 +373,10 @@ impl<'k, T: Compute> Operands<'k, OperandSpec> for Held<'_, '_, '_, 'k, T> {
         self.fetched.loaded[step].iter().map(|&value| AnyVal::of(value)).collect()
     }
 
+    fn word(&self, step: usize, word: u32) -> AnyVal<'k> {
+        self.there.word(step, word)
+    }
+
     fn index(&self, step: usize) -> Vec<AnyVal<'k>> {
         self.there.index(step)
     }
@@ -388,7 +398,7 @@ impl<'p, 'k, T: Compute> ToTheRight<'p, '_, 'k, T> {
     /// The operand of a step, and its number among all.
     fn operand(&self, step: usize) -> (usize, &'p Operand<'k>) {
         let Epilogue { spec, values, .. } = self.place.epilogue;
-        let number = spec.steps[..step].iter().filter(|step| step.operand().is_some()).count();
+        let number = spec.steps[..step].iter().filter(|step| step.strided().is_some()).count();
         (usize::from(spec.c.is_some()) + number, &values.operands[number])
     }
 }
@@ -399,8 +409,25 @@ impl<'k, T: Compute> Operands<'k, OperandSpec> for ToTheRight<'_, '_, 'k, T> {
         self.place.load(index, *from, operand, self.right, self.lanes).into_iter().map(AnyVal::of).collect()
     }
 
+    fn word(&self, step: usize, word: u32) -> AnyVal<'k> {
+        let steps = &self.place.epilogue.spec.steps[..step];
+        // The state is that of the last first word so far: this one, or one before it.
+        let earlier = steps.iter().filter(|step| matches!(step, Step::Word(0))).count();
+        let state = self.place.words[earlier - usize::from(word > 0)];
+        AnyVal::Stored(DType::I32, Raw::B32(state[word as usize]))
+    }
+
+    /// The number that the last step in front of this one counts.
     fn index(&self, step: usize) -> Vec<AnyVal<'k>> {
-        unreachable!("step {step}: an epilogue has no coordinates")
+        let steps = &self.place.epilogue.spec.steps[..step];
+        let counts = steps.iter().rposition(|step| matches!(step, Step::Number(_))).expect("a random number is one of an element");
+        let Step::Number(spec) = steps[counts] else { unreachable!("it counts") };
+        let (index, operand) = self.operand(counts);
+        let number = |lane: u32| {
+            let (number, further) = self.place.reach(index, spec, operand, self.right + lane);
+            AnyVal::I64((number + further as u64).bitcast())
+        };
+        (0..self.lanes).map(number).collect()
     }
 
     fn store(&self, step: usize, to: &OperandSpec, values: &[AnyVal<'k>]) {

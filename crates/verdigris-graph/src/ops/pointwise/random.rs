@@ -49,6 +49,19 @@ pub enum Drawn {
     Normal,
 }
 
+impl Drawn {
+    /// Every one.
+    pub const ALL: [Drawn; 2] = [Drawn::Uniform, Drawn::Normal];
+
+    /// The name used in serialized form.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Drawn::Uniform => "uniform",
+            Drawn::Normal => "normal",
+        }
+    }
+}
+
 /// Where the state of random numbers comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RandomState {

@@ -38,10 +38,10 @@ def _instant_of_tuned(row: dict, column: str) -> Optional[float]:
 
 
 def _part_of(field: str) -> Callable[[dict, str], Optional[float]]:
-    """A field that stands in a row for its own time, for a column's."""
+    """A field that stands in a row for its own time, for a column's. Rows of layers have no other time than the instant one."""
 
     def value(row, column):
-        main, us = row.get("us"), columns.us(row, column)
+        main, us = row.get("us") or columns.us(row, "instant"), columns.us(row, column)
         return row[field] * main / us if row.get(field) and main and us else None
 
     return value

@@ -16,6 +16,7 @@ from typing import Callable, Dict, Optional
 import torch
 
 from . import source
+from .graphs import Graphs
 from .peers import Refused
 from .problems import Conv, Problem
 from .tensors import TYPES, place
@@ -31,6 +32,19 @@ SETTLE_S = 0.2
 
 #: What f32 products may lose, by dtype class.
 PRECISION = {"tf32": "tf32"}
+
+
+class Functions:
+    """Functions of PyTorch's tensors, and behind them those that the package has as graphs."""
+
+    def __init__(self, *places):
+        self._places = places
+
+    def __getattr__(self, name: str):
+        for place in self._places:
+            if hasattr(place, name):
+                return getattr(place, name)
+        raise AttributeError(f"the package has no attribute '{name}'")
 
 
 class Absent:
@@ -80,6 +94,7 @@ class Door:
         self.device, self.tuning_ms, self.mode = device, tuning_ms, mode
         self.verdigris = verdigris
         self.handle = verdigris.Device(str(device))
+        self._graphs = Graphs(verdigris, self.handle)
         # Plans of the row at hand, by mode.
         self._problem: Optional[Problem] = None
         self._plans: Dict[str, object] = {}
@@ -107,12 +122,13 @@ class Door:
     def functions(self):
         """Our functions by PyTorch's names, planned by estimate from nothing that is remembered or ships."""
         self.verdigris.torch.set_policy(remember=False)
-        return self.verdigris.torch
+        return Functions(self.verdigris.torch, self._graphs)
 
     def settle(self) -> None:
         """Waits for kernels that are compiled in the background, and has every call planned again: with them, as a process that runs on would."""
         time.sleep(SETTLE_S)
         self.verdigris.torch.clear_plans()
+        self._graphs.clear()
 
     def policy(self, problem: Problem, mode: str):
         """A column's policy (``columns``): measured choices are remembered in the process, instant ones take nothing that is.

@@ -88,7 +88,12 @@ def _runs(runs: Sequence[Run], names: Dict[str, str]) -> str:
 
 def _listed(suite: str) -> List[dict]:
     """What the lists of a suite hold; nothing outside a checkout."""
-    return [identity(row) for row in rows_of(SUITES[suite])] if lists_folder() is not None else []
+    folder = lists_folder()
+    if folder is None:
+        return []
+    if suite in layers.SUITES:
+        return [layers.identity(row) for row in layers.load(folder / "layers.toml", suite, None)]
+    return [identity(row) for row in rows_of(SUITES[suite])]
 
 
 def current(runs: Sequence[Run], suite: str) -> List[Run]:
@@ -101,8 +106,9 @@ def current(runs: Sequence[Run], suite: str) -> List[Run]:
 
 def _standings(runs: Sequence[Run], names: Dict[str, str]) -> str:
     lines = []
-    every = {name: _listed(name) for name in SUITES}
-    leases = {name: bars.by_lease(current(runs, name), name) for name in SUITES}
+    suites = (*SUITES, *layers.SUITES)
+    every = {name: _listed(name) for name in suites}
+    leases = {name: bars.by_lease(current(runs, name), name) for name in suites}
     places = [(where, column) for column in columns.JUDGED for where in (bars.LISTS, bars.DRAWN)]
     for bar in bars.load():
         cells, musts, aims = [], [], []

@@ -357,6 +357,17 @@ def _pad_fake(x, attributes):
     return _like(x, tuple(sum(sizes) for sizes in zip(x.shape, a["before"], a["after"])))
 
 
+def _shuffle_fake(x, attributes):
+    a = parse(attributes)
+    if "groups" in a:
+        return _like(x, x.shape)
+    factor, grows = int(a.get("pixels", a.get("channels"))), "pixels" in a
+    *lead, channels, height, width = x.shape
+    if grows:
+        return _like(x, (*lead, channels // factor**2, height * factor, width * factor))
+    return _like(x, (*lead, channels * factor**2, height // factor, width // factor))
+
+
 def _elements_fake(x, attributes):
     return torch.empty_like(x)
 
@@ -399,7 +410,7 @@ def _gradient_like(dy, a, b, c, d, e, attributes, dims):
     innermost = parse(heads[-1])["of"]
     if innermost == "linear":
         return tensor.new_empty(tensor.shape)
-    if innermost in ("conv_fprop", "conv_dgrad", "max_pool", "avg_pool", "resample", "pad"):
+    if innermost in ("conv_fprop", "conv_dgrad", "max_pool", "avg_pool", "resample", "pad", "shuffle"):
         return _in_format(tensor, tensor.shape, _is_channels_last(tensor))
     return torch.empty_like(tensor)
 
@@ -455,6 +466,8 @@ max_pool = _operator("max_pool", ["Tensor x"], "(Tensor, Tensor)", False, _max_p
 avg_pool = _operator("avg_pool", ["Tensor x"], "Tensor", False, _avg_pool_fake)
 resample = _operator("resample", ["Tensor x"], "Tensor", False, _resample_fake)
 pad = _operator("pad", ["Tensor x"], "Tensor", False, _pad_fake)
+shuffle = _operator("shuffle", ["Tensor x"], "Tensor", False, _shuffle_fake)
+local_response_norm = _operator("local_response_norm", ["Tensor x"], "Tensor", False, _elements_fake)
 activation = _operator("activation", ["Tensor x"], "Tensor", False, _elements_fake, _activation_decomposed)
 softmax = _operator("softmax", ["Tensor x"], "Tensor", False, _elements_fake, _softmax_decomposed)
 norm = _operator("norm", ["Tensor x", "Tensor? scale", "Tensor? bias"], "Tensor", False, _norm_fake)
@@ -848,6 +861,34 @@ def _gradient_of_scan(ctx, dy, *_):
 
 scan = _operator(
     "scan", ["Tensor x"], "Tensor", False, _elements_fake, _scan_decomposed, gradients=(_keep_of_scan, _gradient_of_scan)
+)
+
+
+
+def _scan_with_place_fake(x, attributes):
+    return torch.empty_like(x), torch.empty_like(x, dtype=torch.int64)
+
+
+def _keep_of_scan_with_place(ctx, inputs, used, output):
+    ctx.save_for_backward(output[1])
+    ctx.mark_non_differentiable(output[1])
+    ctx.axis = int(parse(inputs[1])["axis"])
+    return output
+
+
+def _gradient_of_scan_with_place(ctx, dy, *_):
+    # By an operator of PyTorch's: no op of the library gathers or scatters along an axis.
+    (places,) = ctx.saved_tensors
+    return torch.zeros_like(dy).scatter_add(ctx.axis, places, dy), None
+
+
+scan_with_place = _operator(
+    "scan_with_place",
+    ["Tensor x"],
+    "(Tensor, Tensor)",
+    False,
+    _scan_with_place_fake,
+    gradients=(_keep_of_scan_with_place, _gradient_of_scan_with_place),
 )
 
 dropout = _operator(

@@ -15,6 +15,7 @@ import torch
 
 from .._errors import GraphError, OutOfRangeError, UnsupportedError
 from . import _ops, _policy
+from ._channels import channel_shuffle, local_response_norm, pixel_shuffle, pixel_unshuffle
 from ._resample import interpolate, pad
 
 
@@ -655,6 +656,25 @@ def logcumsumexp(input, dim):
     return _scan("log_sum_exp", "logcumsumexp", input, dim, None)
 
 
+def _extremum(f, name, input, dim):
+    if not input.is_floating_point():
+        raise UnsupportedError(f"{name} of {input.dtype}; it takes floating-point numbers")
+    return getattr(torch.return_types, name)(_ops.scan_with_place(input, f"f={f} axis={_axis(input, dim, name)}"))
+
+
+def cummax(input, dim):
+    """The greatest of `x[0], ..., x[i]` along `dim`, and where the last of them stands that is it, as `torch.cummax`; floating-point alone.
+
+    A NaN is the greatest from there on. The gradient goes to the places, added up by PyTorch's `scatter_add`.
+    """
+    return _extremum("max", "cummax", input, dim)
+
+
+def cummin(input, dim):
+    """The least of `x[0], ..., x[i]` along `dim`, and where it stands. As `cummax`."""
+    return _extremum("min", "cummin", input, dim)
+
+
 _REDUCTIONS = {(True, True): "mean", (True, False): "sum", (False, True): "none", (False, False): "none"}
 
 
@@ -775,6 +795,14 @@ def binary_cross_entropy_with_logits(
     """`weight * ((1 + (pos_weight - 1) * target) * ln(1 + e^input) - pos_weight * target * input)`."""
     reduction = _reduction(reduction, size_average, reduce)
     return _element_loss("binary_cross_entropy_with_logits", input, target, "binary_cross_entropy", reduction, weight, pos_weight)
+
+
+def binary_cross_entropy(input, target, weight=None, size_average=None, reduce=None, reduction="mean"):
+    """`-weight * (target * ln(input) + (1 - target) * ln(1 - input))` of probabilities, each logarithm at least -100.
+
+    At 0 and at 1 the logarithm of 0 has no gradient, where PyTorch has one of up to 1e12. Probabilities outside of [0, 1] give NaN and are not looked for.
+    """
+    return _element_loss("binary_cross_entropy", input, target, "likelihood", _reduction(reduction, size_average, reduce), weight)
 
 
 def soft_margin_loss(input, target, size_average=None, reduce=None, reduction="mean"):
@@ -1005,4 +1033,4 @@ def flash_attn_varlen_func(
 
 
 __all__ = [name for name, value in list(globals().items()) if callable(value) and getattr(value, "__module__", None) == __name__ and name[0] != "_"]
-__all__ += ["interpolate", "pad"]
+__all__ += ["channel_shuffle", "interpolate", "local_response_norm", "pad", "pixel_shuffle", "pixel_unshuffle"]
