@@ -205,6 +205,11 @@ fn loss_spec(axis: u32, label_smoothing: f64, ignore_index: Option<i64>, reducti
 }
 
 /// In memory, or by value where there is an offset.
+/// An operand that may be left out.
+fn of(uid: Option<Uid>) -> Option<verdigris_graph::Uid> {
+    uid.map(|uid| uid.0)
+}
+
 fn random_state(state: Uid, offset: Option<Uid>) -> RandomState {
     RandomState { state: state.0, offset: offset.map(|offset| offset.0) }
 }
@@ -515,7 +520,7 @@ impl Graph {
     ) -> PyResult<Uid> {
         let windows = spatial::windows(window, stride, padding, padding_after, dilation, adaptive)?;
         let mode = spatial::pool_mode(mode, count_include_pad)?;
-        let (x, index) = (x.map(|uid| uid.0), index.map(|uid| uid.0));
+        let (x, index) = (of(x), of(index));
         let pool = PoolBackward { mode, windows, dy: dy.0, x, index, dx: verdigris_graph::Uid(0) };
         self.builder()?.pool_backward(name, pool, &x_dims).map(Uid).map_err(refuse)
     }
@@ -598,7 +603,6 @@ impl Graph {
         relu: bool,
         name: &str,
     ) -> PyResult<(Uid, Uid, Uid, Option<Uid>, Option<Uid>)> {
-        let of = |uid: Option<Uid>| uid.map(|uid| uid.0);
         let norm = BatchNorm {
             momentum: Real(momentum),
             relu,
@@ -628,7 +632,6 @@ impl Graph {
         relu: bool,
         name: &str,
     ) -> PyResult<(Uid, Uid, Uid, Option<Uid>)> {
-        let of = |uid: Option<Uid>| uid.map(|uid| uid.0);
         let back =
             BatchNormBackward { relu, y: of(y), scale: of(scale), bias: of(bias), ..BatchNormBackward::new(dy.0, x.0, mean.0, inv.0) };
         let (dx, dscale, dbias, dadd) = self.builder()?.batch_norm_backward(name, back).map_err(refuse)?;
@@ -676,7 +679,7 @@ impl Graph {
         name: &str,
     ) -> PyResult<Uid> {
         let spec = loss_spec(axis, label_smoothing, ignore_index, reduction)?;
-        let lse = lse.map(|uid| uid.0);
+        let lse = of(lse);
         let (logits, labels, dloss) = (logits.0, labels.0, dloss.0);
         let loss = CrossEntropyBackward { spec, logits, labels, dloss, lse, dlogits: verdigris_graph::Uid(0) };
         self.builder()?.cross_entropy_backward(name, loss).map(Uid).map_err(refuse)
@@ -699,7 +702,7 @@ impl Graph {
         name: &str,
     ) -> PyResult<(Uid, Option<Uid>, Option<Uid>, Uid)> {
         let spec = norm_spec(kind, axes, eps, groups, zero_centred)?;
-        let [residual, scale, bias] = [residual, scale, bias].map(|uid| uid.map(|uid| uid.0));
+        let [residual, scale, bias] = [residual, scale, bias].map(of);
         let made = self.builder()?.normalize(name, Normalize { residual, scale, bias, ..Normalize::new(spec, x.0) }).map_err(refuse)?;
         Ok((Uid(made.y), made.sum.map(Uid), made.mean.map(Uid), Uid(made.inv)))
     }
@@ -724,7 +727,7 @@ impl Graph {
         name: &str,
     ) -> PyResult<(Uid, Option<Uid>, Option<Uid>)> {
         let spec = norm_spec(kind, axes, eps, groups, zero_centred)?;
-        let [scale, mean, inv, dsum] = [scale, mean, inv, dsum].map(|uid| uid.map(|uid| uid.0));
+        let [scale, mean, inv, dsum] = [scale, mean, inv, dsum].map(of);
         let back = NormalizeBackward { scale, mean, inv, dsum, ..NormalizeBackward::new(spec, x.0, dy.0) };
         let wanted = NormGradients { dx: true, dscale: scale.is_some(), dbias: bias_dims.as_deref() };
         let made = self.builder()?.normalize_backward(name, back, wanted).map_err(refuse)?;
@@ -768,9 +771,8 @@ impl Graph {
         name: &str,
     ) -> PyResult<(Uid, Uid)> {
         let spec = self.attention_spec(q, scale, causal, [left, right], soft_cap, [longest_q, longest_kv], dropout)?;
-        let [dropout_state, dropout_offset] = [dropout_state, dropout_offset].map(|uid| uid.map(|uid| uid.0));
-        let [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table] =
-            [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table].map(|uid| uid.map(|uid| uid.0));
+        let [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, dropout_state, dropout_offset] =
+            [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, dropout_state, dropout_offset].map(of);
         let plain = Attention { dropout_state, dropout_offset, ..Attention::new(spec, q.0, k.0, v.0) };
         let attention = Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, ..plain };
         let Attended { o, log_sum_exp } = self.builder()?.attention(name, attention).map_err(refuse)?;
@@ -811,9 +813,8 @@ impl Graph {
         name: &str,
     ) -> PyResult<(Uid, Uid, Uid, Option<Uid>, Option<Uid>)> {
         let spec = self.attention_spec(q, scale, causal, [left, right], soft_cap, [longest_q, longest_kv], dropout)?;
-        let [dropout_state, dropout_offset] = [dropout_state, dropout_offset].map(|uid| uid.map(|uid| uid.0));
-        let [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets] =
-            [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets].map(|uid| uid.map(|uid| uid.0));
+        let [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, dropout_state, dropout_offset] =
+            [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, dropout_state, dropout_offset].map(of);
         let plain = AttentionBackward::new(spec, [q.0, k.0, v.0], o.0, log_sum_exp.0, d_o.0);
         let plain = AttentionBackward { dropout_state, dropout_offset, ..plain };
         let back = AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };

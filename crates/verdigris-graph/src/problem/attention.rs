@@ -5,10 +5,10 @@
 //! stride 0. With a table of pages, keys and values lie over page, head, position in the page and element. With offsets queries, keys, values and what lies as they do are ragged: of batch 1 and as many positions as they have rows. Slots are numbered in the order of the fields.
 
 use serde::{Deserialize, Serialize};
-use verdigris_tensor::{DType, Layout};
+use verdigris_tensor::DType;
 
 use super::chain::View;
-use super::{Access, Determinism, Operand, Slot};
+use super::{Determinism, Operand, Slot, views};
 use crate::error::Error;
 use crate::op::{HostScalar, Real};
 use crate::ops::attention::is_taken;
@@ -314,12 +314,7 @@ impl AttentionProblem {
     /// What [`super::Problem::buffers`] says.
     pub(super) fn buffers(&self) -> Result<Vec<Operand>, Error> {
         (self.operands().into_iter())
-            .map(|(name, view, written)| {
-                let layout = Layout::new(&self.dims(name, view), &view.strides)
-                    .map_err(|source| Error::Layout { tensor: name.to_owned(), source })?;
-                let access = if written { Access::Written } else { Access::Read };
-                Ok(Operand { name, slot: view.slot, dtype: view.dtype, offset: view.offset, layout, access })
-            })
+            .map(|(name, view, written)| views::operand(name, view, &self.dims(name, view), views::access(written)))
             .collect()
     }
 
@@ -353,10 +348,7 @@ impl AttentionProblem {
         if h_kv == 0 || !h.is_multiple_of(h_kv) {
             return structure("k", "heads of queries are a multiple of those of keys, of which there is at least one");
         }
-        if !matches!(self.compute, DType::F32 | DType::F64) {
-            let rule = "attention is computed in f32 or f64";
-            return Err(Error::DType { op: op(), tensor: "compute".to_owned(), got: self.compute, rule });
-        }
+        views::check_compute("attention", self.compute, "attention is computed in f32 or f64")?;
         if let Some(cap) = self.soft_cap
             && !(cap.0.is_finite() && cap.0 > 0.0)
         {
@@ -419,9 +411,7 @@ impl AttentionProblem {
                 "log_sum_exp" => (matches!(view.dtype, DType::F32 | DType::F64), "a log-sum-exp is f32 or f64"),
                 _ => (is_taken(view.dtype), "attention is of f16, bf16, f32 and f64"),
             };
-            if !is_right {
-                return Err(Error::DType { op: op(), tensor: name.to_owned(), got: view.dtype, rule });
-            }
+            views::check_dtype("attention", name, view.dtype, is_right, rule)?;
         }
         // Strides of dims without a second element.
         let dims: Vec<[u64; 4]> = self.operands().into_iter().map(|(name, view, _)| self.dims(name, view)).collect();
@@ -432,16 +422,7 @@ impl AttentionProblem {
                 }
             }
         }
-        let operands = self.buffers()?;
-        for (i, output) in operands.iter().enumerate().filter(|(_, operand)| operand.access == Access::Written) {
-            let structure = |rule| Err(Error::Structure { op: op(), tensor: output.name.to_owned(), rule });
-            if output.layout.may_overlap() {
-                return structure("what is written has one place for each element");
-            }
-            if operands.iter().enumerate().any(|(j, other)| i != j && other.slot == output.slot) {
-                return structure("an output has a buffer of its own");
-            }
-        }
+        views::check_outputs("attention", &self.buffers()?)?;
         // A bound at least so wide leaves no key out, whichever the corner and the lengths.
         let all = self.s_q.saturating_add(self.s_kv);
         for bound in [&mut self.left, &mut self.right] {

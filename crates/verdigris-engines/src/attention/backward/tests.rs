@@ -217,6 +217,9 @@ fn run_under(case: Case, schedules: Vec<(bool, interp::Options)>) -> Vec<Vec<u8>
             q_offsets: None,
             kv_offsets: None,
             page_table: None,
+            dropout: None,
+            dropout_state: None,
+            dropout_seed: None,
             scale: if mods.is_bound { HostScalar::Bound(Slot(0)) } else { HostScalar::Fixed(Real(SCALE)) },
             pass: AttentionPass::Backward {
                 o: view(o_slot, value, queries, heads),

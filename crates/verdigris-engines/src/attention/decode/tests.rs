@@ -133,6 +133,9 @@ fn run(case: Case, parts: &[u32]) {
             q_offsets: None,
             kv_offsets: None,
             page_table: None,
+            dropout: None,
+            dropout_state: None,
+            dropout_seed: None,
             scale: HostScalar::Fixed(Real(SCALE)),
             pass: AttentionPass::Forward {
                 o: tensor(o, queries, heads, value),

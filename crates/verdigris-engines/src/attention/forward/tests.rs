@@ -62,6 +62,7 @@ const SMALL: Spec = Spec {
     score_mod: false,
     ragged: false,
     paged: false,
+    dropout: false,
 };
 
 fn case(spec: Spec, queries: usize, keys: usize) -> Case {
@@ -234,6 +235,9 @@ fn run(case: Case) {
             q_offsets: None,
             kv_offsets: None,
             page_table: None,
+            dropout: None,
+            dropout_state: None,
+            dropout_seed: None,
             scale: if mods.is_bound { HostScalar::Bound(Slot(0)) } else { HostScalar::Fixed(Real(f64::from(case.scale))) },
             pass: AttentionPass::Forward {
                 o: view(o_slot, value, queries, heads),
