@@ -201,6 +201,37 @@ def test_dropout_in_a_captured_graph_draws_anew():
     assert not torch.equal(*masks)
 
 
+def test_attention_drops_what_the_cpu_drops():
+    state = torch.tensor([3, -4, -1, -1], dtype=torch.int32)
+    for dtype, elements, shape in [(torch.bfloat16, 64, (2, 4, 130, 200)), (torch.float16, 128, (1, 2, 65, 177)), (torch.float32, 16, (2, 2, 33, 40))]:
+        b, h, s_q, s_kv = shape
+        mask = vt.functional.attention_dropout_mask(state, shape, 0.3)
+        assert torch.equal(vt.functional.attention_dropout_mask(state.cuda(), shape, 0.3).cpu(), mask)
+        given = [torch.randn(b, h, s, elements).to(dtype) for s in (s_q, s_kv, s_kv)]
+        run = lambda at: vt.scaled_dot_product_attention(*at, dropout_p=0.3, state=state.to(at[0].device))
+        ours, theirs = ([x.to(device).requires_grad_() for x in given] for device in ("cuda", "cpu"))
+        o, want = run(ours), run(theirs)
+        d_o = torch.randn_like(want)
+        found, right = torch.autograd.grad(o, ours, d_o.cuda()), torch.autograd.grad(want, theirs, d_o)
+        for got, expected in zip((o, *found), (want, *right)):
+            assert (got.cpu().float() - expected.float()).abs().max() <= 2e-2 * max(1.0, expected.float().abs().max().item())
+
+
+def test_attention_with_dropout_in_a_captured_graph_draws_anew():
+    q = torch.randn(1, 2, 64, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    vt.scaled_dot_product_attention(q, q, q, dropout_p=0.5).sum().backward()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = vt.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
+        torch.autograd.grad(o.sum(), q)
+    results = []
+    for _ in range(2):
+        graph.replay()
+        results.append(o.clone())
+    assert not torch.equal(*results)
+
+
 def test_compile():
     model = vt.convert(torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1)))[0].cuda()
     backend = "inductor" if os.environ.get("VERDIGRIS_TEST_INDUCTOR") else "aot_eager"
