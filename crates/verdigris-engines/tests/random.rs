@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use verdigris_engines::arch::Arch;
 use verdigris_engines::engines;
 use verdigris_engines::interpret::Parts;
-use verdigris_graph::{Graph, GraphBuilder, HostScalar, RandomState, ReductionOp, Uid};
+use verdigris_graph::{Graph, GraphBuilder, HostScalar, Precision, RandomState, ReductionOp, Uid};
 use verdigris_kir::interp::{Kernels, Options};
 use verdigris_tensor::{DType, Layout};
 
@@ -195,6 +195,58 @@ fn a_state_by_value_is_a_state_in_memory() {
         let times: Vec<f32> = wanted.iter().map(|value| value * offset as f32).collect();
         for got in results_with(&graph, &[(y, scaled_size.clone())], &scalars, scaled) {
             assert!(got == bytes(&times), "{seed} {offset}");
+        }
+    }
+}
+
+/// Dropout behind a product of ones: every engine and setting drops what the definition says, of a state in memory and by value, in batches, whole or as rows of
+/// a mask, and where the result is column-major.
+#[test]
+fn products_drop_what_the_definition_says() {
+    let (seed, offset, k) = (0xfedc_ba98u64, 77u64, 16u64);
+    let turned = |dims: &[u64]| Layout::with_order(dims, &[0, 2, 1]).expect("small");
+    for (by_value, dtype, layout) in [
+        (false, DType::Bf16, rows(&[2, 33, 40])),
+        (true, DType::Bf16, rows(&[2, 33, 40])),
+        (true, DType::F16, rows(&[1, 65, 63])),
+        (false, DType::F32, turned(&[2, 24, 70])),
+    ] {
+        let dims = layout.dims().to_vec();
+        let (batch, m, n) = (dims[0], dims[1], dims[2]);
+        let mut g = GraphBuilder::new("product, dropout");
+        let (a, b) = (g.tensor("a", dtype, rows(&[batch, m, k])), g.tensor("b", dtype, rows(&[k, n])));
+        let mut inputs = vec![];
+        let mut scalars = BTreeMap::new();
+        let given: RandomState = if by_value {
+            let [low, high] = ["seed", "offset"].map(|name| g.host_scalar(name, DType::I64));
+            scalars.extend([(low, seed as f64), (high, offset as f64)]);
+            RandomState::by_value(low, high)
+        } else {
+            let given = g.tensor("state", DType::I32, rows(&[4]));
+            inputs.push((given, state(seed, offset)));
+            given.into()
+        };
+        let product = g.matmul("product", a, b, Precision::Fp32).expect("fits");
+        let dropped = g.dropout("dropout", product, given, 0.5).expect("fits");
+        g.store_as(dropped, "y", dtype, layout).expect("stores");
+        let graph = g.finish().expect("valid");
+        let one = |count: u64| {
+            let mut bytes = vec![0; count as usize * dtype.bytes()];
+            for element in bytes.chunks_exact_mut(dtype.bytes()) {
+                verdigris_tensor::num::write_element(dtype, 1.0, element).expect("fits");
+            }
+            bytes
+        };
+        inputs.extend([(a, one(batch * m * k)), (b, one(k * n))]);
+        assert_eq!(verdigris_graph::pattern::partition(&graph).expect("is cut").parts.len(), 1, "one launch");
+        for got in results_with(&graph, &inputs, &scalars, dropped) {
+            for number in 0..layout.elements() {
+                let place = layout.offset_of_position(number).expect("within") as usize;
+                let element = &got[place * dtype.bytes()..][..dtype.bytes()];
+                let is_dropped = uniform(seed, offset, number) < 0.5;
+                let value = verdigris_tensor::num::read_element(dtype, element).expect("an element");
+                assert_eq!(value, if is_dropped { 0.0 } else { 2.0 * k as f64 }, "element {number} of {layout:?}");
+            }
         }
     }
 }

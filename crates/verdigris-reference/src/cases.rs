@@ -28,7 +28,7 @@
 //!     { binary = { f = "add", dtype = "f32", per = "n" } },   # per: n, m, element, tensor; v_is_right = false
 //!     { unary = "relu" }, { unary = { leaky_relu = { slope = 0.1 } } },
 //!     { scale = 0.5 }, { round = "bf16" }, { store = "bf16" },
-//!     { random = { f = "mul", through = [{ affine = { scale = -1.0, shift = 0.5 } }, "relu", "not"] } }, # also per, distribution, by_value, v_is_right
+//!     { random = { f = "mul", through = [{ affine = { scale = -1.0, shift = 0.5 } }, "relu", "not"] } }, # also per, distribution, v_is_right
 //! ]
 //! data = "normal"              # a `Distribution`
 //! deterministic = true         # default false
@@ -276,8 +276,6 @@ enum StepText {
         #[serde(default)]
         distribution: Drawn,
         #[serde(default)]
-        by_value: bool,
-        #[serde(default)]
         v_is_right: bool,
     },
     Scale(ScalarText),
@@ -468,14 +466,13 @@ impl Group {
                     let full = place.matrix(*dtype, of_d, m, n, 0, false).map_err(no)?;
                     EpilogueStep::Binary { f: *f, operand: per.of(full), v_is_right: *v_is_right }
                 }
-                StepText::Random { f, through, per, distribution, by_value, v_is_right } => {
+                StepText::Random { f, through, per, distribution, v_is_right } => {
                     // Numbers count row-major over the batch and D, whatever order and gaps D has in memory.
                     let mut packed = Placement::new(&self.batch, 0);
                     let counts = packed.matrix(DType::U8, 'n', m, n, 0, false).map_err(no)?;
                     let number = Matrix { slot: place.slot(), ..per.of(counts) };
-                    let offset = by_value.then(|| place.slot());
                     let (f, distribution, v_is_right) = (*f, *distribution, *v_is_right);
-                    EpilogueStep::Random { f, v_is_right, distribution, number, offset, through: through.clone() }
+                    EpilogueStep::Random { f, v_is_right, distribution, number, offset: None, through: through.clone() }
                 }
             });
         }
