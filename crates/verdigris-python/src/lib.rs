@@ -10,6 +10,7 @@ mod dlpack;
 mod errors;
 mod graph;
 mod memory;
+mod operands;
 mod plan;
 mod policy;
 mod spatial;
@@ -25,7 +26,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("BUILD_HASH", env!("VERDIGRIS_BUILD_HASH"))?;
     module.add_class::<device::Device>()?;
     module.add_class::<graph::Graph>()?;
-    module.add_class::<graph::Uid>()?;
+    module.add_class::<operands::Uid>()?;
     module.add_class::<plan::Plan>()?;
     module.add_class::<policy::Policy>()?;
     module.add_function(wrap_pyfunction!(device::device_count, module)?)?;

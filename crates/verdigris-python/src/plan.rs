@@ -15,8 +15,8 @@ use verdigris_tensor::{DType, Layout};
 
 use crate::device::State;
 use crate::errors::{Kind, library, raise};
-use crate::graph::Uid;
 use crate::memory::{Seen, binding, exchange_api, unfit};
+use crate::operands::Uid;
 
 type Dict<'py> = Bound<'py, PyDict>;
 type Bindings = Vec<(verdigris_graph::Uid, Binding<'static>)>;
