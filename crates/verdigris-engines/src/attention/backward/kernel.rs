@@ -373,9 +373,9 @@ impl<'k> Turns<'k> {
 }
 
 pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
-    if spec.head == 128 && (spec.score_mod || spec.dropout) {
+    if spec.score_mod && spec.head == 128 {
         // Both gradients fill 128 registers of each thread; what a turn holds across its products goes to local memory, once a turn.
-        k.allow_spills(if spec.dropout { 128 } else { 64 });
+        k.allow_spills(64);
     }
     let params = Params::declare(k, spec);
     let (scale, scale_log2) = (params.scale, params.scale_log2);
@@ -537,17 +537,9 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                 Some(draws) => draws.drop_queries(&s, step, packed, own_key, [first_query.unsigned(), column]),
             };
             let p: Vec<[Val<'k, u32>; 4]> = match mods {
-                None if spec.dropout => {
-                    // A few at a time, for registers are short.
-                    let of_step = |step: u32| {
-                        (2 * step..2 * step + 2).for_each(|part| exponentiate(part, scale_log2));
-                        drop_some(step, s.pack_a(step, spec.ty.packed()))
-                    };
-                    (0..QUERIES / 16).map(of_step).collect()
-                }
                 None => {
                     (0..QUERIES / 8).for_each(|part| exponentiate(part, scale_log2));
-                    packed(&s)
+                    (0..).zip(packed(&s)).map(|(step, packed)| drop_some(step, packed)).collect()
                 }
                 Some(score_mod) => {
                     // Anew in each turn: registers are short, and what these hold is made with a few instructions.
