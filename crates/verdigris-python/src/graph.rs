@@ -81,9 +81,8 @@ impl Graph {
         scale: Option<&Bound<'_, PyAny>>,
         causal: &str,
         [left, right]: [Option<u32>; 2],
-        soft_cap: Option<f64>,
         [longest_q, longest_kv]: [Option<u32>; 2],
-        dropout: Option<f64>,
+        [soft_cap, dropout]: [Option<f64>; 2],
     ) -> PyResult<AttentionSpec> {
         let scale = match scale {
             Some(scale) => factor(scale)?,
@@ -650,7 +649,7 @@ impl Graph {
         dropout_offset: Option<Uid>,
         name: &str,
     ) -> PyResult<(Uid, Uid)> {
-        let spec = self.attention_spec(q, scale, causal, [left, right], soft_cap, [longest_q, longest_kv], dropout)?;
+        let spec = self.attention_spec(q, scale, causal, [left, right], [longest_q, longest_kv], [soft_cap, dropout])?;
         let [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, dropout_state, dropout_offset] =
             [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, dropout_state, dropout_offset].map(of);
         let plain = Attention { dropout_state, dropout_offset, ..Attention::new(spec, q.0, k.0, v.0) };
@@ -692,7 +691,7 @@ impl Graph {
         dropout_offset: Option<Uid>,
         name: &str,
     ) -> PyResult<(Uid, Uid, Uid, Option<Uid>, Option<Uid>)> {
-        let spec = self.attention_spec(q, scale, causal, [left, right], soft_cap, [longest_q, longest_kv], dropout)?;
+        let spec = self.attention_spec(q, scale, causal, [left, right], [longest_q, longest_kv], [soft_cap, dropout])?;
         let [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, dropout_state, dropout_offset] =
             [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, dropout_state, dropout_offset].map(of);
         let plain = AttentionBackward::new(spec, [q.0, k.0, v.0], o.0, log_sum_exp.0, d_o.0);
