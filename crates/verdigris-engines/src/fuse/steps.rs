@@ -16,6 +16,9 @@ use super::functions;
 use super::philox;
 use super::value::{AnyVal, HostVal, Raw};
 
+/// What an epilogue that draws random numbers may spill of a thread's registers: 20 bytes are the most that tiles were seen to.
+const DRAWN_SPILL_BYTES: u32 = 24;
+
 /// One step; `O` says what is known of an operand in memory. Attributes of functions are 0 where they are arguments.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -401,7 +404,11 @@ impl<'k, O> Code<'_, 'k, O> {
                 Step::Given => given.to_vec(),
                 Step::Scalar => self.numbers[i].iter().map(|&number| AnyVal::Number(number)).collect(),
                 Step::Index => operands.index(i),
-                Step::Number(_) => Vec::new(),
+                Step::Number(_) => {
+                    // Ten rounds beside the sums of a large tile: a few words of them go to local memory, once a tile.
+                    k.allow_spills(DRAWN_SPILL_BYTES);
+                    Vec::new()
+                }
                 Step::Word(word) => vec![operands.word(i, word)],
                 Step::Half(upper) => {
                     let half = |number: &HostVal<'k>| AnyVal::Stored(DType::I32, Raw::B32(number.half(upper)));
