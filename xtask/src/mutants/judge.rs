@@ -166,7 +166,7 @@ fn kind_of(message: &str) -> String {
         None if said("panicked: ") => "panic",
         None if said("noted as deterministic") => "determinism",
         None if said("there is no such way") || said("a part that nobody takes") => "refusal",
-        None if said("_ratio is ") || said(" is more than ") => "bounds",
+        None if said(", bounded by ") || said(" is more than ") => "bounds",
         None => "numbers",
     }
     .to_owned()
