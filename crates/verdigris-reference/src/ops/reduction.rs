@@ -28,18 +28,23 @@ impl<'a> Reduced<'a> {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SumInAnyOrder {
     value: f64,
+    /// Of the finite terms.
     magnitude: f64,
     error: f64,
     count: u64,
+    has_nan: bool,
 }
 
 impl SumInAnyOrder {
     /// Adds a term.
     pub(crate) fn add(&mut self, term: Bounded) {
         self.value += term.value;
-        self.magnitude += term.value.abs() + term.error;
+        if term.value.is_finite() {
+            self.magnitude += term.value.abs() + term.error;
+        }
         self.error += term.error;
         self.count += 1;
+        self.has_nan |= term.value.is_nan();
     }
 
     /// How many terms were added.
@@ -49,11 +54,13 @@ impl SumInAnyOrder {
 
     /// The sum, `(K + 2) · ε · Σ|x|` and the terms' own errors away from the truth; a single term is itself.
     pub(crate) fn finish(self, compute: DType) -> Bounded {
+        let limit = if compute == DType::F64 { f64::MAX } else { power_of_two(127) };
         if !self.value.is_finite() {
-            return Bounded { value: self.value, error: if self.error < f64::INFINITY { 0.0 } else { f64::INFINITY } };
+            // Finite terms whose sum overflows on the way, in one order or another, make NaN of an infinity, or an infinity where there is none.
+            let is_exact = self.error < f64::INFINITY && (self.has_nan || self.magnitude <= limit);
+            return Bounded { value: self.value, error: if is_exact { 0.0 } else { f64::INFINITY } };
         }
         let rounding = if self.count > 1 { (self.count as f64 + 2.0) * roundoff(compute) * self.magnitude } else { 0.0 };
-        let limit = if compute == DType::F64 { f64::MAX } else { power_of_two(127) };
         let error = if self.magnitude > limit { f64::INFINITY } else { self.error + rounding };
         Bounded::new(self.value, error, compute)
     }
@@ -133,47 +140,77 @@ pub(crate) struct ProductInAnyOrder {
     value: f64,
     most: f64,
     least: f64,
+    /// The product of the finite factors above 1, and of those below it.
     above_one: f64,
     below_one: f64,
     count: f64,
     has_unknown: bool,
+    has_nan: bool,
+    has_infinity: bool,
+    has_zero: bool,
+    /// A factor is 0, or its error may make it so.
+    may_be_zero: bool,
 }
 
 impl Default for ProductInAnyOrder {
     fn default() -> Self {
-        ProductInAnyOrder { value: 1.0, most: 1.0, least: 1.0, above_one: 1.0, below_one: 1.0, count: 0.0, has_unknown: false }
+        ProductInAnyOrder {
+            value: 1.0,
+            most: 1.0,
+            least: 1.0,
+            above_one: 1.0,
+            below_one: 1.0,
+            count: 0.0,
+            has_unknown: false,
+            has_nan: false,
+            has_infinity: false,
+            has_zero: false,
+            may_be_zero: false,
+        }
     }
 }
 
 impl ProductInAnyOrder {
     /// Takes in a factor.
     pub(crate) fn multiply(&mut self, x: Bounded) {
+        let size = x.value.abs();
         self.value *= x.value;
-        self.most *= x.value.abs() + x.error;
-        self.least *= (x.value.abs() - x.error).max(0.0);
-        self.above_one *= (x.value.abs() + x.error).max(1.0);
-        self.below_one *= x.value.abs().min(1.0);
+        self.most *= size + x.error;
+        self.least *= (size - x.error).max(0.0);
+        if size.is_finite() {
+            self.above_one *= (size + x.error).max(1.0);
+        }
+        self.below_one *= size.min(1.0);
         self.has_unknown |= x.error == f64::INFINITY;
+        self.has_nan |= x.value.is_nan();
+        self.has_infinity |= x.value.is_infinite();
+        self.has_zero |= x.value == 0.0 && x.error == 0.0;
+        self.may_be_zero |= size <= x.error;
         self.count += 1.0;
     }
 
     /// The product: `K · ε` of it, and what is lost where a part of it leaves the range of normal numbers.
     pub(crate) fn finish(self, compute: DType) -> Bounded {
-        let ProductInAnyOrder { value, most, least, above_one, below_one, count, has_unknown } = self;
-        if has_unknown {
-            return Bounded { value, error: f64::INFINITY };
+        let ProductInAnyOrder { value, most, least, above_one, below_one, count, .. } = self;
+        let unknown = Bounded { value, error: f64::INFINITY };
+        if self.has_unknown {
+            return unknown;
+        }
+        if self.has_nan || self.has_infinity && self.has_zero {
+            return Bounded::exact(f64::NAN);
         }
         let (limit, smallest, underflow) = match compute {
             DType::F64 => (power_of_two(1023), power_of_two(-1074), power_of_two(-1022)),
             _ => (power_of_two(127), power_of_two(-149), power_of_two(-126)),
         };
-        if above_one.is_finite() && above_one > limit || (!above_one.is_finite() && value.is_finite()) {
-            // Whether it overflows on the way is a matter of the order. An exact 0 among the factors may then meet ∞.
-            return Bounded { value, error: f64::INFINITY };
+        if self.has_infinity {
+            // A part of the rest that vanishes would make NaN of ∞.
+            return if self.may_be_zero || below_one < underflow { unknown } else { Bounded::exact(value) };
         }
-        if !above_one.is_finite() {
-            // An infinity or a NaN among the factors; a part of the rest that vanishes would make NaN of ∞.
-            return Bounded { value, error: if value.is_infinite() && below_one < underflow { f64::INFINITY } else { 0.0 } };
+        if above_one > limit {
+            // Whether it overflows on the way is a matter of the order, and in f64 the reference's own order is one of many. An exact 0
+            // among the factors may then meet ∞.
+            return unknown;
         }
         let rounding = if count > 1.0 { (count + 1.0) * roundoff(compute) * most } else { 0.0 };
         let lost = if below_one < underflow && value != 0.0 { count * smallest * above_one } else { 0.0 };
@@ -265,5 +302,54 @@ impl Draft {
         self.note_read(&[x.uid]);
         let dims: Vec<u64> = (0..x.dims.len()).map(|dim| if axes.contains(&(dim as u32)) { 1 } else { x.dims[dim] }).collect();
         self.pointwise_result(y, &dims, &[x.dtype])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn product_of(factors: &[f64], compute: DType) -> Bounded {
+        product(factors.iter().map(|&x| Bounded::exact(x)), compute)
+    }
+
+    fn sum_of(terms: &[f64], compute: DType) -> Bounded {
+        sum(terms.iter().map(|&x| Bounded::exact(x)), compute)
+    }
+
+    #[test]
+    fn what_overflows_in_one_order_and_not_in_another_is_not_judged() {
+        for compute in [DType::F32, DType::F64] {
+            let large = if compute == DType::F64 { 1e200 } else { 1e25 };
+            assert_eq!(product_of(&[large, large, 1.0 / large, 1.0 / large], compute).error, f64::INFINITY, "{compute:?}");
+            assert_eq!(product_of(&[large, 1.0 / large, large, 1.0 / large], compute).error, f64::INFINITY, "{compute:?}");
+            assert_eq!(product_of(&[f64::INFINITY, large, 1.0 / large, 1.0 / large], compute).error, f64::INFINITY, "∞ · 0, {compute:?}");
+            let largest = if compute == DType::F64 { f64::MAX } else { f64::from(f32::MAX) };
+            assert_eq!(sum_of(&[largest, largest, -largest], compute).error, f64::INFINITY, "{compute:?}");
+            assert_eq!(sum_of(&[f64::INFINITY, -largest, -largest], compute).error, f64::INFINITY, "−∞ + ∞, {compute:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_the_same_in_every_order_is_judged() {
+        for compute in [DType::F32, DType::F64] {
+            assert_eq!(product_of(&[f64::INFINITY, -2.0, 0.5], compute), Bounded::exact(f64::NEG_INFINITY));
+            assert_eq!(sum_of(&[f64::INFINITY, -2.0], compute), Bounded::exact(f64::INFINITY));
+            for nan in [
+                product_of(&[f64::NAN, 2.0], compute),
+                product_of(&[2.0, f64::INFINITY, 0.0], compute),
+                sum_of(&[f64::NAN, 1e300, 1e300], compute),
+                sum_of(&[f64::INFINITY, f64::NEG_INFINITY], compute),
+            ] {
+                assert!(nan.value.is_nan() && nan.error == 0.0, "{nan:?}");
+            }
+            assert!(product_of(&[3.0, 5.0, 0.25], compute).error < 1e-5);
+        }
+    }
+
+    #[test]
+    fn a_factor_that_may_be_zero_leaves_an_infinity_unknown() {
+        let factors = [Bounded::exact(f64::INFINITY), Bounded { value: 0.1, error: 0.2 }];
+        assert_eq!(product(factors.into_iter(), DType::F32).error, f64::INFINITY);
     }
 }

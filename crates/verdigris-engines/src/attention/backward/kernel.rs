@@ -499,10 +499,11 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
 
         let bends: Vec<Var<'k, f32>> = if spec.score_mod { (0..4).map(|_| k.var_unset(Some("bend"))).collect() } else { vec![] };
 
-        let own_key = tile.first_key + warpgroup * OWN_KEYS + Fragment::<f32>::row(thread);
+        let own_key = || tile.first_key + warpgroup * OWN_KEYS + Fragment::<f32>::row(thread);
         let factor = params.dropout.as_ref().map(|dropout| dropout.single_factor());
 
-        let turn = |head: Val<'k, u32>, block: Val<'k, u32>, masked: bool, mods: Option<&Mod<'k>>| {
+        // The head is that of the queries, where something between the products depends on it.
+        let turn = |head: Option<Val<'k, u32>>, block: Val<'k, u32>, masked: bool, mods: Option<&Mod<'k>>| {
             q_cursor.wait();
             if masked {
                 slots.clear_queries(k, spec, &tile, block, [&q_cursor, &d_o_cursor]);
@@ -532,19 +533,20 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                 }
             };
             // Anew in each turn, as below.
-            let draws = params.dropout.as_ref().map(|dropout| dropout.of_head(k, place.batch, head));
+            let draws = params.dropout.as_ref().zip(head).map(|(dropout, head)| (dropout.of_head(k, place.batch, head), own_key()));
             let drop_some = |step: u32, packed: [Val<'k, u32>; 4]| match &draws {
                 None => packed,
-                Some(draws) => draws.drop_queries(&s, step, packed, own_key, [first_query.unsigned(), column]),
+                Some((draws, own_key)) => draws.drop_queries(&s, step, packed, *own_key, [first_query.unsigned(), column]),
             };
-            let p: Vec<[Val<'k, u32>; 4]> = match mods {
+            let p: Vec<[Val<'k, u32>; 4]> = match mods.zip(head) {
                 None => {
                     (0..QUERIES / 8).for_each(|part| exponentiate(part, scale_log2));
                     (0..).zip(packed(&s)).map(|(step, packed)| drop_some(step, packed)).collect()
                 }
-                Some(score_mod) => {
+                Some((score_mod, head)) => {
                     // Anew in each turn: registers are short, and what these hold is made with a few instructions.
                     let of_head = &score_mod.of.of_head(k, place.batch, head);
+                    let own_key = own_key();
                     let places = KeyRows {
                         keys: [0, 8].map(|below| (own_key + below).min(score_mod.last_key)),
                         first_query: first_query.unsigned() + column,
@@ -626,16 +628,15 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
         keys_full.at(0u32).wait(0u32);
         slots.clear_keys(k, spec, &tile);
         k.range(params.group, |member| {
-            let head = first_head + member;
             if spec.score_mod || spec.dropout {
                 // Beside what makes the scores, a mask costs little, and a second loop much room for instructions.
-                k.range_step(tile.first, tile.end, 1, |block| turn(head, block, true, params.score_mod.as_ref()));
+                k.range_step(tile.first, tile.end, 1, |block| turn(Some(first_head + member), block, true, params.score_mod.as_ref()));
                 return;
             }
-            k.range_step(tile.first, tile.first_whole, 1, |block| turn(head, block, true, None));
-            k.range_step(tile.first_whole, tile.end_whole, 1, |block| turn(head, block, false, None));
+            k.range_step(tile.first, tile.first_whole, 1, |block| turn(None, block, true, None));
+            k.range_step(tile.first_whole, tile.end_whole, 1, |block| turn(None, block, false, None));
             if spec.mask == Mask::Band {
-                k.range_step(tile.end_whole.max(tile.first_whole), tile.end, 1, |block| turn(head, block, true, None));
+                k.range_step(tile.end_whole.max(tile.first_whole), tile.end, 1, |block| turn(None, block, true, None));
             }
         });
 
