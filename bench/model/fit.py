@@ -145,7 +145,7 @@ def main():
     parser.add_argument("samples", nargs="+")
     parser.add_argument("--out")
     parser.add_argument("--epochs", type=int, default=200)
-    parser.add_argument("--hidden", type=int, nargs=2, default=[96, 64], help="neurons of the two layers")
+    parser.add_argument("--hidden", type=int, nargs=2, default=[160, 96], help="neurons of the two layers, as `cost/residual.rs` has them")
     parser.add_argument("--decay", type=float, default=0.05, help="weight decay")
     parser.add_argument("--temperature", type=float, default=0.15, help="listwise: differences of this share of the time count as one unit")
     parser.add_argument("--folds", type=int, default=5, help="0 for none")

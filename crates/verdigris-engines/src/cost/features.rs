@@ -1,5 +1,7 @@
 //! What the learned part of an estimate reads off a config.
 
+use verdigris_graph::Direction;
+
 use super::analytic::Parts;
 use super::work::{Join, Loop, Work};
 use crate::arch::Arch;
@@ -59,6 +61,23 @@ pub const NAMES: &[&str] = &[
     "log width",
     "log loaded at once",
     "log step cycles",
+    "log wave shared",
+    "log wave panels",
+    "log read by waves",
+    "wave memory share",
+    "epilogue steps",
+    "dgrad",
+    "wgrad",
+    "log channels in",
+    "log channels out",
+    "log image",
+    "image dims",
+    "log filter line",
+    "dilation",
+    "padding",
+    "even rows",
+    "even columns",
+    "even depth",
 ];
 
 /// The logarithm to base 2 of what is at least a very small number.
@@ -80,7 +99,10 @@ pub(crate) fn of(work: &Work, parts: &Parts, arch: &Arch) -> Option<[f32; NAMES.
     let [rows, columns, depth] = main.product;
     let mean_steps = main.tiles * main.steps / parts.active;
     let loaded = main.tiles * (main.steps * main.loaded_bytes + main.tile_loaded_bytes);
+    let shape = &main.shape;
     let step_cycles = main.tensor_cycles.max(main.fma_cycles);
+    let at_once = main.loaded_bytes * parts.active;
+    let wave_bytes = if main.wave_bytes > 0.0 { main.wave_bytes } else { at_once };
     let features = [
         log(parts.us()),
         share(parts.tensor_ns),
@@ -133,8 +155,25 @@ pub(crate) fn of(work: &Work, parts: &Parts, arch: &Arch) -> Option<[f32; NAMES.
         log(main.window[0]),
         log(main.window[1]),
         log(main.window[2]),
-        log(main.loaded_bytes * parts.active / scale),
+        log(at_once / scale),
         log(step_cycles),
+        log(at_once / wave_bytes.max(1.0)),
+        log(wave_bytes * main.steps / arch.l2_bytes as f64),
+        log(wave_bytes * main.longest_steps / main.traffic_bytes.max(1.0)),
+        share(wave_bytes * main.longest_steps / arch.memory_gb_per_s),
+        main.epilogue_steps,
+        flag(shape.direction == Some(Direction::Dgrad)),
+        flag(shape.direction == Some(Direction::Wgrad)),
+        log(shape.channels[0].max(1.0)),
+        log(shape.channels[1].max(1.0)),
+        log(shape.image[0].max(1.0)),
+        shape.image[1],
+        log(shape.filter[0].max(1.0)),
+        shape.filter[1],
+        shape.filter[2],
+        shape.even[0],
+        shape.even[1],
+        shape.even[2],
     ];
     Some(features.map(|feature| feature as f32))
 }

@@ -14,7 +14,7 @@ mod h200;
 mod residual;
 mod work;
 
-pub use work::{Join, Loop, Stream, Traffic, Work};
+pub use work::{Join, Loop, Shape, Stream, Traffic, Work};
 
 use serde::Serialize;
 

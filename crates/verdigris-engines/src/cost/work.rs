@@ -1,6 +1,6 @@
 //! What a config asks of a chip, in counts. No time stands here.
 
-use verdigris_graph::{ConvProblem, EpilogueStep, GemmProblem, Matrix, Order};
+use verdigris_graph::{ConvProblem, Direction, EpilogueStep, GemmProblem, Matrix, Order};
 use verdigris_kir::program::SECTOR_BYTES;
 
 /// A config's launches.
@@ -53,6 +53,8 @@ pub struct Loop {
     pub matrices: f64,
     /// Of a convolution: elements of the filter for a pair of channels, the largest stride, and the width of the result; 1 elsewhere.
     pub window: [f64; 3],
+    /// What else the problem says of itself.
+    pub shape: Shape,
     /// Rows and columns of a CTA's tile.
     pub tile: [f64; 2],
     /// Tiles of CTAs, in all matrices; a split one counts once.
@@ -79,6 +81,9 @@ pub struct Loop {
     pub shared_bytes: f64,
     /// Of a step: bytes that come from L2.
     pub loaded_bytes: f64,
+    /// Of a step: bytes of the operands that all CTAs of a wave read together, each counted once; 0 where nobody counts them. What they load beyond
+    /// that comes from L2, and what does not stay there until the next wave comes from memory again.
+    pub wave_bytes: f64,
     /// Of a step: instructions of warps beside the products.
     pub issued: f64,
     /// Of a tile: the same, outside of the steps.
@@ -111,6 +116,8 @@ pub struct Loop {
     pub promoted: bool,
     /// Operands of the epilogue that have an element for each of the result.
     pub epilogue_operands: f64,
+    /// Steps of the epilogue, those without operands among them.
+    pub epilogue_steps: f64,
     /// How many times its bytes a load of A and of B counts: 1, and more where lines begin within sectors of L2. The fit does not see
     /// it but in the loaded bytes.
     pub load_cost: [f64; 2],
@@ -118,6 +125,43 @@ pub struct Loop {
     pub store_bytes: f64,
     /// Of a step: trips to memory that nothing of the same CTA hides.
     pub exposed: f64,
+}
+
+/// What a problem says of itself beside the product that it is.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Shape {
+    /// The direction, of a convolution.
+    pub direction: Option<Direction>,
+    /// Channels of x and of y in a group.
+    pub channels: [f64; 2],
+    /// Elements of one image of x, and how many of its dims are more than one element.
+    pub image: [f64; 2],
+    /// Elements of a line of the filter, the largest dilation, and the most zeros in front of x.
+    pub filter: [f64; 3],
+    /// How often 2 divides what lines of tensors hold: rows, columns and depth of a product; channels of x and of y and a line of y of a convolution. At most 10.
+    pub even: [f64; 3],
+}
+
+impl Shape {
+    fn even(extents: [u64; 3]) -> [f64; 3] {
+        extents.map(|extent| f64::from(extent.trailing_zeros().min(10)))
+    }
+
+    fn of_gemm(gemm: &GemmProblem) -> Shape {
+        Shape { even: Shape::even([gemm.m, gemm.n, gemm.k]), ..Shape::default() }
+    }
+
+    fn of_conv(conv: &ConvProblem) -> Shape {
+        let most = |extents: [u64; 3]| extents.into_iter().max().unwrap_or(0) as f64;
+        let wide = conv.input.iter().filter(|&&extent| extent > 1).count();
+        Shape {
+            direction: Some(conv.direction),
+            channels: [conv.c, conv.k].map(|channels| (channels / conv.groups.max(1)) as f64),
+            image: [conv.input.iter().product::<u64>() as f64, wide as f64],
+            filter: [conv.filter[2] as f64, most(conv.dilations), most(conv.pads_before)],
+            even: Shape::even([conv.c, conv.k, conv.output[2]]),
+        }
+    }
 }
 
 /// What a load of lines that begin within sectors of L2 counts for: see [`SECTOR_BYTES`].
@@ -143,10 +187,12 @@ impl Loop {
             product: [gemm.m, gemm.n, gemm.k].map(|extent| extent as f64),
             matrices: batch,
             window: [1.0; 3],
+            shape: Shape::of_gemm(gemm),
             traffic_bytes: gemm.matrices().iter().map(bytes).sum(),
             operand_bytes: gemm.a.dtype.bytes() as f64,
             result_bytes: gemm.d.dtype.bytes() as f64,
             across_depth: [gemm.a.order() != Order::RowMajor, gemm.b.order() == Order::RowMajor],
+            epilogue_steps: gemm.epilogue.len() as f64,
             epilogue_operands: gemm
                 .epilogue
                 .iter()
@@ -169,10 +215,12 @@ impl Loop {
             matrices: extents.groups as f64,
             window: [conv.filter.iter().product(), conv.strides.into_iter().max().unwrap_or(1), conv.output[2]]
                 .map(|extent: u64| extent as f64),
+            shape: Shape::of_conv(conv),
             traffic_bytes: conv.traffic_bytes(),
             operand_bytes: conv.operands()[0].1.dtype.bytes() as f64,
             result_bytes: conv.result().dtype.bytes() as f64,
             across_depth: [!conv.activations().is_channels_last(), false],
+            epilogue_steps: conv.epilogue.len() as f64,
             epilogue_operands: conv
                 .epilogue
                 .iter()

@@ -145,6 +145,7 @@ impl Layout {
             tensor_cycles: wgmma_cycles(rows, columns),
             shared_bytes: (rows + columns * rows / 64.0) * f64::from(ROW_BYTES) + loaded.iter().sum::<f64>(),
             loaded_bytes,
+            wave_bytes: self.wave_bytes(spec, workers, rows, columns),
             issued: if spec.promotes() { rows * columns / 32.0 } else { 0.0 },
             threads: f64::from(tile.threads()),
             cluster: f64::from(tile.ctas()),
@@ -153,6 +154,18 @@ impl Layout {
             promoted: spec.promotes(),
             ..base
         }
+    }
+}
+
+impl Layout {
+    /// The bytes of a step that the CTAs of a wave read, each counted once: those of the rows and columns of tiles that a wave covers.
+    fn wave_bytes(&self, spec: &MainLoopSpec, workers: u32, rows: f64, columns: f64) -> f64 {
+        let Layout { schedule, grid, .. } = self;
+        let [down, across] = spec.tile.cluster.map(f64::from);
+        let busy = (*grid).min(workers).max(1);
+        let parts = if schedule.split_tiles == schedule.tiles { schedule.most_parts().max(1) } else { 1 };
+        let [tile_rows, tile_columns] = schedule.raster.covered(busy.div_ceil(parts)).map(f64::from);
+        (tile_rows * down * rows + tile_columns * across * columns) * f64::from(ROW_BYTES) * f64::from(parts.min(busy))
     }
 }
 

@@ -42,6 +42,18 @@ impl RasterArgs {
         }
     }
 
+    /// Rows and columns of tiles of which the first `tiles` places of the walk are, of one matrix.
+    pub fn covered(&self, tiles: u32) -> [u32; 2] {
+        let tiles = tiles.clamp(1, self.tiles_per_batch);
+        let columns = self.tiles_per_group / self.group_rows;
+        let rows = self.last_group * self.group_rows + self.last_group_rows;
+        let covered = match tiles.div_ceil(self.tiles_per_group) {
+            1 => [tiles.min(self.group_rows), tiles.div_ceil(self.group_rows)],
+            groups => [(groups * self.group_rows).min(rows), columns],
+        };
+        if self.along_columns == 1 { [covered[1], covered[0]] } else { covered }
+    }
+
     /// The tile at place `index` of the walk: `(row, column, batch)`, by the same steps as on the device.
     pub fn tile(&self, index: u32) -> (u32, u32, u32) {
         let (batch, rest) = (index / self.tiles_per_batch, index % self.tiles_per_batch);
@@ -308,6 +320,8 @@ impl<'k> Schedule<'k> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -321,6 +335,30 @@ mod tests {
             seen.sort_unstable();
             seen.dedup();
             assert_eq!(seen.len() as u32, 2 * rows * columns);
+        }
+    }
+
+    #[test]
+    fn the_first_places_of_a_walk_cover_so_many_rows_and_columns() {
+        for (rows, columns, group) in [(1, 1, 8), (7, 5, 3), (16, 3, 8), (3, 16, 8), (9, 9, 1), (20, 11, 8)] {
+            for along in [false, true] {
+                let raster = RasterArgs::new(rows, columns, group, along);
+                for tiles in 1..=rows * columns {
+                    let walked: Vec<_> = (0..tiles).map(|i| raster.tile(i)).collect();
+                    let count = |of: fn(&(u32, u32, u32)) -> u32| walked.iter().map(of).collect::<BTreeSet<_>>().len() as u32;
+                    let (seen, covered) = ([count(|tile| tile.0), count(|tile| tile.1)], raster.covered(tiles));
+                    // A group that is begun counts whole.
+                    let most = if along { [0, group] } else { [group, 0] };
+                    assert!(
+                        (0..2).all(|i| seen[i] <= covered[i] && covered[i] <= seen[i] + most[i]),
+                        "{tiles} of {rows}×{columns}: {seen:?} {covered:?}"
+                    );
+                    if tiles <= raster.tiles_per_group || tiles == rows * columns {
+                        assert_eq!(seen, covered, "{tiles} of {rows}×{columns} in groups of {group}, along {along}");
+                    }
+                }
+                assert_eq!(raster.covered(2 * rows * columns), [rows, columns], "more than a matrix");
+            }
         }
     }
 
