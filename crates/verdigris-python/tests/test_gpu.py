@@ -242,6 +242,33 @@ def test_compile():
     assert torch.allclose(got, want, atol=1e-6)
 
 
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_backend_of_the_compiler(dtype, mode):
+    """Networks of which layers carry what stands behind them, forward and backward, against f64; with CUDA graphs too."""
+    layers = (torch.nn.Conv2d(8, 16, 3, padding=1), torch.nn.SiLU(), torch.nn.Conv2d(16, 16, 1), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(1024, 64), torch.nn.GELU())
+    plain = torch.nn.Sequential(*layers, torch.nn.Linear(64, 8))
+    model = vt.convert(plain)[0].to("cuda", dtype)
+    codegen = bool(os.environ.get("VERDIGRIS_TEST_INDUCTOR"))
+    if not codegen and mode != "default":
+        pytest.skip("CUDA graphs are Inductor's; VERDIGRIS_TEST_INDUCTOR=1 has it generate code")
+    compiler = vt.Compiler(codegen=codegen)
+    compiled = torch.compile(model, backend=compiler, fullgraph=True, **({"mode": mode} if codegen else {}))
+    truth = copy.deepcopy(model).double()
+    x = cuda(4, 8, 8, 8).to(dtype)
+    want = truth(x.double())
+    want.square().sum().backward()
+    for _ in range(3):
+        model.zero_grad()
+        got = compiled(x)
+        got.square().sum().backward()
+    slack = 4e-2 if dtype == torch.bfloat16 else 1e-4
+    assert (got - want).norm() <= slack * want.norm()
+    for mine, right in zip(model.parameters(), truth.parameters()):
+        assert (mine.grad - right.grad).norm() <= 2 * slack * right.grad.norm()
+    assert any(graph.fused for graph in compiler.graphs) or not compiler.graphs, compiler.report
+
+
 def test_work_goes_to_the_current_stream():
     x, w = cuda(8, 64, 56, 56), cuda(64, 64, 3, 3)
     want = vt.conv2d(x, w, padding=1)
