@@ -242,6 +242,29 @@ def test_what_is_written_in_place_is_what_eager_has():
     assert fused(compiler) == [("linear", ("b=add", "f=relu"))]
 
 
+def test_a_write_to_memory_is_not_crossed():
+    """Graphs of Inductor are functional; in one that is not, a call does not move behind a write that might change what it reads."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def function(writes, x, w, z):
+        y = torch.ops.verdigris.linear.default(x, w, None, "")
+        return x.mul_(2.0).sum() + (y + z) if writes else x.sum() + (y + z)
+
+    for writes in (False, True):
+        graph = make_fx(lambda *inputs: function(writes, *inputs), tracing_mode="fake")(X(), W(), torch.randn(5, 12, 24)).graph
+        (told,) = _fusion.fuse(graph)
+        assert ("writes to memory between them" in told.stops) == writes and bool(told.steps) != writes, told
+
+
+def test_a_callers_own_pass_runs_first():
+    from verdigris.torch._compiler import _Pass
+
+    compiler, seen = vt.Compiler(codegen=False), []
+    compiler._table = {}
+    _Pass(compiler, lambda graph: seen.append(len(compiler.graphs)))(torch.fx.symbolic_trace(lambda x: x).graph)
+    assert seen == [0] and len(compiler.graphs) == 1
+
+
 def test_results_share_no_memory_with_operands():
     x, w, z = X(), W(), torch.randn(5, 12, 24)
     with torch.no_grad():

@@ -11,7 +11,11 @@ import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from .. import _native
+from .._errors import UnsupportedError
 from . import _fusion, _products, _steps
+
+#: Inductor's hook for graphs of forward and backward together.
+_HOOK = "joint_custom_pre_pass"
 
 #: Modules whose text decides what graphs become; with the library's own identity they are the pass's.
 _SOURCES = (_fusion, _products, _steps)
@@ -146,9 +150,12 @@ class Compiler:
         from torch._inductor import config, list_mode_options
         from torch._inductor.compile_fx import compile_fx
 
-        patches = {**(list_mode_options(mode) if mode and mode != "default" else {}), **(options or {})}
-        before = patches.get("joint_custom_pre_pass", config.joint_custom_pre_pass)
-        patches["joint_custom_pre_pass"] = _Pass(self, before)
+        if not hasattr(config, _HOOK):
+            raise UnsupportedError(f"Inductor of PyTorch {torch.__version__} has no `{_HOOK}`, by which this package's pass comes to its graphs; 2.11 has it")
+        patches = list_mode_options(mode) if mode and mode != "default" else {}
+        patches |= {name.replace("-", "_"): value for name, value in (options or {}).items()}
+        # A pass that the caller has there runs first.
+        patches[_HOOK] = _Pass(self, patches.get(_HOOK, getattr(config, _HOOK)))
         return compile_fx(module, examples, config_patches=patches, decompositions=table)
 
     def _rewrite(self, graph):
