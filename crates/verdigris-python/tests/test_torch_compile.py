@@ -130,6 +130,33 @@ def test_dropout_that_drops_nothing_is_no_end():
     assert [steps for operator, steps in fused(compiler) if operator == "linear"] == [("f=gelu_erf", "f=identity"), ("f=identity", "b=add value=right")], compiler.report
 
 
+def test_masks_are_factors():
+    """Dropout in training, whose mask the gradient reads too."""
+    x, w, mask = X(), W(), torch.rand(5, 12, 24) > 0.3
+    compiler = compare_inference(lambda x, w, mask: vt.linear(x, w) * (mask != 0) * 1.25, [x, w, mask.float()])
+    assert not fused(compiler) and "would have to write for a call" in compiler.report
+    torch._dynamo.reset()
+
+    def function(x, w, mask):
+        return vt.linear(x, w) * mask * 1.25
+
+    with torch.no_grad():
+        run, compiler = compiled(function)
+        close(run(x, w, mask), function(x.double(), w.double(), mask), 4.0)
+    assert fused(compiler) == [("linear", ("b=mul", "f=affine scale=1.25 shift=0.0"))], compiler.report
+
+
+def test_what_a_compiler_makes_for_the_chain_alone_is_not_written_for_it():
+    def function(x, w, z):
+        return vt.linear(x, w) + (z.sin() * 2.0)
+
+    compiler = compare_inference(function, [X(), W(), torch.randn(5, 12, 24)])
+    assert not fused(compiler) and "is made for `add` alone" in compiler.report
+    torch._dynamo.reset()
+    gated = compare_inference(lambda x, w, v: F.silu(vt.linear(x, w)) * vt.linear(x, v), [X(), W(), W()])
+    assert [steps for _, steps in fused(gated)] == [("f=silu", "b=mul")], gated.report
+
+
 def test_residuals_on_either_side_and_channels_last():
     conv = nn.Conv2d(4, 4, 3, padding=1)
 
@@ -488,7 +515,7 @@ def test_a_reader_that_is_not_counted_is_seen(monkeypatch):
 def test_a_call_that_another_engine_would_have_to_take_is_left_alone():
     """Where the engine that is fast refuses the steps, a pass behind it is faster."""
     assert _fusion.slower([10.0], [10.5], 0) is None
-    assert _fusion.slower([10.0], [15.0], 1 << 25) is None
+    assert _fusion.slower([10.0], [22.0], 1 << 25) is None
     assert "would take 200.0 us by estimate, 10.0 us without it" in _fusion.slower([10.0], [200.0], 1 << 25)
     assert _fusion.slower([10.0], [float("inf")], 1 << 25)
 

@@ -30,6 +30,8 @@ _DIFFERENTIATED = ("conv_fprop", "conv_dgrad", "linear")
 
 #: What a pass over memory takes on the chip that estimates are for: its launch, and bytes read and written a microsecond.
 _LAUNCH_US, _BYTES_PER_US = 2.0, 4.0e6
+#: How much longer a call may take by estimate before that is believed.
+_DOUBT = 1.25
 
 _NAMES = {dtype: name for name, dtype in _ops._WIDTHS.items()}
 
@@ -84,6 +86,23 @@ def _broadcasts(dims, result):
     return behind >= 0 and all(_same(dim, 1) or _same(dim, wide) for dim, wide in zip(dims, result[behind:]))
 
 
+#: Views, and ops whose results compilers leave to libraries: what they give lies in memory whoever reads it.
+_VIEWS = {"view", "reshape", "_unsafe_view", "permute", "transpose", "t", "expand", "squeeze", "unsqueeze", "slice", "select", "alias"}
+_LIBRARY = {"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "_to_copy", "copy_"}
+
+
+def _is_made_for(node):
+    """Whether a tensor has one reader and is made by ops that a compiler would fuse with it, so that it never lies in memory but for a call."""
+    while node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and len(node.users) == 1:
+        name = node.target._schema.name.split("::")
+        if name[0] not in ("aten", "prims"):
+            return False
+        if name[1] not in _VIEWS:
+            return name[1] not in _LIBRARY
+        node = node.args[0]
+    return False
+
+
 class _Unknown(Exception):
     """A size without a number that it had in the example."""
 
@@ -101,9 +120,11 @@ def _described(node):
     if node is None:
         return None
     value = _value(node)
-    if value.dtype not in _NAMES:
+    # Masks are read as the numbers 0 and 1.
+    name = "u8" if value.dtype == torch.bool else _NAMES.get(value.dtype)
+    if name is None:
         raise _Unknown(f"`{node}` is of {value.dtype}")
-    return _NAMES[value.dtype], [_hint(dim) for dim in value.shape], [_hint(stride) for stride in value.stride()]
+    return name, [_hint(dim) for dim in value.shape], [_hint(stride) for stride in value.stride()]
 
 
 class _Chain:
@@ -170,15 +191,15 @@ def _writes(node):
     return node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
-def slower(alone_us, together_us, bytes_saved):
-    """Why a call with steps would take longer than without them and a pass behind it, by estimate; None if it would not.
+def slower(alone_us, together_us, pass_bytes):
+    """Why a call with steps would take longer than without them and a pass behind it that moves so many bytes, by estimate; None if it would not.
 
-    An engine that takes the product may refuse the steps: what another one loses may be more than the bytes that are not moved."""
-    spared_us = _LAUNCH_US + bytes_saved / _BYTES_PER_US
+    An engine that takes the product may refuse the steps, and what another one loses may be more than the pass."""
+    pass_us = _LAUNCH_US + pass_bytes / _BYTES_PER_US
     alone_us, together_us = sum(alone_us), sum(together_us)
-    if together_us <= alone_us + spared_us:
+    if together_us <= _DOUBT * (alone_us + pass_us):
         return None
-    return f"with it the call would take {together_us:.1f} us by estimate, {alone_us:.1f} us without it, and a pass behind it {spared_us:.1f} us"
+    return f"with it the call would take {together_us:.1f} us by estimate, {alone_us:.1f} us without it, and a pass behind it {pass_us:.1f} us"
 
 
 class _Search:
@@ -222,13 +243,13 @@ class _Search:
                 return None, f"{len(readers)} ops read it, and {len(steps)} of them are steps"
             return None, f"`{readers[0]}` is no step of an epilogue" if readers else "nothing reads it"
         (node, words, other) = steps[0]
-        told = self._why_not(found, node, other, result)
+        told = self._why_not(found, node, words, other, result)
         if told:
             return None, told
         found.keeps = found.keeps or len(readers) > 1
         return steps[0], ""
 
-    def _why_not(self, found, node, other, result):
+    def _why_not(self, found, node, words, other, result):
         made = _value(node)
         if len(found.steps) == _MOST_STEPS or len(found.tensors) + len(found.operands) == _MOST_TENSORS:
             return f"a call has at most {_MOST_STEPS} steps and {_MOST_TENSORS} tensors"
@@ -241,8 +262,11 @@ class _Search:
         if other is None:
             return ""
         beside = _value(other)
-        if not isinstance(beside, FakeTensor) or beside.dtype not in _steps.FLOATS or beside.device != result.device:
+        is_mask = words == "b=mul" and getattr(beside, "dtype", None) == torch.bool
+        if not isinstance(beside, FakeTensor) or not (is_mask or beside.dtype in _steps.FLOATS) or beside.device != result.device:
             return f"`{other}`, which `{node}` reads, is no floating-point tensor of the device"
+        if _same_all(beside.shape, result.shape) and _is_made_for(other):
+            return f"`{other}` is made for `{node}` alone, by what a compiler fuses with it and would have to write for a call"
         if (beside.dtype == torch.float64) != (result.dtype == torch.float64):
             return f"`{other}`, which `{node}` reads, is of {beside.dtype}"
         if not _broadcasts(beside.shape, result.shape):
@@ -282,12 +306,27 @@ class _Search:
             return f"the library would cut it into {' + '.join(kind for kind, _ in together)}" + (f" ({said[-1]})" if said else "")
         if result.device.type != "cuda":
             return None
-        passes = (1 if found.keeps else 2) * math.prod(_hint(dim) for dim in result.shape) * result.element_size()
+        # The pass that would stand behind the call reads its result and the operands, and writes.
+        values = [result, result, *map(_value, found.operands)]
+        passes = sum(math.prod(_hint(dim) for dim in value.shape) * value.element_size() for value in values)
         return slower([us for _, us in alone], [us for _, us in together], passes)
+
+    def _as_numbers(self, node, before):
+        """A mask as the numbers 0 and 1, which it is in memory; other tensors as they are."""
+        value = _value(node)
+        if value.dtype != torch.bool:
+            return node
+        with self.graph.inserting_before(before):
+            made = self.graph.call_function(torch.ops.aten.view.dtype, (node, torch.uint8))
+        with value.fake_mode:
+            made.meta = {**node.meta, "val": value.view(torch.uint8)}
+        self.order[made], self.is_backward[made] = self.order[before], self.is_backward[node]
+        return made
 
     def rewrite(self, found):
         """Puts the call with its steps where the last of them stands."""
         last, first = found.last(), found.node
+        found.operands = [self._as_numbers(node, last) for node in found.operands]
         target = _ours.fused_keeping.default if found.keeps else _ours.fused.default
         arguments = found.call()
         with self.graph.inserting_before(last):
