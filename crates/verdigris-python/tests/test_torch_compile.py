@@ -127,7 +127,7 @@ def test_chains_of_all_kinds(dtype):
 
 def test_dropout_that_drops_nothing_is_no_end():
     compiler = compare(lambda x, w, v, z: z + F.dropout(vt.linear(F.dropout(F.gelu(vt.linear(x, w)), 0.0), v), 0.0), [X(), W(), torch.randn(16, 24) / 4, X()])
-    assert [steps for operator, steps in fused(compiler) if operator == "linear"] == [("f=gelu_erf", "f=identity"), ("f=identity", "b=add value=right")], compiler.report
+    assert [steps for operator, steps in fused(compiler) if operator == "linear"] == [("f=gelu_erf", "f=identity"), ("f=identity", "b=add")], compiler.report
 
 
 def test_masks_are_factors():
@@ -137,13 +137,29 @@ def test_masks_are_factors():
     assert not fused(compiler) and "would have to write for a call" in compiler.report
     torch._dynamo.reset()
 
-    def function(x, w, mask):
-        return vt.linear(x, w) * mask * 1.25
+    for function in (lambda x, w, mask: vt.linear(x, w) * mask * 1.25, lambda x, w, mask: 1.25 * (mask * vt.linear(x, w))):
+        torch._dynamo.reset()
+        with torch.no_grad():
+            run, compiler = compiled(function)
+            close(run(x, w, mask), function(x.double(), w.double(), mask), 4.0)
+        assert fused(compiler) == [("linear", ("b=mul", "f=affine scale=1.25 shift=0.0"))], compiler.report
 
-    with torch.no_grad():
-        run, compiler = compiled(function)
-        close(run(x, w, mask), function(x.double(), w.double(), mask), 4.0)
-    assert fused(compiler) == [("linear", ("b=mul", "f=affine scale=1.25 shift=0.0"))], compiler.report
+
+def test_dropout_in_training_is_steps():
+    """The mask that PyTorch drew is read where the product is, and by the gradient; what was dropped shows in the result."""
+    run, compiler = compiled(lambda x, w, z: F.dropout(vt.linear(x, w), 0.25) + z)
+    inputs = [value.requires_grad_() for value in (X(), W(), torch.randn(5, 12, 24))]
+    y = run(*inputs)
+    found = torch.autograd.grad(y.square().sum(), inputs)
+    told = [steps for operator, steps in fused(compiler) if operator == "linear"]
+    assert told == [("b=mul", "f=affine scale=1.3333333333333333 shift=0.0", "b=add")], compiler.report
+    wide = [value.detach().double().requires_grad_() for value in inputs]
+    mask = (y - inputs[2]).abs() > 1e-6
+    assert 0.6 < mask.double().mean() < 0.9
+    truth = F.linear(wide[0], wide[1]) * mask / 0.75 + wide[2]
+    close(y, truth, 4.0)
+    for mine, right in zip(found, torch.autograd.grad(truth.square().sum(), wide)):
+        close(mine, right, 8.0)
 
 
 def test_what_a_compiler_makes_for_the_chain_alone_is_not_written_for_it():

@@ -158,6 +158,6 @@ def _of_two(node, value, name):
     is_right = right is value
     other = left if is_right else right
     if isinstance(other, torch.fx.Node):
-        return f"b={name}" + (" value=right" if is_right else ""), other
+        return f"b={name}" + (" value=right" if is_right and name in ("sub", "div") else ""), other
     words = _with_number(name, other, is_right)
     return None if words is None else (words, None)
