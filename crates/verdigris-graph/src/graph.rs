@@ -568,6 +568,17 @@ impl GraphBuilder {
         Ok(())
     }
 
+    /// Makes a stored tensor virtual again, of that type: what follows reads it unrounded, and nobody binds it.
+    ///
+    /// # Errors
+    /// An unknown uid.
+    pub fn make_virtual(&mut self, uid: Uid, dtype: DType) -> Result<(), Error> {
+        let op = self.graph.name.clone();
+        let tensor = self.graph.tensor_mut(uid).ok_or(Error::UnknownTensor { op, uid })?;
+        *tensor = TensorDesc { is_virtual: true, ..TensorDesc::new(uid, &tensor.name, dtype, tensor.layout) };
+        Ok(())
+    }
+
     /// The graph, checked. A log-sum-exp, an index, a statistic or whatever else an op may leave out is left out if it was neither stored nor read.
     ///
     /// # Errors

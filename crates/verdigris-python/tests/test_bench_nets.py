@@ -1,6 +1,7 @@
 """The suite of networks on the CPU: a small stand-in for each kind of answer, and one of torchvision's where it is installed."""
 
 import math
+import shutil
 
 import pytest
 
@@ -43,6 +44,17 @@ def test_a_network_is_measured_on_both_sides(monkeypatch):
         assert 0 < facts["error_plain"] < 0.1 and facts["error_ours"] < 2 * facts["error_plain"]
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor's code for CPUs needs a C++ compiler")
+def test_a_compiled_network_carries_steps_by_our_backend_alone():
+    from torch._inductor.utils import fresh_cache
+
+    door = ours.open_door(CPU, mode="instant")
+    for backend, steps in (("verdigris", 1), ("inductor", None)):
+        with fresh_cache():
+            facts = nets.row("resnet50", "inference", "compile", door, CPU, 4, (3, 12, 12), 0.01, maker=small, backend=backend)
+        assert "refused" not in facts and facts["wall_ratio"] > 0 and facts.get("fused_steps") == steps, facts
+
+
 class Wrong:
     def convert(self, network):
         network.fc = torch.nn.Sequential(network.fc, torch.nn.Hardtanh(-0.01, 0.01))
@@ -83,7 +95,7 @@ def test_an_error_that_is_no_number_does_not_pass(mine, plain, told):
 
 def test_the_suite_as_a_command(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(nets, "make", small)
-    monkeypatch.setattr(nets.row, "__defaults__", (small,))
+    monkeypatch.setattr(nets.row, "__defaults__", (small, "verdigris"))
     path = tmp_path / "record" / "nets.jsonl"
     words = ["nets", "--device", "cpu", "--net", "resnet50,vit_b_16", "--way", "eager,graph", "--batch", "2", "--extent", "8", "--seconds", "0.01"]
     assert cli.main([*words, "--json", str(path)]) == 0

@@ -14,7 +14,7 @@ use verdigris_graph::{
 };
 use verdigris_tensor::DType;
 
-use super::MAX_GRADIENTS;
+use super::{MAX_GRADIENTS, fused};
 use crate::errors::{Kind, raise};
 use crate::memory::unfit;
 use crate::policy::Policy;
@@ -97,10 +97,17 @@ pub(crate) enum Function {
     Shuffle,
     /// `x` → y. `size= alpha= beta= k=`.
     ResponseNorm,
+    /// The tensors of a function, then one for each step that reads one → what the steps make of the function's first result; extra: the dims of the function
+    /// where it has them. `of= tensors= type=` (the function, how many tensors are its, the element type of the result), then `;` and a step, as often as there
+    /// are steps, then `;` and the attributes of the function. A step is a function of one (`f=` and its attributes), of two (`b=`, with `value=right` where the
+    /// value is the right operand) or the gradient of a function of one (`d=` and its attributes; the value is dy). It has no gradient.
+    Fused,
+    /// As `Fused`, and the function's own result.
+    FusedKeeping,
 }
 
 impl Function {
-    pub(crate) const ALL: [Function; 30] = [
+    pub(crate) const ALL: [Function; 32] = [
         Function::ConvFprop,
         Function::ConvNorm,
         Function::ConvDgrad,
@@ -131,6 +138,8 @@ impl Function {
         Function::ScanWithPlace,
         Function::Shuffle,
         Function::ResponseNorm,
+        Function::Fused,
+        Function::FusedKeeping,
     ];
 
     pub(crate) fn numbered(number: u8) -> Option<Function> {
@@ -162,6 +171,7 @@ impl Function {
             Function::MlpBackward | Function::BatchNorm | Function::BatchNormBackward | Function::BatchNormInference => (6, false),
             // What comes in, and five tensors that were saved.
             Function::Gradient => (6, true),
+            Function::Fused | Function::FusedKeeping => (MAX_INPUTS, true),
         }
     }
 
@@ -186,6 +196,8 @@ impl Function {
             Function::BatchNorm | Function::BatchNormBackward | Function::BatchNormInference => None,
             // Its tensors are what the forward call kept, cast already.
             Function::ConvBatchNormBackward | Function::AttentionBackward | Function::MlpBackward => None,
+            // Compilers make such calls, of what autocast has cast already.
+            Function::Fused | Function::FusedKeeping => None,
         }
     }
 
@@ -210,6 +222,7 @@ impl Function {
             Function::BatchNorm | Function::BatchNormBackward | Function::ConvBatchNorm | Function::ConvBatchNormBackward => &[],
             Function::Attention | Function::AttentionBackward | Function::Dropout | Function::ScanWithPlace => &[],
             Function::MlpInference | Function::Mlp | Function::MlpBackward => &[],
+            Function::Fused | Function::FusedKeeping => &[],
             Function::BatchNormInference => &[Tensor(0), Tensor(1), Tensor(2), Tensor(3), Tensor(4)],
             Function::ElementLoss => &[Tensor(0), Tensor(1), Tensor(2), Tensor(3)],
             Function::Activation | Function::Scan | Function::ResponseNorm => &[Tensor(0)],
@@ -253,6 +266,8 @@ impl Function {
             Function::ScanWithPlace => "scan_with_place",
             Function::Shuffle => "shuffle",
             Function::ResponseNorm => "local_response_norm",
+            Function::Fused => "fused",
+            Function::FusedKeeping => "fused_keeping",
         }
     }
 }
@@ -294,19 +309,19 @@ impl Autocast {
 }
 
 /// Attributes by name.
-struct Attributes<'a>(&'a str);
+pub(super) struct Attributes<'a>(pub(super) &'a str);
 
 impl<'a> Attributes<'a> {
-    fn get(&self, name: &str) -> Option<&'a str> {
+    pub(super) fn get(&self, name: &str) -> Option<&'a str> {
         self.0.split_ascii_whitespace().filter_map(|word| word.split_once('=')).find(|(known, _)| *known == name).map(|(_, value)| value)
     }
 
-    fn parse<T: std::str::FromStr>(&self, name: &'static str, text: &str) -> PyResult<T> {
+    pub(super) fn parse<T: std::str::FromStr>(&self, name: &'static str, text: &str) -> PyResult<T> {
         text.parse()
             .map_err(|_| raise(Kind::Graph, format!("attribute `{name}` is `{text}`; it is a number, or numbers with commas between")))
     }
 
-    fn one<T: std::str::FromStr>(&self, name: &'static str, default: T) -> PyResult<T> {
+    pub(super) fn one<T: std::str::FromStr>(&self, name: &'static str, default: T) -> PyResult<T> {
         self.get(name).map_or(Ok(default), |text| self.parse(name, text))
     }
 
@@ -322,9 +337,15 @@ impl<'a> Attributes<'a> {
 }
 
 fn unary(attributes: &Attributes<'_>) -> PyResult<UnaryOp> {
-    let name = attributes.get("f").ok_or_else(|| raise(Kind::Graph, "attribute `f` is missing; it names the function"))?;
+    unary_under("f", attributes)
+}
+
+/// The function that the attribute `called` names, with those beside it.
+pub(super) fn unary_under(called: &str, attributes: &Attributes<'_>) -> PyResult<UnaryOp> {
+    let name =
+        attributes.get(called).ok_or_else(|| raise(Kind::Graph, format!("attribute `{called}` is missing; it names the function")))?;
     let mut map = serde_json::Map::new();
-    for (key, value) in attributes.0.split_ascii_whitespace().filter_map(|word| word.split_once('=')).filter(|(key, _)| *key != "f") {
+    for (key, value) in attributes.0.split_ascii_whitespace().filter_map(|word| word.split_once('=')).filter(|(key, _)| *key != called) {
         let number: f64 = value.parse().map_err(|_| raise(Kind::Graph, format!("attribute `{key}` is `{value}`; it is a number")))?;
         map.insert(key.to_owned(), serde_json::json!(number));
     }
@@ -486,6 +507,10 @@ impl Function {
     /// The function with its attributes, as the library draws it; several where several gradients are asked for.
     pub(crate) fn told(self, attributes: &str, given: &[Option<Input>], extra: &[i64], policy: &Policy) -> PyResult<Vec<recipe::Function>> {
         let extents = dims(extra)?;
+        if matches!(self, Function::Fused | Function::FusedKeeping) {
+            let told = fused::fused(attributes, given, extra, policy, self == Function::FusedKeeping)?;
+            return Ok(vec![recipe::Function::Fused(Box::new(told))]);
+        }
         if self != Function::Gradient {
             return Ok(vec![self.plainly_told(attributes, given, Extents::Spatial(extents), policy)?]);
         }
@@ -594,6 +619,9 @@ impl Function {
             Function::Dropout => F::Dropout(Real(attributes.one("p", 0.5)?)),
             Function::ElementLoss => F::ElementLoss(element_loss(attributes)?, reduction(attributes)?),
             Function::Gradient => return Err(raise(Kind::Graph, "a gradient has its function's attributes behind its own")),
+            Function::Fused | Function::FusedKeeping => {
+                return Err(raise(Kind::Graph, "steps stand behind a function that has none itself"));
+            }
         })
     }
 }
@@ -681,6 +709,12 @@ fn gradient(attributes: &str, place: u64, given: &[Option<Input>], extents: Vec<
     }
     if of == Function::MlpInference {
         return Err(raise(Kind::Unsupported, "mlp_inference has no gradient; call mlp"));
+    }
+    if matches!(of, Function::Fused | Function::FusedKeeping) {
+        return Err(raise(
+            Kind::Unsupported,
+            "a call with steps behind it is made where gradients have been taken, and has none; call function and steps by themselves",
+        ));
     }
     let with_respect_to = usize::try_from(place).unwrap_or(usize::MAX);
     let saved = of.saves().to_vec();

@@ -8,6 +8,7 @@
 //! own allocator, on its current stream.
 
 mod function;
+mod fused;
 mod key;
 mod labels;
 mod recent;
@@ -518,6 +519,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(run, module)?)?;
     module.add_function(wrap_pyfunction!(explain_call, module)?)?;
     module.add_function(wrap_pyfunction!(functions, module)?)?;
+    module.add_function(wrap_pyfunction!(fused::parts_of_call, module)?)?;
     module.add_function(wrap_pyfunction!(plan_count, module)?)?;
     module.add_function(wrap_pyfunction!(clear_plans, module)?)?;
     module.add_function(wrap_pyfunction!(policy_number, module)?)?;

@@ -60,6 +60,7 @@ mod attention;
 mod batch_norm;
 mod conv_batch_norm;
 mod element_loss;
+mod fused;
 mod gradient;
 mod loss;
 mod mlp;
@@ -81,6 +82,7 @@ pub use attention::AttentionGradient;
 pub use batch_norm::{BatchNormGradient, BatchNormSpec};
 pub use conv_batch_norm::ConvBatchNormGradient;
 pub use element_loss::ElementLoss;
+pub use fused::{Fused, Step};
 pub use mlp::MlpGradient;
 pub(crate) use view::layout_error;
 use view::{View, in_format, in_order_of, is_channels_last, like};
@@ -214,6 +216,8 @@ pub enum Function {
     Reshape(Vec<u64>),
     /// `dy, …` → the gradient of a function.
     Gradient(Box<Gradient>),
+    /// The tensors of a function, and behind them those of the steps behind its first result → what the steps make of it.
+    Fused(Box<Fused>),
 }
 
 /// The gradient of a function's first result with respect to one of its tensors, from the gradient of that result.
@@ -384,6 +388,7 @@ impl Function {
             Function::AttentionBackward(_) => "attention_backward",
             Function::Reshape(_) => "reshape",
             Function::Gradient(_) => "gradient",
+            Function::Fused(_) => "fused",
         }
     }
 }
@@ -544,6 +549,7 @@ impl Drawing {
             Function::Mlp { .. } | Function::MlpBackward(_) => d.mlps(function)?,
             Function::Attention(_) | Function::AttentionBackward(_) => d.attentions(function)?,
             Function::Gradient(gradient) => d = gradient::draw(gradient, d.given)?,
+            Function::Fused(fused) => d = fused::draw(fused, given)?,
             _ => d.elements(function)?,
         }
         Ok(d)

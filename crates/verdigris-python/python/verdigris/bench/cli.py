@@ -75,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     nets.add_argument("--net", type=_list, default=list(NET_NAMES), help=", ".join(NET_NAMES))
     nets.add_argument("--what", type=_list, default=["inference", "training"])
     nets.add_argument("--way", type=_list, default=["eager", "graph", "compile"])
+    nets.add_argument("--backend", choices=["verdigris", "inductor"], default="verdigris", help="what compiles our side, of the way compile")
     nets.add_argument("--mode", choices=["measured", "instant"], default="measured", help="how our layers are planned: by the clock, or at once")
     nets.add_argument("--batch", type=int, default=64, help="images; an eighth of them for networks of large ones")
     nets.add_argument("--extent", type=int, help="pixels of a side of an image; default each network's own")

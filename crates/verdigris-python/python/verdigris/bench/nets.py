@@ -1,7 +1,8 @@
 """Whole networks of torchvision, inference and training, plain and with our layers: wall, host and device time, peak memory, and errors against fp32.
 
 Both sides are copies of one network with the same weights, one of them converted by ``verdigris.torch.convert``; channels-last where images are flat,
-bf16 autocast, SGD in training. ``eager`` and ``compile`` (``torch.compile``) call the step, ``graph`` replays it as one CUDA graph.
+bf16 autocast, SGD in training. ``eager`` and ``compile`` (``torch.compile``) call the step, ``graph`` replays it as one CUDA graph. What compiles is Inductor, on our
+side by the package's backend (``--backend inductor`` leaves its pass out); ``fused_steps`` says how many steps stand in epilogues, of ``fused_calls`` calls.
 A row is one network, one of inference and training, one of these ways:
 
 - ``wall_ms``: a step, steps of both sides in turns, many queued as a user's loop has them; ``wall_ratio`` is plain over ours.
@@ -136,11 +137,11 @@ class Step:
             self.gradients()
             self.optimizer.step()
 
-    def as_way(self, way: str) -> Callable[[], None]:
-        """The step eager, compiled, or as one CUDA graph; warm."""
+    def as_way(self, way: str, backend="inductor") -> Callable[[], None]:
+        """The step eager, compiled by a backend, or as one CUDA graph; warm."""
         if way == "compile":
             torch._dynamo.reset()
-            self.call = torch.compile(self.network)
+            self.call = torch.compile(self.network, backend=backend)
         stream = torch.cuda.Stream() if way == "graph" else None
         if stream is not None:
             stream.wait_stream(torch.cuda.current_stream())
@@ -242,7 +243,9 @@ def _copies(name: str, door, device: torch.device, base: torch.nn.Module) -> Dic
     return {"plain": base, "ours": door.convert(copy.deepcopy(base))}
 
 
-def row(name: str, what: str, way: str, door, device: torch.device, batch: int, image: Tuple[int, ...], seconds: float, maker=make) -> dict:
+def row(
+    name: str, what: str, way: str, door, device: torch.device, batch: int, image: Tuple[int, ...], seconds: float, maker=make, backend: str = "verdigris"
+) -> dict:
     """One row. Whatever goes wrong stands in it."""
     facts: dict = {"key": f"nets/{name}/{what}/{way}", "batch": batch, "image": list(image)}
     try:
@@ -252,7 +255,13 @@ def row(name: str, what: str, way: str, door, device: torch.device, batch: int, 
             for side, network in networks.items():
                 facts[f"error_{side}"] = error(truth, _answers(Step(calm(copy.deepcopy(network)), name, what, inputs, labels)))
             del truth
-        steps = {side: Step(network, name, what, inputs, labels).as_way(way) for side, network in networks.items()}
+        own = door.compiler() if way == "compile" and backend == "verdigris" else None
+        backends = {"plain": "inductor", "ours": "inductor" if own is None else own}
+        steps = {side: Step(network, name, what, inputs, labels).as_way(way, backends[side]) for side, network in networks.items()}
+        # A graph that PyTorch's cache gave back was seen by no pass.
+        if own is not None and own.graphs:
+            fused = [one for graph in own.graphs for one in graph.fused]
+            facts["fused_calls"], facts["fused_steps"] = len(fused), sum(len(one.steps) for one in fused)
         _measure(steps, device, seconds, facts)
     except Refused as reason:
         facts["refused"] = str(reason)
@@ -290,7 +299,7 @@ def run(arguments, device: torch.device, say: Callable[[str], None]) -> int:
     writer = record.Writer(path)
     head = {"suite": "nets", "method": record.METHOD, "date": started, "machine": machine.describe(device)}
     head["software"] = machine.software(door.versions())
-    options = {"batch": arguments.batch, "seconds": arguments.seconds, "mode": arguments.mode}
+    options = {"batch": arguments.batch, "seconds": arguments.seconds, "mode": arguments.mode, "backend": arguments.backend}
     writer.line("head", {**head, "source": door.source(), "options": options, "clocks": machine.clocks(device)})
     status, count = 0, 0
     for name in arguments.net:
@@ -301,7 +310,7 @@ def run(arguments, device: torch.device, say: Callable[[str], None]) -> int:
             for way in arguments.way:
                 if way == "graph" and device.type != "cuda":
                     continue
-                facts = row(name, what, way, door, device, batch, image, arguments.seconds)
+                facts = row(name, what, way, door, device, batch, image, arguments.seconds, backend=arguments.backend)
                 writer.line("row", facts)
                 count += 1
                 say(f"{facts['key']}: " + (facts.get("fault") or facts.get("refused") or f"{facts['wall_ratio']:.3f} of plain's speed"))

@@ -25,6 +25,8 @@ from ._policy import get_policy, policy, set_policy
 
 #: What is imported when it is asked for: classes of modules are a good part of the time of an import.
 _LATER = {
+    "Compiler": "_compiler",
+    "compiler": "_compiler",
     "nn": "nn",
     "Report": "_convert",
     "convert": "_convert",
@@ -68,8 +70,10 @@ def explain(name, attributes, *tensors, dims=None):
 
 __all__ = [
     *functional.__all__,
+    "Compiler",
     "Report",
     "clear_plans",
+    "compiler",
     "convert",
     "explain",
     "flash_attn_with_kvcache",

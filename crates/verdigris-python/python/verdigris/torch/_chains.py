@@ -95,7 +95,7 @@ def conv_norm(conv, norm, activation, x, addend=None):
         and conv.__class__ in _CONVS
         and x.dim() == conv.weight.dim()
         and torch.is_grad_enabled()
-        and not (_ops._is_compiling() or _is_watched(conv) or _is_watched(norm))
+        and (_ops._is_compiling() or not (_is_watched(conv) or _is_watched(norm)))
     )
     if is_one_node and (addend is None or _is_alike(conv, x, addend)):
         return functional.conv_batch_norm_modules(conv, norm, x, addend, "relu" if activation else None)

@@ -17,8 +17,8 @@ from torch.nn import functional
 
 from .. import _native
 from .._errors import ConstantError, UnsupportedError
+from . import _decompositions, _policy
 from . import _hooks  # noqa: F401
-from . import _policy
 
 _library = torch.library.Library("verdigris", "DEF")
 _namespace = torch.ops.verdigris
@@ -31,6 +31,10 @@ _is_compiling = torch.compiler.is_compiling
 #: The places of the tensors that autocast casts, by its word; of others all.
 _LOWERED = {"lower operands": range(2), "lower layers": (0, 1, 3), "lower attended": range(4)}
 _AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+
+
+#: By name: what results are like without data, and the tensors that are read.
+_FAKES, _TENSORS = {}, {}
 
 
 def operator_number(name):
@@ -161,6 +165,7 @@ def _operator(name, tensors, results, has_dims, fake, decomposed=None, gradients
     that there are. `decomposed` says the function in PyTorch's own: what a compiler is given, which fuses it with what stands around it.
     """
     code, places, saves, autocast = _FUNCTIONS[name]
+    _FAKES[name], _TENSORS[name] = fake, tensors
     arguments = ", ".join([*tensors, "str attributes", *(["SymInt[] dims"] if has_dims else [])])
     _library.define(f"{name}({arguments}) -> {results}")
     setup, backward = gradients or _gradients(name, places, saves, results == "Tensor")
@@ -444,6 +449,18 @@ def _softmax_decomposed(x, attributes):
     return (functional.log_softmax if a["log"] == "1" else functional.softmax)(x, int(a["axis"]))
 
 
+def _pad_decomposed(x, attributes):
+    return _decompositions.pad(x, parse(attributes))
+
+
+def _element_loss_decomposed(x, target, weight, positive, attributes):
+    a = parse(attributes)
+    if a["loss"] == "likelihood":
+        # At 0 and 1 a composition has a gradient of 0 times infinity, where the operator's is 0.
+        return _namespace.element_loss.default(x, target, weight, positive, attributes)
+    return _decompositions.element_loss(x, target, weight, positive, a)
+
+
 gradient = _operator(
     "gradient",
     ["Tensor dy", "Tensor? a", "Tensor? b", "Tensor? c", "Tensor? d", "Tensor? e"],
@@ -465,7 +482,7 @@ linear = _operator("linear", ["Tensor x", "Tensor w", "Tensor? bias"], "Tensor",
 max_pool = _operator("max_pool", ["Tensor x"], "(Tensor, Tensor)", False, _max_pool_fake)
 avg_pool = _operator("avg_pool", ["Tensor x"], "Tensor", False, _avg_pool_fake)
 resample = _operator("resample", ["Tensor x"], "Tensor", False, _resample_fake)
-pad = _operator("pad", ["Tensor x"], "Tensor", False, _pad_fake)
+pad = _operator("pad", ["Tensor x"], "Tensor", False, _pad_fake, _pad_decomposed)
 shuffle = _operator("shuffle", ["Tensor x"], "Tensor", False, _shuffle_fake)
 local_response_norm = _operator("local_response_norm", ["Tensor x"], "Tensor", False, _elements_fake)
 activation = _operator("activation", ["Tensor x"], "Tensor", False, _elements_fake, _activation_decomposed)
@@ -908,10 +925,35 @@ def _element_loss_fake(x, target, weight, positive, attributes):
     return torch.empty_like(x) if parse(attributes).get("reduction", "mean") == "none" else x.new_empty(())
 
 
+# A function with steps behind it, which the compiler's pass makes (`_fusion`) where gradients have been taken already.
+
+
+def _fused_fake(*inputs):
+    *tensors, attributes, dims = inputs
+    head, own = attributes.split(";", 1)[0], attributes.rsplit(";", 1)[1]
+    a = parse(head)
+    name, count = a["of"], int(a["tensors"])
+    places, has_dims = len(_TENSORS[name]), name in ("gradient", "conv_dgrad")
+    given = [*tensors[:count], *[None] * (places - count)]
+    first = _each_result(_FAKES[name](*given, own, *([dims] if has_dims else [])))[0]
+    return torch.empty_like(first, dtype=_WIDTHS[a["type"]]), first
+
+
+def _refuse_gradients_of_fused(ctx, *_):
+    raise UnsupportedError("a call with steps behind it is made where gradients have been taken, and has none; call function and steps by themselves")
+
+
+_FUSED = ["Tensor a", *(f"Tensor? {name}" for name in "bcdefghijk")]
+fused = _operator(
+    "fused", _FUSED, "Tensor", True, lambda *inputs: _fused_fake(*inputs)[0], gradients=(_keep_nothing, _refuse_gradients_of_fused)
+)
+fused_keeping = _operator("fused_keeping", _FUSED, "(Tensor, Tensor)", True, _fused_fake, gradients=(_keep_nothing, _refuse_gradients_of_fused))
+
 element_loss = _operator(
     "element_loss",
     ["Tensor x", "Tensor target", "Tensor? weight", "Tensor? positive"],
     "Tensor",
     False,
     _element_loss_fake,
+    _element_loss_decomposed,
 )

@@ -1,0 +1,701 @@
+"""The backend of `torch.compile`: what is fused and what is not, that numbers stay right, and that nothing with other readers is taken.
+
+Without code generation (`Compiler(codegen=False)`) graphs run op by op behind the pass, so that no C++ compiler is needed; what goes through Inductor itself is
+skipped where there is none.
+"""
+
+import copy
+import shutil
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from conftest import close
+
+import verdigris as vd
+import verdigris.torch as vt
+from torch import nn
+from torch.nn import functional as F
+from verdigris.torch import _compiler, _fusion, _steps
+
+torch.set_num_threads(1)
+
+needs_a_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor's code for CPUs needs a C++ compiler")
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(function, **options):
+    compiler = vt.Compiler(codegen=False, **{name: options.pop(name) for name in ("products",) if name in options})
+    return torch.compile(function, backend=compiler, fullgraph=True, **options), compiler
+
+
+def fused(compiler):
+    return [(one.operator, one.steps) for graph in compiler.graphs for one in graph.fused]
+
+
+def gradients(function, inputs):
+    inputs = [value.detach().clone().requires_grad_(value.is_floating_point()) for value in inputs]
+    y = function(*inputs)
+    weights = torch.linspace(-1.0, 2.0, y.numel(), dtype=torch.float64).to(y.dtype).reshape(y.shape)
+    wanted = [value for value in inputs if value.requires_grad]
+    return [y, *torch.autograd.grad((y * weights).sum(), wanted)]
+
+
+def compare(function, inputs, slack=4.0, **options):
+    """Results and gradients of the compiled function against those of the plain one in f64; what was fused."""
+    run, compiler = compiled(function, **options)
+    truth = gradients(function, [value.double() for value in inputs])
+    for mine, right in zip(gradients(run, inputs), truth):
+        close(mine, right, slack)
+    return compiler
+
+
+def compare_inference(function, inputs, slack=4.0):
+    """As `compare`, without gradients: there chains are longer, since no gradient reads what is on the way."""
+    run, compiler = compiled(function)
+    with torch.no_grad():
+        close(run(*inputs), function(*(value.double() for value in inputs)), slack)
+    return compiler
+
+
+X, W, B = (lambda: torch.randn(5, 12, 16)), (lambda: torch.randn(24, 16) / 4), (lambda: torch.randn(24))
+
+ACTIVATIONS = {
+    "relu": (F.relu, "f=relu"),
+    "gelu": (F.gelu, "f=gelu_erf"),
+    "gelu by tanh": (lambda x: F.gelu(x, approximate="tanh"), "f=gelu_tanh"),
+    "silu": (F.silu, "f=silu"),
+    "mish": (F.mish, "f=mish"),
+    "hardswish": (F.hardswish, "f=hard_swish"),
+    "hardsigmoid": (F.hardsigmoid, "f=hard_sigmoid"),
+    "hardtanh": (lambda x: F.hardtanh(x, -0.5, 0.7), "f=clamp lower=-0.5 upper=0.7"),
+    "leaky_relu": (lambda x: F.leaky_relu(x, 0.3), "f=leaky_relu slope=0.3"),
+    "elu": (lambda x: F.elu(x, 1.5), "f=elu alpha=1.5"),
+    "softplus": (lambda x: F.softplus(x, 2.0, 20.0), "f=softplus beta=2.0"),
+    "sigmoid": (torch.sigmoid, "f=sigmoid"),
+    "tanh": (torch.tanh, "f=tanh"),
+    "ours": (vt.gelu, "f=gelu_erf"),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_activation_is_a_step_of_a_layer(name):
+    activation, words = ACTIVATIONS[name]
+    with torch.no_grad():
+        x, w, b = X(), W(), B()
+        run, compiler = compiled(lambda x, w, b: activation(vt.linear(x, w, b)))
+        close(run(x, w, b), activation(F.linear(x.double(), w.double(), b.double())), 4.0)
+    assert fused(compiler) == [("linear", (words,))]
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_gradients_of_activations(name):
+    """Forward: the value in front of the activation is kept for its gradient where that reads it. Backward: the gradient is a step of the next layer's."""
+    activation, words = ACTIVATIONS[name]
+    compiler = compare(lambda x, w, b, v: vt.linear(activation(vt.linear(x, w, b)), v), [X(), W(), B(), torch.randn(8, 24) / 4])
+    told = fused(compiler)
+    assert ("linear", (words,)) in told, compiler.report
+    if name not in ("sigmoid", "tanh"):
+        assert ("gradient of linear", ("d=" + words[2:],)) in told, compiler.report
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_chains_of_all_kinds(dtype):
+    x, w = torch.randn(3, 4, 7, 6, dtype=dtype), torch.randn(8, 4, 3, 3, dtype=dtype) / 4
+    scale, z = torch.randn(8, 1, 1, dtype=dtype), torch.randn(3, 8, 7, 6, dtype=dtype)
+
+    def function(x, w, scale, z):
+        return F.silu(0.5 - (vt.conv2d(x, w, padding=1) * scale - 1.5 + z) / 3.0)
+
+    with torch.no_grad():
+        run, compiler = compiled(function)
+        y = run(x, w, scale, z)
+        close(y, function(*(value.double() for value in (x, w, scale, z))), 4.0)
+    assert y.dtype == dtype
+    ((_, steps),) = fused(compiler)
+    assert len(steps) == 6 and steps[0] == "b=mul" and steps[2] == "b=add", steps
+    before, after = compiler.graphs[0].calls
+    assert before - after == 6, compiler.report
+
+
+def test_dropout_that_drops_nothing_is_no_end():
+    compiler = compare(lambda x, w, v, z: z + F.dropout(vt.linear(F.dropout(F.gelu(vt.linear(x, w)), 0.0), v), 0.0), [X(), W(), torch.randn(16, 24) / 4, X()])
+    assert [steps for operator, steps in fused(compiler) if operator == "linear"] == [("f=gelu_erf", "f=identity"), ("f=identity", "b=add")], compiler.report
+
+
+def test_masks_are_factors():
+    """Dropout in training, whose mask the gradient reads too."""
+    x, w, mask = X(), W(), torch.rand(5, 12, 24) > 0.3
+    compiler = compare_inference(lambda x, w, mask: vt.linear(x, w) * (mask != 0) * 1.25, [x, w, mask.float()])
+    assert not fused(compiler) and "would have to write for a call" in compiler.report
+    torch._dynamo.reset()
+
+    for function in (lambda x, w, mask: vt.linear(x, w) * mask * 1.25, lambda x, w, mask: 1.25 * (mask * vt.linear(x, w))):
+        torch._dynamo.reset()
+        with torch.no_grad():
+            run, compiler = compiled(function)
+            close(run(x, w, mask), function(x.double(), w.double(), mask), 4.0)
+        assert fused(compiler) == [("linear", ("b=mul", "f=affine scale=1.25 shift=0.0"))], compiler.report
+
+
+def test_dropout_in_training_is_steps():
+    """The mask that PyTorch drew is read where the product is, and by the gradient; what was dropped shows in the result."""
+    run, compiler = compiled(lambda x, w, z: F.dropout(vt.linear(x, w), 0.25) + z)
+    inputs = [value.requires_grad_() for value in (X(), W(), torch.randn(5, 12, 24))]
+    y = run(*inputs)
+    found = torch.autograd.grad(y.square().sum(), inputs)
+    told = [steps for operator, steps in fused(compiler) if operator == "linear"]
+    assert told == [("b=mul", "f=affine scale=1.3333333333333333 shift=0.0", "b=add")], compiler.report
+    wide = [value.detach().double().requires_grad_() for value in inputs]
+    mask = (y - inputs[2]).abs() > 1e-6
+    assert 0.6 < mask.double().mean() < 0.9
+    truth = F.linear(wide[0], wide[1]) * mask / 0.75 + wide[2]
+    close(y, truth, 4.0)
+    for mine, right in zip(found, torch.autograd.grad(truth.square().sum(), wide)):
+        close(mine, right, 8.0)
+
+
+def test_what_a_compiler_makes_for_the_chain_alone_is_not_written_for_it():
+    def function(x, w, z):
+        return vt.linear(x, w) + (z.sin() * 2.0)
+
+    compiler = compare_inference(function, [X(), W(), torch.randn(5, 12, 24)])
+    assert not fused(compiler) and "is made for `add` alone" in compiler.report
+    torch._dynamo.reset()
+    gated = compare_inference(lambda x, w, v: F.silu(vt.linear(x, w)) * vt.linear(x, v), [X(), W(), W()])
+    assert [steps for _, steps in fused(gated)] == [("f=silu", "b=mul")], gated.report
+
+
+def test_residuals_on_either_side_and_channels_last():
+    conv = nn.Conv2d(4, 4, 3, padding=1)
+
+    def function(x):
+        return F.relu(x - vt.conv2d(x, conv.weight, conv.bias, padding=1))
+
+    x = torch.randn(2, 4, 9, 5).to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        run, compiler = compiled(function)
+        y = run(x)
+        assert y.stride() == function(x).stride()
+        close(y, F.relu(x.double() - F.conv2d(x.double(), conv.weight.double(), conv.bias.double(), padding=1)), 4.0)
+    assert fused(compiler) == [("conv_fprop", ("b=sub value=right", "f=relu"))]
+
+
+def test_calls_have_room_for_what_they_read():
+    """A chain that is longer than a call takes is cut where the call is full, and what is left goes on by itself."""
+    x, w = torch.randn(2, 3, 4, 4, 4), torch.randn(4, 3, 1, 1, 1)
+    others = [torch.randn(2, 4, 4, 4, 4) for _ in range(10)]
+
+    def function(x, w, *others):
+        y = vt.conv3d(x, w)
+        for other in others:
+            y = y + other
+        return y
+
+    compiler = compare_inference(function, [x, w, *others])
+    ((_, steps),) = fused(compiler)
+    assert len(steps) == 7 and "there is room for 128" in compiler.report
+    torch._dynamo.reset()
+    flat = [torch.randn(5, 24) for _ in range(9)]
+    compiler = compare_inference(lambda x, w, *others: sum(others, vt.linear(x, w)), [X()[0, :5], W(), *flat])
+    ((_, steps),) = fused(compiler)
+    assert len(steps) == 8 and "at most 8 steps and 11 tensors" in compiler.report
+
+
+def test_another_memory_format_is_left_alone():
+    x, w = torch.randn(2, 4, 6, 6), torch.randn(4, 4, 3, 3)
+    z = torch.randn(2, 4, 6, 6).to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        run, compiler = compiled(lambda x, w, z: z + vt.conv2d(x, w, padding=1))
+        y = run(x, w, z)
+        assert torch.allclose(y, z + F.conv2d(x, w, padding=1), atol=1e-4) and y.stride() == z.stride()
+    assert not fused(compiler) and "another memory format" in compiler.report
+
+
+def test_values_that_others_read_stay():
+    """A value in the middle of a chain that something else reads is written, and what stands behind it is no part of the call."""
+
+    def function(x, w):
+        first = F.relu(vt.linear(x, w))
+        return F.gelu(first * 2.0) + first.sum(), first
+
+    x, w = X(), W()
+    with torch.no_grad():
+        run, compiler = compiled(function)
+        for mine, right in zip(run(x, w), function(x.double(), w.double())):
+            close(mine, right, 4.0)
+    assert fused(compiler) == [("linear", ("f=relu",))] and "3 ops read `relu`" in compiler.report, compiler.report
+
+
+def test_a_product_that_others_read_is_kept():
+    def function(x, w):
+        y = vt.linear(x, w)
+        return F.silu(y), y.amax(-1)
+
+    x, w = X(), W()
+    with torch.no_grad():
+        run, compiler = compiled(function)
+        for mine, right in zip(run(x, w), function(x.double(), w.double())):
+            close(mine, right, 4.0)
+    (one,) = compiler.graphs[0].fused
+    assert one.keeps and one.steps == ("f=silu",)
+
+
+def test_a_chain_that_reads_what_follows_from_the_product_is_no_chain():
+    """Else the call would wait for itself."""
+
+    def function(x, w):
+        y = vt.linear(x, w)
+        return y - y.amax(-1, keepdim=True)
+
+    x, w = X(), W()
+    with torch.no_grad():
+        run, compiler = compiled(function)
+        close(run(x, w), function(x.double(), w.double()), 4.0)
+    assert not fused(compiler) and "computed from the product" in compiler.report, compiler.report
+
+
+def test_forward_and_backward_are_not_one_call():
+    """The gradient of the factor is the tangent times the product: a step by its form, but of the backward."""
+    compiler = compare(lambda x, w, z: vt.linear(x, w) * z, [X(), W(), torch.randn(5, 12, 24)])
+    assert [steps for operator, steps in fused(compiler) if operator == "linear"] == [("b=mul",)], compiler.report
+
+
+def test_what_is_written_in_place_is_what_eager_has():
+    def function(x, w, z):
+        y = vt.linear(x, w)
+        z.mul_(2.0)
+        y += z
+        z.add_(1.0)
+        return y.relu_()
+
+    x, w, z = X(), W(), torch.randn(5, 12, 24)
+    with torch.no_grad():
+        run, compiler = compiled(function)
+        mine, right = z.clone(), z.double()
+        close(run(x, w, mine), function(x.double(), w.double(), right), 4.0)
+        close(mine, right)
+    assert fused(compiler) == [("linear", ("b=add", "f=relu"))]
+
+
+def test_a_write_to_memory_is_not_crossed():
+    """Graphs of Inductor are functional; in one that is not, a call does not move behind a write that might change what it reads."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def function(writes, x, w, z):
+        y = torch.ops.verdigris.linear.default(x, w, None, "")
+        return x.mul_(2.0).sum() + (y + z) if writes else x.sum() + (y + z)
+
+    for writes in (False, True):
+        graph = make_fx(lambda *inputs: function(writes, *inputs), tracing_mode="fake")(X(), W(), torch.randn(5, 12, 24)).graph
+        (told,) = _fusion.fuse(graph)
+        assert ("writes to memory between them" in told.stops) == writes and bool(told.steps) != writes, told
+
+
+def test_a_callers_own_pass_runs_first():
+    from verdigris.torch._compiler import _Pass
+
+    compiler, seen = vt.Compiler(codegen=False), []
+    compiler._table = {}
+    _Pass(compiler, lambda graph: seen.append(len(compiler.graphs)))(torch.fx.symbolic_trace(lambda x: x).graph)
+    assert seen == [0] and len(compiler.graphs) == 1
+
+
+def test_results_share_no_memory_with_operands():
+    x, w, z = X(), W(), torch.randn(5, 12, 24)
+    with torch.no_grad():
+        run, _ = compiled(lambda x, w, z: vt.linear(x, w) + z)
+        before = z.clone()
+        y = run(x, w, z)
+        y.zero_()
+        assert torch.equal(z, before)
+
+
+def test_operands_that_would_broadcast_otherwise_are_left_alone():
+    x, w, z = X(), W(), torch.randn(12, 1)
+    with torch.no_grad():
+        run, compiler = compiled(lambda x, w, z: vt.linear(x, w) + z)
+        close(run(x, w, z), F.linear(x.double(), w.double()) + z.double(), 4.0)
+    assert not fused(compiler) and "a step's operand of dims [12, 1]" in compiler.report
+
+
+def test_integers_and_other_types_are_left_alone():
+    x, w = X(), W()
+    with torch.no_grad():
+        run, compiler = compiled(lambda x, w, z: (vt.linear(x, w) + z).to(torch.float64))
+        y = run(x, w, torch.ones(24, dtype=torch.int64))
+        close(y.float(), F.linear(x.double(), w.double()) + 1.0, 4.0)
+    assert not fused(compiler) and "no floating-point tensor" in compiler.report
+
+
+def test_dynamic_shapes_are_fused_and_compiled_once():
+    def function(x, w, b):
+        return F.gelu(vt.linear(x, w, b)) + 1.0
+
+    run, compiler = compiled(function, dynamic=True)
+    w, b = W(), B()
+    with torch.no_grad():
+        for rows in (3, 7, 12):
+            x = torch.randn(rows, 5, 16)
+            close(run(x, w, b), function(x.double(), w.double(), b.double()), 4.0)
+    assert len(compiler.graphs) == 1 and fused(compiler) == [("linear", ("f=gelu_erf", "f=affine scale=1.0 shift=1.0"))]
+
+
+def test_sizes_that_are_equal_by_chance_are_not_taken_for_equal():
+    """The operand's rows are those of the result only in the first example."""
+
+    run, _ = compiled(lambda x, w, z: vt.conv2d(x, w) + z, dynamic=True)
+    w = torch.randn(4, 3, 1, 1)
+    with torch.no_grad():
+        for size, other in ((6, 6), (7, 1)):
+            x, z = torch.randn(2, 3, size, size), torch.randn(2, 4, other, other)
+            close(run(x, w, z), F.conv2d(x.double(), w.double()) + z.double(), 4.0)
+
+
+def test_recompiles_are_those_of_pytorch():
+    counts = []
+    for backend in (vt.Compiler(codegen=False), "aot_eager"):
+        torch._dynamo.reset()
+        counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager") if backend == "aot_eager" else backend
+        run = torch.compile(lambda x, w: F.relu(vt.conv2d(x, w)), backend=counter)
+        w = torch.randn(4, 3, 3, 3)
+        for size in (6, 6, 7, 8, 9):
+            run(torch.randn(1, 3, size, size), w)
+        counts.append(counter.frame_count if backend == "aot_eager" else len(backend.graphs))
+    assert counts[0] == counts[1]
+
+
+def test_autocast():
+    model = nn.Sequential(nn.Linear(16, 24), nn.GELU(), nn.Linear(24, 8))
+    ours = vt.convert(copy.deepcopy(model))[0]
+    run, compiler = compiled(ours)
+    x = torch.randn(6, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = run(x)
+    y.float().square().sum().backward()
+    truth = copy.deepcopy(model).double()
+    truth(x.double()).square().sum().backward()
+    assert y.dtype == torch.bfloat16
+    for mine, right in zip(ours.parameters(), truth.parameters()):
+        assert mine.grad.dtype == torch.float32
+        assert (mine.grad - right.grad).norm() <= 0.03 * right.grad.norm()
+    assert ("linear", ("f=gelu_erf",)) in fused(compiler), compiler.report
+
+
+def test_checkpointed_parts():
+    from torch.utils.checkpoint import checkpoint
+
+    def function(x, w, v):
+        return vt.linear(checkpoint(lambda x, w: F.gelu(vt.linear(x, w)), x, w, use_reentrant=False), v)
+
+    compare(function, [X(), W(), torch.randn(8, 24) / 4])
+
+
+class Block(nn.Module):
+    """A block whose forward `convert` cannot read: what it leaves, the pass finds."""
+
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1, bias=False) for _ in range(2))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(4) for _ in range(2))
+        for norm in self.norms:
+            nn.init.normal_(norm.weight), nn.init.normal_(norm.bias), nn.init.normal_(norm.running_mean), nn.init.uniform_(norm.running_var, 0.5, 2.0)
+
+    def forward(self, x):
+        y = x
+        for conv, norm in zip(self.convs, self.norms):
+            y = F.relu(norm(conv(y)))
+        return x + y
+
+
+def test_normalization_of_inference_is_steps():
+    model = Block().eval()
+    ours, report = vt.convert(copy.deepcopy(model))
+    assert not report.chains
+    x = torch.randn(2, 4, 7, 7)
+    with torch.no_grad():
+        run, compiler = compiled(ours)
+        close(run(x), copy.deepcopy(model).double()(x.double()), 8.0)
+    told = fused(compiler)
+    assert len(told) == 2 and all(operator == "conv_fprop" and "f=relu" in steps for operator, steps in told), compiler.report
+
+
+def test_the_normalization_of_training_is_one_call_with_its_convolution():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1, bias=False), nn.BatchNorm2d(4))
+    ours = vt.convert(copy.deepcopy(model))[0]
+    truth = copy.deepcopy(model).double()
+    seen = []
+
+    def backend(graph, examples):
+        seen.extend(str(node.target) for node in graph.graph.nodes)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, examples)
+
+    run = torch.compile(ours, backend=backend, fullgraph=True)
+    x = torch.randn(4, 3, 8, 8)
+    weights = torch.randn(4, 4, 6, 6)
+    for _ in range(2):
+        (run(x) * weights).sum().backward()
+        (truth(x.double()) * weights).sum().backward()
+    assert seen.count("verdigris.conv_batch_norm.default") == 2
+    for (name, mine), right in zip(ours.named_parameters(), truth.parameters()):
+        close(mine.grad, right.grad, 60.0)
+    for (name, mine), right in zip(ours.named_buffers(), truth.buffers()):
+        assert torch.allclose(mine.double(), right.double(), atol=1e-5), name
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_products_of_pytorchs_own(grad):
+    """With `products` a network that was not converted computes by this package, its gradients too."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=2), nn.SiLU(), nn.Flatten(), nn.Linear(8 * 4, 5), nn.Tanh())
+    compiler = vt.Compiler(products=True, codegen=False)
+    run, x = torch.compile(model, backend=compiler, fullgraph=True), torch.randn(4, 3, 8, 8)
+    truth = copy.deepcopy(model).double()
+    with torch.set_grad_enabled(grad):
+        y = run(x)
+        close(y, truth(x.double()), 4.0)
+    if grad:
+        y.square().sum().backward()
+        truth(x.double()).square().sum().backward()
+        for mine, right in zip(model.parameters(), truth.parameters()):
+            close(mine.grad, right.grad, 8.0)
+    (graph,) = compiler.graphs
+    assert graph.taken >= 3 and not graph.stays, compiler.report
+    assert [one.operator for one in graph.fused][:3] == ["conv_fprop", "conv_fprop", "linear"], compiler.report
+
+
+def test_products_of_layers_with_leading_dims():
+    model = nn.Sequential(nn.Linear(16, 24), nn.GELU(), nn.Linear(24, 8))
+    compiler = vt.Compiler(products=True, codegen=False)
+    x = torch.randn(3, 5, 16)
+    with torch.no_grad():
+        close(torch.compile(model, backend=compiler)(x), copy.deepcopy(model).double()(x.double()), 4.0)
+    assert fused(compiler) == [("linear", ("f=gelu_erf",))] and compiler.graphs[0].taken == 2, compiler.report
+
+
+def test_a_transposed_convolution_of_pytorchs_stays_and_says_so():
+    compiler = vt.Compiler(products=True, codegen=False)
+    x, w = torch.randn(1, 3, 5, 5), torch.randn(3, 4, 3, 3)
+    with torch.no_grad():
+        y = torch.compile(lambda x, w: F.conv_transpose2d(x, w), backend=compiler)(x, w)
+    assert torch.allclose(y, F.conv_transpose2d(x, w), atol=1e-4)
+    assert compiler.graphs[0].taken == 0 and "it is transposed" in compiler.report
+
+
+#: Mistakes that the pass could make: what is planted, and a function of which somebody would see it.
+WRONG = {
+    "the operands of a difference": ("_steps", "_of_two", lambda right: lambda node, value, name: _turn(right(node, value, name))),
+    "the slope of a leaky ReLU": ("_steps", "_leaky_relu", lambda right: lambda a: "leaky_relu slope=0.0"),
+    "a sum's factor": ("_steps", "_with_number", lambda right: lambda name, number, is_right: right("add" if name == "sub" else name, number, is_right)),
+}
+
+
+def _turn(step):
+    if step is None or not step[0].startswith("b=sub"):
+        return step
+    return ("b=sub" if "right" in step[0] else "b=sub value=right"), step[1]
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_step_is_seen(name, monkeypatch):
+    """The comparison that the tests above make finds mistakes planted into the table."""
+
+    def function(x, w, z):
+        return F.leaky_relu(vt.linear(x, w) - z, 0.3) - 2.0
+
+    inputs = [X(), W(), torch.randn(5, 12, 24)]
+    compare_inference(function, inputs)
+    torch._dynamo.reset()
+    _, place, wrong = WRONG[name]
+    monkeypatch.setattr(_steps, place, wrong(getattr(_steps, place)))
+    if place == "_leaky_relu":
+        monkeypatch.setitem(_steps._UNARY, torch.ops.aten.leaky_relu.default, wrong(None))
+    with pytest.raises(AssertionError, match="allowed"):
+        compare_inference(function, inputs)
+
+
+def test_a_reader_that_is_not_counted_is_seen(monkeypatch):
+    """A pass that took a value from its other readers would leave them without it."""
+    monkeypatch.setattr(_fusion, "_readers", lambda node: list(node.users)[:1])
+    run, _ = compiled(lambda x, w: (lambda first: F.gelu(first * 2.0) + first.sum())(F.relu(vt.linear(x, w))))
+    with torch.no_grad(), pytest.raises(Exception, match="(?s)erase|used|users"):
+        run(X(), W())
+
+
+def test_a_call_that_another_engine_would_have_to_take_is_left_alone():
+    """Where the engine that is fast refuses the steps, a pass behind it is faster."""
+    assert _fusion.slower([10.0], [10.5], 0) is None
+    assert _fusion.slower([10.0], [22.0], 1 << 25) is None
+    assert "would take 200.0 us by estimate, 10.0 us without it" in _fusion.slower([10.0], [200.0], 1 << 25)
+    assert _fusion.slower([10.0], [float("inf")], 1 << 25)
+
+
+def test_what_a_call_would_be_cut_into():
+    number, x, w = vt._ops.operator_number, ("bf16", [64, 256], [256, 1]), ("bf16", [128, 256], [256, 1])
+    ((kind, us),), account = vd._native.parts_of_call(number("fused"), [x, w], "of=linear tensors=2 type=bf16;f=gelu_erf;", [])
+    assert kind == "gemm" and 0.5 < us < 100.0 and "gemm.epilogue" in account
+    kinds, account = vd._native.parts_of_call(number("fused"), [x, w], "of=linear tensors=2 type=bf16;f=gelu_erf;f=sin;", [])
+    assert [kind for kind, _ in kinds] == ["gemm", "map"] and "the kernels have the function" in account
+    for tensors, message in (([x] * 12, "12 tensors"), ([("bf16", [4], [1, 1])], "as many strides"), ([("int3", [4], [1])], "elements of int3")):
+        with pytest.raises(vd.Error, match=message):
+            vd._native.parts_of_call(number("fused"), tensors, "of=linear tensors=2 type=bf16;f=relu;", [])
+
+
+def test_the_call_says_that_it_has_no_gradient():
+    x, w = X()[0].requires_grad_(), W()
+    words = "of=linear tensors=2 type=f32;f=relu;"
+    y = torch.ops.verdigris.fused(x, w, *[None] * 9, words, [])
+    close(y, F.relu(F.linear(x.double(), w.double())), 4.0)
+    with pytest.raises(vd.UnsupportedError, match="has none"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("of=linear tensors=2 type=f32", "with `;` between"),
+        ("of=line tensors=2 type=f32;f=relu;", "attribute `of` is `line`"),
+        ("of=fused tensors=2 type=f32;f=relu;", "names a function that has no steps itself"),
+        ("of=linear tensors=0 type=f32;f=relu;", "0 tensors of `linear`"),
+        ("of=linear tensors=12 type=f32;f=relu;", "12 tensors of `linear`"),
+        ("of=linear tensors=2 type=f32;f=reluu;", "the function `reluu`"),
+        ("of=linear tensors=2 type=f32;b=add;", "tensor 2 of the call is missing"),
+        ("of=linear tensors=2 type=f32;b=ad;", "the function `ad`"),
+        ("of=linear tensors=2 type=f32;b=add value=up;", "attribute `value` is `up`"),
+    ],
+)
+def test_words_that_say_nothing_are_refused(words, message):
+    x, w = X()[0], W()
+    with pytest.raises(vd.Error, match=message):
+        torch.ops.verdigris.fused(x, w, *[None] * 9, words, [])
+
+
+@pytest.mark.parametrize("keeping", [False, True])
+def test_the_operators_are_what_they_declare(keeping):
+    x, w, z = torch.randn(6, 16), W(), torch.randn(6, 24)
+    operator = torch.ops.verdigris.fused_keeping.default if keeping else torch.ops.verdigris.fused.default
+    torch.library.opcheck(operator, (x, w, z, *[None] * 8, "of=linear tensors=2 type=bf16;f=gelu_erf;b=add;", []))
+
+
+def test_the_pass_has_an_identity_of_its_text_and_options():
+    one, other = (_compiler._Pass(vt.Compiler(products=products), None).uuid() for products in (False, True))
+    assert one == _compiler._Pass(vt.Compiler(), None).uuid() and one != other
+    with vt.policy(precision="tf32"):
+        assert _compiler._Pass(vt.Compiler(), None).uuid() != one
+    assert _compiler._Pass(vt.Compiler(), lambda graph: None).uuid() is None
+
+
+LOSSES = {
+    "mse": lambda x, t: vt.mse_loss(x, t),
+    "l1": lambda x, t: vt.l1_loss(x, t, reduction="sum"),
+    "huber": lambda x, t: vt.huber_loss(x, t, delta=0.7),
+    "smooth l1": lambda x, t: vt.smooth_l1_loss(x, t, beta=0.6, reduction="none"),
+    "soft margin": lambda x, t: vt.soft_margin_loss(x, t.sign()),
+    "bce with logits": lambda x, t: vt.binary_cross_entropy_with_logits(x, t.sigmoid(), weight=torch.full_like(x, 0.5), pos_weight=torch.full_like(x, 2.0)),
+    "bce": lambda x, t: vt.binary_cross_entropy(x.sigmoid(), t.sigmoid()),
+    "kl": lambda x, t: vt.kl_div(x, t.log_softmax(-1), log_target=True, reduction="batchmean"),
+    "constant border": lambda x, t: vt.pad(x, (1, 2, -1, 0), value=0.5),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_and_borders_in_the_compilers_words(name):
+    x, t = torch.randn(5, 7), torch.randn(5, 7)
+    seen = []
+
+    def backend(graph, examples):
+        seen.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    run = torch.compile(LOSSES[name], backend=backend, fullgraph=True)
+    for mine, right in zip(gradients(lambda x: run(x, t), [x]), gradients(lambda x: LOSSES[name](x, t.double()), [x.double()])):
+        close(mine, right, 4.0)
+    assert any("verdigris" in target for target in seen) == (name == "bce")
+
+
+# Through Inductor.
+
+
+@needs_a_compiler
+def test_caches_know_the_pass_and_its_options():
+    """The same graph comes from PyTorch's cache, unseen; under other options it is compiled anew."""
+    from torch._dynamo.utils import counters
+    from torch._inductor.utils import fresh_cache
+
+    x, w, found = X(), W(), []
+    with fresh_cache(), torch.no_grad():
+        for products in (False, False, True):
+            torch._dynamo.reset()
+            counters.clear()
+            compiler = vt.Compiler(products=products)
+            close(torch.compile(lambda x, w: F.gelu(vt.linear(x, w)), backend=compiler)(x, w), F.gelu(F.linear(x.double(), w.double())), 4.0)
+            found.append((counters["inductor"]["fxgraph_cache_hit"], len(compiler.graphs)))
+    assert found == [(0, 1), (1, 0), (0, 1)]
+
+
+@needs_a_compiler
+def test_inductor_runs_what_the_pass_made():
+    model = nn.Sequential(nn.Linear(16, 24), nn.GELU(), nn.Linear(24, 8), nn.SiLU(), nn.Linear(8, 8))
+    ours = vt.convert(copy.deepcopy(model))[0]
+    vt.compiler().clear()
+    run, truth, x = torch.compile(ours, backend=vt.compiler()), copy.deepcopy(model).double(), torch.randn(6, 16)
+    y = run(x)
+    y.square().sum().backward()
+    right = truth(x.double())
+    right.square().sum().backward()
+    close(y, right, 4.0)
+    for mine, wanted in zip(ours.parameters(), truth.parameters()):
+        close(mine.grad, wanted.grad, 8.0)
+
+
+@needs_a_compiler
+def test_inductor_fuses_what_is_left():
+    """Held-back decompositions are made where the pass left an activation: the code of the compiler has no call of ATen's."""
+    from torch._inductor.utils import run_and_get_code
+
+    run = torch.compile(lambda x: F.mish(F.gelu(x) + F.hardswish(x)) * 2.0, backend=vt.Compiler())
+    x = torch.randn(64)
+    y, code = run_and_get_code(run, x)
+    close(y, F.mish(F.gelu(x.double()) + F.hardswish(x.double())) * 2.0, 4.0)
+    assert "aten.gelu" not in code[0] and "aten.mish" not in code[0]
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("training", [False, True])
+def test_inductor_and_the_normalization_of_training(training):
+    """Running statistics are written once a step by a graph that Inductor generated."""
+    plain = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU())
+    ours, truth = vt.convert(copy.deepcopy(plain))[0].train(training), copy.deepcopy(plain).double().train(training)
+    run, x, weights = torch.compile(ours, backend=vt.Compiler()), torch.randn(4, 3, 8, 8), torch.randn(4, 8, 6, 6)
+    for _ in range(2):
+        for net, value in ((run, x), (truth, x.double())):
+            (net(value) * weights).sum().backward()
+    for mine, right in zip(ours.parameters(), truth.parameters()):
+        close(mine.grad, right.grad, 8.0)
+    for mine, right in zip(ours.buffers(), truth.buffers()):
+        assert torch.allclose(mine.double(), right.double(), atol=1e-5)
+
+
+@needs_a_compiler
+def test_the_backend_has_a_name():
+    assert "verdigris" in torch._dynamo.list_backends()
+    vt.compiler().clear()
+    x, w = X(), W()
+    with torch.no_grad():
+        close(torch.compile(lambda x, w: F.relu(vt.linear(x, w)) * 3.0, backend="verdigris")(x, w), F.relu(F.linear(x.double(), w.double())) * 3.0, 4.0)
+
+
+@needs_a_compiler
+def test_modes_and_options_are_inductors():
+    run = torch.compile(lambda x, w: F.relu(vt.linear(x, w)), backend=vt.Compiler(), mode="reduce-overhead")
+    x, w = X(), W()
+    with torch.no_grad():
+        close(run(x, w), F.relu(F.linear(x.double(), w.double())), 4.0)
+        with pytest.raises(Exception, match="no_such_option"):
+            torch.compile(lambda x: x + 1, backend=vt.Compiler(), options={"no_such_option": 1})(x)
