@@ -6,7 +6,7 @@
 use pyo3::PyResult;
 use verdigris::recipe::{
     self, AttentionGradient, BatchNormGradient, BatchNormSpec, ConvBatchNormGradient, Convolution, Divisor, ElementLoss, Extents, Gradient,
-    Input, LossForm, MAX_INPUTS, MlpGradient, Saved, Shuffle, Targets,
+    Input, LinearLoss, LossForm, MAX_INPUTS, MlpGradient, Saved, Shuffle, Targets,
 };
 use verdigris_graph::{
     AttentionSpec, Causal, CrossEntropySpec, LossReduction, NormKind, NormSpec, PoolWindows, Precision, Real, ResponseNorm, Sampling,
@@ -97,10 +97,19 @@ pub(crate) enum Function {
     Shuffle,
     /// `x` → y. `size= alpha= beta= k=`.
     ResponseNorm,
+    /// `x [rows, k], w [classes, k], bias?, labels [rows], share?, weights?, dloss?`, then where the losses and the gradients of `x`, `w` and the bias go, the latter
+    /// three each with a 1 in `wanted=111` → nothing. `smoothing= ignore= z= cap= add=`, the latter 1 where gradients are added to what is there.
+    LinearLoss,
+    /// `x, factor` → x times the factor. `as=` names the element type.
+    Scaled,
+    /// `x` → the sums over its last `sum=` dims, row-major.
+    WindowSums,
+    /// `x, index, positions` → the sums over the last `sum=` dims of what has the position that the index says, row-major.
+    WindowPick,
 }
 
 impl Function {
-    pub(crate) const ALL: [Function; 30] = [
+    pub(crate) const ALL: [Function; 34] = [
         Function::ConvFprop,
         Function::ConvNorm,
         Function::ConvDgrad,
@@ -131,6 +140,10 @@ impl Function {
         Function::ScanWithPlace,
         Function::Shuffle,
         Function::ResponseNorm,
+        Function::LinearLoss,
+        Function::Scaled,
+        Function::WindowSums,
+        Function::WindowPick,
     ];
 
     pub(crate) fn numbered(number: u8) -> Option<Function> {
@@ -149,13 +162,14 @@ impl Function {
             | Function::Scan
             | Function::ScanWithPlace
             | Function::Shuffle
+            | Function::WindowSums
             | Function::ResponseNorm => (1, false),
-            Function::CrossEntropy | Function::Dropout => (2, false),
-            Function::ConvFprop | Function::Linear | Function::ClassLoss | Function::Norm => (3, false),
+            Function::CrossEntropy | Function::Dropout | Function::Scaled => (2, false),
+            Function::ConvFprop | Function::Linear | Function::ClassLoss | Function::Norm | Function::WindowPick => (3, false),
             Function::ConvNorm | Function::ConvBatchNormBackward => (8, false),
             Function::ConvBatchNorm => (7, false),
             Function::Attention => (10, false),
-            Function::AttentionBackward => (11, false),
+            Function::AttentionBackward | Function::LinearLoss => (11, false),
             Function::ElementLoss => (4, false),
             Function::MlpInference | Function::Mlp => (5, false),
             Function::ConvDgrad => (3, true),
@@ -186,6 +200,8 @@ impl Function {
             Function::BatchNorm | Function::BatchNormBackward | Function::BatchNormInference => None,
             // Its tensors are what the forward call kept, cast already.
             Function::ConvBatchNormBackward | Function::AttentionBackward | Function::MlpBackward => None,
+            // Of rows that its caller has cast.
+            Function::LinearLoss | Function::Scaled | Function::WindowSums | Function::WindowPick => None,
         }
     }
 
@@ -210,6 +226,7 @@ impl Function {
             Function::BatchNorm | Function::BatchNormBackward | Function::ConvBatchNorm | Function::ConvBatchNormBackward => &[],
             Function::Attention | Function::AttentionBackward | Function::Dropout | Function::ScanWithPlace => &[],
             Function::MlpInference | Function::Mlp | Function::MlpBackward => &[],
+            Function::LinearLoss | Function::Scaled | Function::WindowSums | Function::WindowPick => &[],
             Function::BatchNormInference => &[Tensor(0), Tensor(1), Tensor(2), Tensor(3), Tensor(4)],
             Function::ElementLoss => &[Tensor(0), Tensor(1), Tensor(2), Tensor(3)],
             Function::Activation | Function::Scan | Function::ResponseNorm => &[Tensor(0)],
@@ -253,6 +270,10 @@ impl Function {
             Function::ScanWithPlace => "scan_with_place",
             Function::Shuffle => "shuffle",
             Function::ResponseNorm => "local_response_norm",
+            Function::LinearLoss => "linear_loss",
+            Function::Scaled => "scaled",
+            Function::WindowSums => "window_sums",
+            Function::WindowPick => "window_pick",
         }
     }
 }
@@ -432,6 +453,17 @@ fn loss(attributes: &Attributes<'_>) -> PyResult<CrossEntropySpec> {
     })
 }
 
+fn linear_loss(attributes: &Attributes<'_>, precision: Precision) -> PyResult<LinearLoss> {
+    Ok(LinearLoss {
+        precision,
+        loss: CrossEntropySpec { axis: 1, reduction: LossReduction::None, ..loss(attributes)? },
+        z_loss: Real(attributes.one("z", 0.0)?),
+        soft_cap: attributes.get("cap").map(|text| attributes.parse("cap", text).map(Real)).transpose()?,
+        wanted: attributes.flags("wanted"),
+        accumulates: attributes.one("add", 0_u8)? != 0,
+    })
+}
+
 fn batch_norm(attributes: &Attributes<'_>) -> PyResult<BatchNormSpec> {
     Ok(BatchNormSpec {
         eps: Real(attributes.one("eps", 1e-5)?),
@@ -592,6 +624,13 @@ impl Function {
                 })
             }
             Function::Dropout => F::Dropout(Real(attributes.one("p", 0.5)?)),
+            Function::LinearLoss => F::LinearLoss(linear_loss(attributes, precision()?)?),
+            Function::WindowSums => F::WindowSums(attributes.one("sum", 0)?),
+            Function::WindowPick => F::WindowPick(attributes.one("sum", 0)?),
+            Function::Scaled => {
+                let dtype = attributes.get("as").map(|text| attributes.parse("as", text)).transpose()?;
+                F::Scaled(dtype.unwrap_or(tensor(0)?.dtype))
+            }
             Function::ElementLoss => F::ElementLoss(element_loss(attributes)?, reduction(attributes)?),
             Function::Gradient => return Err(raise(Kind::Graph, "a gradient has its function's attributes behind its own")),
         })
@@ -681,6 +720,9 @@ fn gradient(attributes: &str, place: u64, given: &[Option<Input>], extents: Vec<
     }
     if of == Function::MlpInference {
         return Err(raise(Kind::Unsupported, "mlp_inference has no gradient; call mlp"));
+    }
+    if matches!(of, Function::LinearLoss | Function::Scaled | Function::WindowSums | Function::WindowPick) {
+        return Err(raise(Kind::Unsupported, format!("{name} has no gradient of its own; the function that calls it has")));
     }
     let with_respect_to = usize::try_from(place).unwrap_or(usize::MAX);
     let saved = of.saves().to_vec();
