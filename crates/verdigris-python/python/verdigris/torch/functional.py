@@ -16,6 +16,7 @@ import torch
 from .._errors import GraphError, OutOfRangeError, UnsupportedError
 from . import _ops, _policy
 from ._channels import channel_shuffle, local_response_norm, pixel_shuffle, pixel_unshuffle
+from ._linear_loss import linear_cross_entropy
 from ._resample import interpolate, pad
 
 
@@ -1033,4 +1034,9 @@ def flash_attn_varlen_func(
 
 
 __all__ = [name for name, value in list(globals().items()) if callable(value) and getattr(value, "__module__", None) == __name__ and name[0] != "_"]
-__all__ += ["channel_shuffle", "interpolate", "local_response_norm", "pad", "pixel_shuffle", "pixel_unshuffle"]
+#: What stands in files of its own.
+_ELSEWHERE = (
+    *(channel_shuffle, local_response_norm, pixel_shuffle, pixel_unshuffle),
+    *(interpolate, linear_cross_entropy, pad),
+)
+__all__ += [function.__name__ for function in _ELSEWHERE]

@@ -99,6 +99,7 @@ def _avg(function):
 MaxPool1d = _module(_nn.MaxPool1d, _max(F.max_pool1d))
 MaxPool2d = _module(_nn.MaxPool2d, _max(F.max_pool2d))
 MaxPool3d = _module(_nn.MaxPool3d, _max(F.max_pool3d))
+
 AvgPool1d = _module(_nn.AvgPool1d, lambda m, x: F.avg_pool1d(x, m.kernel_size, m.stride, m.padding, m.ceil_mode, m.count_include_pad))
 AvgPool2d = _module(_nn.AvgPool2d, _avg(F.avg_pool2d))
 AvgPool3d = _module(_nn.AvgPool3d, _avg(F.avg_pool3d))
@@ -189,6 +190,22 @@ CLASSES = {
     for name, value in list(globals().items())
     if isinstance(value, type) and issubclass(value, _nn.Module) and value.__module__ == __name__
 }
+
+
+class LinearCrossEntropyLoss(_nn.Module):
+    """`functional.linear_cross_entropy` as a module, called with the layer's input, its weight, labels and its bias; options are the function's, `weight` one number a class."""
+
+    def __init__(self, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, **options):
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.options = dict(options, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
+
+    def forward(self, input, weight, target, bias=None):
+        return F.linear_cross_entropy(input, weight, target, bias, class_weight=self.weight, **self.options)
+
+    def extra_repr(self):
+        return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+
 
 #: Modules of torchvision that have one of ours, and where they are.
 _WINDOWS = ("ShiftedWindowAttention", "ShiftedWindowAttentionV2")
