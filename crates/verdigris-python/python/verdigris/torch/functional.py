@@ -19,6 +19,7 @@ from ._channels import channel_shuffle, local_response_norm, pixel_shuffle, pixe
 from ._fold import fold, unfold
 from ._linear_loss import linear_cross_entropy
 from ._resample import interpolate, pad
+from ._unpool import max_unpool1d, max_unpool2d, max_unpool3d
 
 
 def _each(value, spatial, name="a value", least=None):
@@ -1038,6 +1039,6 @@ __all__ = [name for name, value in list(globals().items()) if callable(value) an
 #: What stands in files of its own.
 _ELSEWHERE = (
     *(channel_shuffle, local_response_norm, pixel_shuffle, pixel_unshuffle),
-    *(fold, interpolate, linear_cross_entropy, pad, unfold),
+    *(fold, interpolate, linear_cross_entropy, max_unpool1d, max_unpool2d, max_unpool3d, pad, unfold),
 )
 __all__ += [function.__name__ for function in _ELSEWHERE]

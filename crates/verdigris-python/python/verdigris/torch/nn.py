@@ -100,6 +100,14 @@ MaxPool1d = _module(_nn.MaxPool1d, _max(F.max_pool1d))
 MaxPool2d = _module(_nn.MaxPool2d, _max(F.max_pool2d))
 MaxPool3d = _module(_nn.MaxPool3d, _max(F.max_pool3d))
 
+
+def _unpool(function):
+    return lambda m, x, indices, output_size=None: function(x, indices, m.kernel_size, m.stride, m.padding, output_size)
+
+
+MaxUnpool1d = _module(_nn.MaxUnpool1d, _unpool(F.max_unpool1d))
+MaxUnpool2d = _module(_nn.MaxUnpool2d, _unpool(F.max_unpool2d))
+MaxUnpool3d = _module(_nn.MaxUnpool3d, _unpool(F.max_unpool3d))
 AvgPool1d = _module(_nn.AvgPool1d, lambda m, x: F.avg_pool1d(x, m.kernel_size, m.stride, m.padding, m.ceil_mode, m.count_include_pad))
 AvgPool2d = _module(_nn.AvgPool2d, _avg(F.avg_pool2d))
 AvgPool3d = _module(_nn.AvgPool3d, _avg(F.avg_pool3d))
