@@ -29,7 +29,7 @@ def measured(row, door=None, peers=("pytorch",)):
 
 
 @pytest.mark.parametrize("direction", layers.DIRECTIONS)
-@pytest.mark.parametrize("op, shape, layout", [("softmax", (16, 33), "rows"), ("cross_entropy", (16, 33), "rows"), ("max_pool", (2, 8, 9, 9), CHANNELS_LAST)])
+@pytest.mark.parametrize("op, shape, layout", [("softmax", (16, 33), "rows"), ("cross_entropy", (16, 33), "rows"), ("linear_cross_entropy", (16, 33), "rows"), ("max_pool", (2, 8, 9, 9), CHANNELS_LAST)])
 def test_a_row_is_measured_on_both_sides(op, shape, layout, direction):
     row = measured(layer(op, shape, "bf16", layout, direction))
     assert "refused" not in row and "fault" not in row, row

@@ -6,7 +6,7 @@
 use pyo3::PyResult;
 use verdigris::recipe::{
     self, AttentionGradient, BatchNormGradient, BatchNormSpec, ConvBatchNormGradient, Convolution, Divisor, ElementLoss, Extents, Gradient,
-    Input, LossForm, MAX_INPUTS, MlpGradient, Saved, Shuffle, Targets,
+    Input, LinearLoss, LossForm, MAX_INPUTS, MlpGradient, Saved, Shuffle, Targets,
 };
 use verdigris_graph::{
     AttentionSpec, Causal, CrossEntropySpec, LossReduction, NormKind, NormSpec, PoolWindows, Precision, Real, ResponseNorm, Sampling,
@@ -104,10 +104,19 @@ pub(crate) enum Function {
     Fused,
     /// As `Fused`, and the function's own result.
     FusedKeeping,
+    /// `x [rows, k], w [classes, k], bias?, labels [rows], share?, weights?, dloss?`, then where the losses and the gradients of `x`, `w` and the bias go, the latter
+    /// three each with a 1 in `wanted=111` → nothing. `smoothing= ignore= z= cap= add=`, the latter 1 where gradients are added to what is there.
+    LinearLoss,
+    /// `x, factor` → x times the factor. `as=` names the element type.
+    Scaled,
+    /// `x` → the sums over its last `sum=` dims, row-major.
+    WindowSums,
+    /// `x, index, positions` → the sums over the last `sum=` dims of what has the position that the index says, row-major.
+    WindowPick,
 }
 
 impl Function {
-    pub(crate) const ALL: [Function; 32] = [
+    pub(crate) const ALL: [Function; 36] = [
         Function::ConvFprop,
         Function::ConvNorm,
         Function::ConvDgrad,
@@ -140,6 +149,10 @@ impl Function {
         Function::ResponseNorm,
         Function::Fused,
         Function::FusedKeeping,
+        Function::LinearLoss,
+        Function::Scaled,
+        Function::WindowSums,
+        Function::WindowPick,
     ];
 
     pub(crate) fn numbered(number: u8) -> Option<Function> {
@@ -158,13 +171,14 @@ impl Function {
             | Function::Scan
             | Function::ScanWithPlace
             | Function::Shuffle
+            | Function::WindowSums
             | Function::ResponseNorm => (1, false),
-            Function::CrossEntropy | Function::Dropout => (2, false),
-            Function::ConvFprop | Function::Linear | Function::ClassLoss | Function::Norm => (3, false),
+            Function::CrossEntropy | Function::Dropout | Function::Scaled => (2, false),
+            Function::ConvFprop | Function::Linear | Function::ClassLoss | Function::Norm | Function::WindowPick => (3, false),
             Function::ConvNorm | Function::ConvBatchNormBackward => (8, false),
             Function::ConvBatchNorm => (7, false),
             Function::Attention => (10, false),
-            Function::AttentionBackward => (11, false),
+            Function::AttentionBackward | Function::LinearLoss => (11, false),
             Function::ElementLoss => (4, false),
             Function::MlpInference | Function::Mlp => (5, false),
             Function::ConvDgrad => (3, true),
@@ -198,6 +212,8 @@ impl Function {
             Function::ConvBatchNormBackward | Function::AttentionBackward | Function::MlpBackward => None,
             // Compilers make such calls, of what autocast has cast already.
             Function::Fused | Function::FusedKeeping => None,
+            // Of rows that its caller has cast.
+            Function::LinearLoss | Function::Scaled | Function::WindowSums | Function::WindowPick => None,
         }
     }
 
@@ -223,6 +239,7 @@ impl Function {
             Function::Attention | Function::AttentionBackward | Function::Dropout | Function::ScanWithPlace => &[],
             Function::MlpInference | Function::Mlp | Function::MlpBackward => &[],
             Function::Fused | Function::FusedKeeping => &[],
+            Function::LinearLoss | Function::Scaled | Function::WindowSums | Function::WindowPick => &[],
             Function::BatchNormInference => &[Tensor(0), Tensor(1), Tensor(2), Tensor(3), Tensor(4)],
             Function::ElementLoss => &[Tensor(0), Tensor(1), Tensor(2), Tensor(3)],
             Function::Activation | Function::Scan | Function::ResponseNorm => &[Tensor(0)],
@@ -268,6 +285,10 @@ impl Function {
             Function::ResponseNorm => "local_response_norm",
             Function::Fused => "fused",
             Function::FusedKeeping => "fused_keeping",
+            Function::LinearLoss => "linear_loss",
+            Function::Scaled => "scaled",
+            Function::WindowSums => "window_sums",
+            Function::WindowPick => "window_pick",
         }
     }
 }
@@ -453,6 +474,17 @@ fn loss(attributes: &Attributes<'_>) -> PyResult<CrossEntropySpec> {
     })
 }
 
+fn linear_loss(attributes: &Attributes<'_>, precision: Precision) -> PyResult<LinearLoss> {
+    Ok(LinearLoss {
+        precision,
+        loss: CrossEntropySpec { axis: 1, reduction: LossReduction::None, ..loss(attributes)? },
+        z_loss: Real(attributes.one("z", 0.0)?),
+        soft_cap: attributes.get("cap").map(|text| attributes.parse("cap", text).map(Real)).transpose()?,
+        wanted: attributes.flags("wanted"),
+        accumulates: attributes.one("add", 0_u8)? != 0,
+    })
+}
+
 fn batch_norm(attributes: &Attributes<'_>) -> PyResult<BatchNormSpec> {
     Ok(BatchNormSpec {
         eps: Real(attributes.one("eps", 1e-5)?),
@@ -617,6 +649,13 @@ impl Function {
                 })
             }
             Function::Dropout => F::Dropout(Real(attributes.one("p", 0.5)?)),
+            Function::LinearLoss => F::LinearLoss(linear_loss(attributes, precision()?)?),
+            Function::WindowSums => F::WindowSums(attributes.one("sum", 0)?),
+            Function::WindowPick => F::WindowPick(attributes.one("sum", 0)?),
+            Function::Scaled => {
+                let dtype = attributes.get("as").map(|text| attributes.parse("as", text)).transpose()?;
+                F::Scaled(dtype.unwrap_or(tensor(0)?.dtype))
+            }
             Function::ElementLoss => F::ElementLoss(element_loss(attributes)?, reduction(attributes)?),
             Function::Gradient => return Err(raise(Kind::Graph, "a gradient has its function's attributes behind its own")),
             Function::Fused | Function::FusedKeeping => {
@@ -715,6 +754,9 @@ fn gradient(attributes: &str, place: u64, given: &[Option<Input>], extents: Vec<
             Kind::Unsupported,
             "a call with steps behind it is made where gradients have been taken, and has none; call function and steps by themselves",
         ));
+    }
+    if matches!(of, Function::LinearLoss | Function::Scaled | Function::WindowSums | Function::WindowPick) {
+        return Err(raise(Kind::Unsupported, format!("{name} has no gradient of its own; the function that calls it has")));
     }
     let with_respect_to = usize::try_from(place).unwrap_or(usize::MAX);
     let saved = of.saves().to_vec();

@@ -62,12 +62,14 @@ mod conv_batch_norm;
 mod element_loss;
 mod fused;
 mod gradient;
+mod linear_loss;
 mod loss;
 mod mlp;
 mod pool;
 mod products;
 mod resample;
 mod view;
+mod windows;
 
 use std::collections::HashMap;
 
@@ -83,6 +85,7 @@ pub use batch_norm::{BatchNormGradient, BatchNormSpec};
 pub use conv_batch_norm::ConvBatchNormGradient;
 pub use element_loss::ElementLoss;
 pub use fused::{Fused, Step};
+pub use linear_loss::LinearLoss;
 pub use mlp::MlpGradient;
 pub(crate) use view::layout_error;
 use view::{View, in_format, in_order_of, is_channels_last, like};
@@ -171,6 +174,11 @@ pub enum Function {
     /// `logits, targets, weights?` → the loss in the type of the logits, without the class axis; a mean or sum without dims. Weights are one a
     /// class. Composed of other ops.
     ClassLoss(CrossEntropySpec, Targets),
+    /// `x [rows, k], w [classes, k], bias?, labels [rows], share? [rows], weights? [classes], dloss? [rows]`, then where the losses and the gradients of `x`, `w` and
+    /// the bias are written ([`Outcome::in_place_of`]) → those that are wanted. It has no gradient.
+    LinearLoss(LinearLoss),
+    /// `x, factor` → x times a factor of one element, rounded once to this type.
+    Scaled(DType),
     /// `x, target, weight?, positive weight?` → the loss of each element, or their sum or mean without dims, in the type of x. A target has the dims of
     /// x; a weight broadcasts to them and multiplies the loss; the weight of positives is of binary cross-entropy alone. Composed of other ops.
     ElementLoss(ElementLoss, LossReduction),
@@ -214,6 +222,12 @@ pub enum Function {
     AttentionBackward(AttentionGradient),
     /// `x` → its elements in row-major order under other dims.
     Reshape(Vec<u64>),
+    /// `x` → the sums of its elements over so many of its last dims, which the result does not have, row-major; over none, x itself. Elements of x may share
+    /// memory, as those of windows that overlap do.
+    WindowSums(u32),
+    /// `x [o…, w…], index [o…], positions [o…, w…]` → for each o the sum of those elements of x whose position is the index; so many last dims are those of a
+    /// window. Integers are compared as the type that x is computed in, which is exact below 2^24. Elements of x, and of the positions, may share memory.
+    WindowPick(u32),
     /// `dy, …` → the gradient of a function.
     Gradient(Box<Gradient>),
     /// The tensors of a function, and behind them those of the steps behind its first result → what the steps make of it.
@@ -377,6 +391,8 @@ impl Function {
             Function::CrossEntropy(..) => "cross_entropy",
             Function::ClassLoss(..) => "class_loss",
             Function::ElementLoss(..) => "element_loss",
+            Function::LinearLoss(_) => "linear_loss",
+            Function::Scaled(_) => "scaled",
             Function::BatchNorm(_) => "batch_norm",
             Function::BatchNormBackward(_) => "batch_norm_backward",
             Function::BatchNormInference { .. } => "batch_norm_inference",
@@ -387,6 +403,8 @@ impl Function {
             Function::Attention(_) => "attention",
             Function::AttentionBackward(_) => "attention_backward",
             Function::Reshape(_) => "reshape",
+            Function::WindowSums(_) => "window_sums",
+            Function::WindowPick(_) => "window_pick",
             Function::Gradient(_) => "gradient",
             Function::Fused(_) => "fused",
         }
@@ -539,10 +557,13 @@ impl Drawing {
             Function::Matmul(_) | Function::Linear(..) => d.products(function)?,
             Function::ConvFprop(..) | Function::ConvNorm { .. } | Function::ConvDgrad(..) => d.convolutions(function)?,
             Function::MaxPool(..) | Function::AveragePool(..) => d.pools(function)?,
+            Function::WindowSums(_) | Function::WindowPick(_) => d.windows(function)?,
             Function::Resample(sampling) => d.resample(sampling)?,
             Function::Pad { before, after, value } => d.pad(before, after, value.0)?,
             Function::CrossEntropy(spec, form) => d.loss(*spec, *form)?,
             Function::ClassLoss(spec, targets) => d.class_loss(*spec, *targets)?,
+            Function::LinearLoss(spec) => d.linear_loss(spec)?,
+            Function::Scaled(dtype) => d.scaled(*dtype)?,
             Function::ElementLoss(loss, reduction) => d.element_loss(*loss, *reduction)?,
             Function::BatchNorm(_) | Function::BatchNormBackward(_) | Function::BatchNormInference { .. } => d.batch_norms(function)?,
             Function::ConvBatchNorm { .. } | Function::ConvBatchNormBackward(_) => d.conv_batch_norms(function)?,

@@ -16,6 +16,8 @@ pub(super) enum View {
     Channel { rank: usize, axis: usize },
     /// With a dim of 1 before `axis`.
     Across { axis: usize },
+    /// With so many dims of 1 behind the others.
+    Behind { ones: usize },
     /// One element in `rank` dims.
     One { rank: usize },
 }
@@ -50,6 +52,12 @@ impl View {
                 let (mut dims, mut strides) = (dims.to_vec(), strides.to_vec());
                 dims.insert(at, 1);
                 strides.insert(at, 1);
+                layout(&dims, &strides).map(Some)
+            }
+            View::Behind { ones } => {
+                let (mut dims, mut strides) = (dims.to_vec(), strides.to_vec());
+                dims.resize(dims.len() + ones, 1);
+                strides.resize(dims.len(), 1);
                 layout(&dims, &strides).map(Some)
             }
             View::One { rank } => {

@@ -3,7 +3,7 @@
 A row is one function of ``torch.nn.functional`` in one direction, over the rows of ``bench/lists/layers.toml`` and rows drawn from its ``[[drawn]]``
 tables. ``pytorch`` is eager mode, ``compile`` what ``torch.compile`` makes of the same call with ``max-autotune``; ours is the function of the same name in
 ``verdigris.torch``, planned by estimate. A backward row is the gradient of all tensors that a training step asks for, from a forward call that was made
-before. ``bytes`` are those that have to move: operands read once and results written once, of a backward row the incoming gradient, what its formula
+before; of what is one step (``Op.is_step``) the forward call too. ``bytes`` are those that have to move: operands read once and results written once, of a backward row the incoming gradient, what its formula
 reads, and the gradients.
 
 All sides are captured and replayed, since host time is another matter (suites ``latency`` and ``nets``); operands rotate through twice the L2. Each
@@ -80,6 +80,8 @@ class Op:
     either: Optional[Callable] = None
     #: Whether it has a backward row.
     has_backward: bool = True
+    #: Whether a backward row is the forward call and the gradients together: where a side computes gradients with the result, neither is comparable alone.
+    is_step: bool = False
 
 
 def _affine(dims: Callable):
@@ -192,7 +194,7 @@ OPS: Dict[str, Op] = {
     "gelu": Op(lambda of, row, t: of.gelu(t["x"]), keeps=("x",)),
     "silu": Op(lambda of, row, t: of.silu(t["x"]), keeps=("x",)),
     "hardswish": Op(lambda of, row, t: of.hardswish(t["x"]), keeps=("x",)),
-    "linear_cross_entropy": Op(_linear_loss, _vocabulary, ("x", "w"), ("x", "w")),
+    "linear_cross_entropy": Op(_linear_loss, _vocabulary, ("x", "w"), ("x", "w"), is_step=True),
     "nearest": Op(_resized("nearest")),
     "bilinear": Op(_resized("bilinear")),
     "bicubic": Op(_resized("bicubic")),
@@ -317,6 +319,8 @@ class Operands:
         beside = {name: tensor.clone() for name, tensor in tensors.items() if name not in self.op.wants}
         y = call(of, {**beside, **dict(zip(self.op.wants, wanted))})
         dy = self._dy(y)
+        if self.op.is_step:
+            return lambda: list(torch.autograd.grad(call(of, {**beside, **dict(zip(self.op.wants, wanted))}), wanted, dy))
         return lambda: list(torch.autograd.grad(y, wanted, dy, retain_graph=True))
 
     def _dy(self, y: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,10 @@ import torch
 from .._errors import GraphError, OutOfRangeError, UnsupportedError
 from . import _ops, _policy
 from ._channels import channel_shuffle, local_response_norm, pixel_shuffle, pixel_unshuffle
+from ._fold import fold, unfold
+from ._linear_loss import linear_cross_entropy
 from ._resample import interpolate, pad
+from ._unpool import max_unpool1d, max_unpool2d, max_unpool3d
 
 
 def _each(value, spatial, name="a value", least=None):
@@ -1033,4 +1036,9 @@ def flash_attn_varlen_func(
 
 
 __all__ = [name for name, value in list(globals().items()) if callable(value) and getattr(value, "__module__", None) == __name__ and name[0] != "_"]
-__all__ += ["channel_shuffle", "interpolate", "local_response_norm", "pad", "pixel_shuffle", "pixel_unshuffle"]
+#: What stands in files of its own.
+_ELSEWHERE = (
+    *(channel_shuffle, local_response_norm, pixel_shuffle, pixel_unshuffle),
+    *(fold, interpolate, linear_cross_entropy, max_unpool1d, max_unpool2d, max_unpool3d, pad, unfold),
+)
+__all__ += [function.__name__ for function in _ELSEWHERE]

@@ -99,6 +99,15 @@ def _avg(function):
 MaxPool1d = _module(_nn.MaxPool1d, _max(F.max_pool1d))
 MaxPool2d = _module(_nn.MaxPool2d, _max(F.max_pool2d))
 MaxPool3d = _module(_nn.MaxPool3d, _max(F.max_pool3d))
+
+
+def _unpool(function):
+    return lambda m, x, indices, output_size=None: function(x, indices, m.kernel_size, m.stride, m.padding, output_size)
+
+
+MaxUnpool1d = _module(_nn.MaxUnpool1d, _unpool(F.max_unpool1d))
+MaxUnpool2d = _module(_nn.MaxUnpool2d, _unpool(F.max_unpool2d))
+MaxUnpool3d = _module(_nn.MaxUnpool3d, _unpool(F.max_unpool3d))
 AvgPool1d = _module(_nn.AvgPool1d, lambda m, x: F.avg_pool1d(x, m.kernel_size, m.stride, m.padding, m.ceil_mode, m.count_include_pad))
 AvgPool2d = _module(_nn.AvgPool2d, _avg(F.avg_pool2d))
 AvgPool3d = _module(_nn.AvgPool3d, _avg(F.avg_pool3d))
@@ -140,6 +149,8 @@ PixelShuffle = _module(_nn.PixelShuffle, lambda m, x: F.pixel_shuffle(x, m.upsca
 PixelUnshuffle = _module(_nn.PixelUnshuffle, lambda m, x: F.pixel_unshuffle(x, m.downscale_factor))
 ChannelShuffle = _module(_nn.ChannelShuffle, lambda m, x: F.channel_shuffle(x, m.groups))
 LocalResponseNorm = _module(_nn.LocalResponseNorm, lambda m, x: F.local_response_norm(x, m.size, m.alpha, m.beta, m.k))
+Unfold = _module(_nn.Unfold, lambda m, x: F.unfold(x, m.kernel_size, m.dilation, m.padding, m.stride))
+Fold = _module(_nn.Fold, lambda m, x: F.fold(x, m.output_size, m.kernel_size, m.dilation, m.padding, m.stride))
 ReLU = _module(_nn.ReLU, lambda m, x: F.relu(x))
 ReLU6 = _module(_nn.ReLU6, lambda m, x: F.relu6(x))
 LeakyReLU = _module(_nn.LeakyReLU, lambda m, x: F.leaky_relu(x, m.negative_slope))
@@ -189,6 +200,22 @@ CLASSES = {
     for name, value in list(globals().items())
     if isinstance(value, type) and issubclass(value, _nn.Module) and value.__module__ == __name__
 }
+
+
+class LinearCrossEntropyLoss(_nn.Module):
+    """`functional.linear_cross_entropy` as a module, called with the layer's input, its weight, labels and its bias; options are the function's, `weight` one number a class."""
+
+    def __init__(self, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, **options):
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.options = dict(options, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
+
+    def forward(self, input, weight, target, bias=None):
+        return F.linear_cross_entropy(input, weight, target, bias, class_weight=self.weight, **self.options)
+
+    def extra_repr(self):
+        return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+
 
 #: Modules of torchvision that have one of ours, and where they are.
 _WINDOWS = ("ShiftedWindowAttention", "ShiftedWindowAttentionV2")

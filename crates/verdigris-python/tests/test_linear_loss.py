@@ -1,0 +1,301 @@
+"""A linear layer with cross-entropy in chunks of rows, beside PyTorch's composition in f64."""
+
+import itertools
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from conftest import close
+
+import verdigris as vd
+import verdigris.torch as vt
+from torch.nn import functional as F
+from verdigris.torch import _linear_loss
+
+torch.set_num_threads(1)
+
+
+def truth(x, w, target, bias=None, *, softcap=None, z_loss=0.0, class_weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0):
+    """The loss composed in the tensors' own type."""
+    logits = F.linear(x, w, bias)
+    logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+    logits, target = logits.flatten(0, -2), target.flatten()
+    loss = F.cross_entropy(logits, target, class_weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
+    if z_loss:
+        z = z_loss * torch.logsumexp(logits, -1).square() * (target != ignore_index)
+        loss = loss + {"none": z, "sum": z.sum(), "mean": z.sum() / (target != ignore_index).sum()}[reduction]
+    return loss
+
+
+def operands(rows, classes, inputs, dtype, has_bias=True, scale=1.0):
+    x, w = torch.randn(rows, inputs) * scale, torch.randn(classes, inputs)
+    target = torch.randint(classes, (rows,))
+    if rows > 2:
+        target[1] = -100
+    bias = torch.randn(classes) if has_bias else None
+    return [value if value is None or value.dtype == torch.int64 else value.to(dtype) for value in (x, w, target, bias)]
+
+
+def both(given, **options):
+    """Our loss and gradients, and those of PyTorch in f64."""
+    found = []
+    theirs = {key: value for key, value in options.items() if key not in ("chunk_size", "accum_dtype")}
+    for call, wide, said in ((vt.linear_cross_entropy, False, options), (truth, True, theirs)):
+        x, w, target, bias = (
+            value if value is None or value.dtype == torch.int64 else value.detach().to(torch.float64 if wide else value.dtype).requires_grad_() for value in given
+        )
+        said = {key: value.to(x.dtype) if isinstance(value, torch.Tensor) else value for key, value in said.items()}
+        loss = call(x, w, target, bias, **said)
+        # What comes back is no one, and differs from row to row.
+        (loss * torch.linspace(0.5, 2, loss.numel(), dtype=loss.dtype).reshape(loss.shape)).sum().backward()
+        found.append((loss, x.grad, w.grad, *([] if bias is None else [bias.grad])))
+    return found
+
+
+FORMS = [
+    {},
+    dict(label_smoothing=0.2),
+    dict(softcap=3.0),
+    dict(z_loss=0.01),
+    dict(z_loss=0.01, label_smoothing=0.1, softcap=5.0),
+    dict(class_weight=True),
+    dict(class_weight=True, label_smoothing=0.3),
+    dict(class_weight=True, softcap=4.0, ignore_index=2),
+]
+
+
+@pytest.mark.parametrize("form, reduction, dtype", list(itertools.product(range(len(FORMS)), ["mean", "sum", "none"], ["float64", "float32"])))
+def test_each_form_beside_pytorch(form, reduction, dtype):
+    options = dict(FORMS[form], reduction=reduction)
+    if "class_weight" in options:
+        options["class_weight"] = torch.rand(13) + 0.25
+    given = operands(21, 13, 9, getattr(torch, dtype))
+    given[2][1] = options.get("ignore_index", -100)
+    for ours, theirs in zip(*both(given, **options, chunk_size=8)):
+        assert str(ours.dtype) == f"torch.{dtype}"
+        close(ours, theirs, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_narrow_operands(dtype, reduction):
+    """No further from f64 than PyTorch in the same type, which rounds the logits and their gradients as well."""
+    given = operands(300, 70, 40, dtype, scale=0.3)
+    ours, exact = both(given, reduction=reduction)
+    x, w, target, bias = (value if value.dtype == torch.int64 else value.detach().requires_grad_() for value in given)
+    loss = truth(x, w, target, bias, reduction=reduction)
+    (loss * torch.linspace(0.5, 2, loss.numel(), dtype=loss.dtype).reshape(loss.shape)).sum().backward()
+    unit = torch.finfo(dtype).eps
+    for got, want, theirs in zip(ours, exact, (loss, x.grad, w.grad, bias.grad)):
+        error, allowed = ((value.double() - want).norm() / want.norm() for value in (got, theirs))
+        assert got.dtype == dtype and error <= 1.25 * allowed + unit, (error, allowed)
+
+
+@pytest.mark.parametrize("rows, chunk", [(1, None), (7, 1), (7, 7), (7, 8), (8, 4), (9, 4), (128, 127), (129, 128), (300, None)])
+def test_edges_of_chunks(rows, chunk):
+    given = operands(rows, 11, 5, torch.float64, has_bias=False)
+    for ours, theirs in zip(*both(given, chunk_size=chunk)):
+        close(ours, theirs, 4)
+
+
+def test_the_rule_of_chunks():
+    rule = _linear_loss.rows_of_chunk
+    assert [rule(rows, 50304, 2) for rows in (0, 1, 255, 256, 2048, 4096, 8192, 8193)] == [1, 1, 255, 256, 256, 512, 1024, 1152]
+    # 256 MiB of logits.
+    assert rule(1 << 20, 128256, 2) == 1152 and rule(1 << 20, 1 << 30, 4) == 256
+    # Two chunks of logits are less than a tenth of what PyTorch has of them at once, which is three times all.
+    assert all(3 * rows / (2 * rule(rows, 50304, 2)) > 10 for rows in (4096, 8192, 16384, 1 << 20))
+
+
+def test_leading_dims_and_strides():
+    x, w = torch.randn(9, 2, 3).permute(1, 2, 0).requires_grad_(), torch.randn(9, 6).t().requires_grad_()
+    target = torch.randint(6, (3, 2)).t()
+    loss = vt.linear_cross_entropy(x, w, target, chunk_size=4, reduction="none")
+    want = truth(x.double(), w.double(), target, reduction="none").reshape(2, 3)
+    close(loss, want)
+    for ours, theirs in zip(torch.autograd.grad(loss.sum(), (x, w)), torch.autograd.grad(want.sum(), (x, w))):
+        close(ours, theirs, 2)
+    one = vt.linear_cross_entropy(torch.ones(9), w, torch.tensor(3))
+    close(one, F.cross_entropy(F.linear(torch.ones(9), w), torch.tensor(3)), 2)
+
+
+def test_all_rows_ignored_and_no_rows():
+    for rows, reduction in itertools.product((3, 0), ("mean", "sum", "none")):
+        results = []
+        for call in (vt.linear_cross_entropy, truth):
+            x, w = torch.ones(rows, 4, requires_grad=True), torch.ones(5, 4, requires_grad=True)
+            loss = call(x, w, torch.full((rows,), -100), reduction=reduction)
+            loss.sum().backward()
+            results.append((loss, x.grad, w.grad))
+        for ours, theirs in zip(*results):
+            torch.testing.assert_close(ours, theirs, equal_nan=True)
+
+
+def test_ignored_rows_pass_nothing_on_whatever_they_hold():
+    x, w = torch.randn(4, 3), torch.randn(5, 3, requires_grad=True)
+    x[2] = float("nan")
+    x.requires_grad_()
+    for options in ({}, dict(z_loss=0.1), dict(label_smoothing=0.1)):
+        loss = vt.linear_cross_entropy(x, w, torch.tensor([1, 2, -100, 0]), **options)
+        (dx,) = torch.autograd.grad(loss, x)
+        assert torch.isfinite(loss) and torch.equal(dx[2], torch.zeros(3))
+
+
+def test_labels_that_are_no_class():
+    x, w = torch.randn(5, 3), torch.randn(4, 3)
+    for label in (-1, 4):
+        with pytest.raises(IndexError, match=f"label {label} of row 3 for 4 classes"):
+            vt.linear_cross_entropy(x, w, torch.tensor([0, 1, 2, label, 3]), chunk_size=2)
+
+
+def test_gradients_that_are_not_wanted_are_not_computed():
+    x, w, target, bias = operands(12, 7, 5, torch.float32)
+    for wanted in itertools.product((False, True), repeat=3):
+        for reduction in ("mean", "none"):
+            leaves = [value.clone().requires_grad_(want) for value, want in zip((x, w, bias), wanted)]
+            loss = vt.linear_cross_entropy(leaves[0], leaves[1], target, leaves[2], reduction=reduction, chunk_size=5)
+            assert loss.requires_grad == any(wanted)
+            if any(wanted):
+                loss.sum().backward()
+            assert [leaf.grad is not None for leaf in leaves] == list(wanted)
+
+
+def test_twice_backward_and_what_is_accumulated_in():
+    given = operands(600, 9, 6, torch.bfloat16)
+    for accum in (None, torch.float32, torch.bfloat16):
+        x, w, target, bias = (value if value.dtype == torch.int64 else value.detach().requires_grad_() for value in given)
+        loss = vt.linear_cross_entropy(x, w, target, bias, accum_dtype=accum)
+        first = torch.autograd.grad(loss, (x, w, bias), retain_graph=True)
+        again = torch.autograd.grad(loss, (x, w, bias))
+        assert all(torch.equal(a, b) for a, b in zip(first, again))
+        wide = [value.detach().double().requires_grad_() for value in (x, w, bias)]
+        want = torch.autograd.grad(truth(wide[0], wide[1], target, wide[2]), wide)
+        # Rounded once a chunk, where there are three.
+        for ours, theirs in zip(first, want):
+            close(ours, theirs, 3)
+
+
+def test_results_repeat_bit_for_bit():
+    given = operands(70, 33, 20, torch.float32)
+    runs = [both(given, chunk_size=16)[0] for _ in range(3)]
+    assert all(torch.equal(a, b) for run in runs[1:] for a, b in zip(runs[0], run))
+
+
+def test_autocast():
+    x, w, target, bias = (value if value.dtype == torch.int64 else value.requires_grad_() for value in operands(40, 12, 16, torch.float32))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = vt.linear_cross_entropy(x, w, target, bias, chunk_size=16)
+    assert loss.dtype == torch.float32
+    loss.backward()
+    wide = [value.detach().to(torch.bfloat16).double().requires_grad_() for value in (x, w)] + [bias.detach().double().requires_grad_()]
+    want = truth(wide[0], wide[1], target, wide[2])
+    want.backward()
+    for ours, theirs in zip((x, w, bias), wide):
+        assert ours.grad.dtype == torch.float32
+        assert ((ours.grad - theirs.grad).norm() / theirs.grad.norm()).item() < 8e-3
+    assert abs(loss.item() - want.item()) < 2e-2
+
+
+def test_compiled():
+    x, w, target, bias = (value if value.dtype == torch.int64 else value.requires_grad_() for value in operands(40, 12, 16, torch.float32))
+    for reduction in ("mean", "none"):
+        call = lambda x, w, bias: vt.linear_cross_entropy(x, w, target, bias, reduction=reduction, chunk_size=16).sum()
+        compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+        results = []
+        for f in (call, compiled):
+            loss = f(x, w, bias)
+            results.append((loss, *torch.autograd.grad(loss, (x, w, bias))))
+        assert all(torch.equal(a, b) for a, b in zip(*results))
+        with torch.no_grad():
+            assert torch.equal(compiled(x, w, bias), results[0][0])
+
+
+def test_operators_as_pytorch_checks_them():
+    x, w, target, bias = (value if value.dtype == torch.int64 else value.requires_grad_() for value in operands(10, 6, 4, torch.float32))
+    words = "ignore=-100 reduction=mean smoothing=0.0 z=0.0 chunk=4 compute=f32 result=f32"
+    torch.library.opcheck(torch.ops.verdigris.linear_cross_entropy.default, (x, w, target, bias, None, words))
+    plain = [value.detach() for value in (x, w, target, bias)]
+    tests = ("test_schema", "test_faketensor")
+    torch.library.opcheck(torch.ops.verdigris.linear_cross_entropy_and_gradients.default, (*plain, None, words + " wanted=101"), test_utils=tests)
+    rows = words.replace("mean", "none") + " wanted=111"
+    torch.library.opcheck(torch.ops.verdigris.linear_cross_entropy_rows.default, (torch.rand(10), *plain, None, rows), test_utils=tests)
+
+
+def test_explained():
+    x, w, target = torch.randn(6, 4), torch.randn(9, 4), torch.randint(9, (6,))
+    words = "smoothing=0.0 ignore=-100 z=0.0 wanted=110 add=1"
+    text = vt.explain("linear_loss", words, x, w, None, target, None, None, None, torch.empty(6), torch.empty(6, 4), torch.zeros(9, 4), None)
+    assert "matmul" in text or "gemm" in text or "contraction" in text, text
+
+
+def test_the_module():
+    x, w, target, bias = operands(20, 6, 4, torch.float32)
+    loss = vt.nn.LinearCrossEntropyLoss(label_smoothing=0.1, reduction="sum", z_loss=0.01)
+    close(loss(x, w, target, bias), truth(x.double(), w.double(), target, bias.double(), label_smoothing=0.1, reduction="sum", z_loss=0.01), 4)
+    weighted = vt.nn.LinearCrossEntropyLoss(weight=torch.rand(6) + 0.5)
+    assert list(weighted.state_dict()) == ["weight"]
+    close(weighted(x, w, target), truth(x.double(), w.double(), target, class_weight=weighted.weight.double()), 4)
+
+
+def test_what_is_refused():
+    x, w, target, bias = operands(6, 5, 4, torch.float32)
+    call = vt.linear_cross_entropy
+    with pytest.raises(vd.UnsupportedError, match="labels"):
+        call(x, w, torch.rand(6, 5))
+    with pytest.raises(vd.UnsupportedError, match="class_weight and z_loss"):
+        call(x, w, target, class_weight=torch.ones(5), z_loss=0.1)
+    for match, wrong in (
+        ("same last dim", lambda: call(x[:, :3], w, target)),
+        ("classes, in", lambda: call(x, w[0], target)),
+        ("without classes", lambda: call(x, w[:0], target)),
+        ("target", lambda: call(x, w, target[:5])),
+        ("target", lambda: call(x, w, target.int())),
+        ("bias has the dims", lambda: call(x, w, target, bias[:4])),
+        ("class_weight has the dims", lambda: call(x, w, target, class_weight=bias[:4])),
+        ("one floating-point type", lambda: call(x, w.double(), target)),
+        ("reduction", lambda: call(x, w, target, reduction="median")),
+        ("label_smoothing", lambda: call(x, w, target, label_smoothing=1.5)),
+        ("z_loss", lambda: call(x, w, target, z_loss=-1.0)),
+        ("softcap", lambda: call(x, w, target, softcap=0.0)),
+        ("chunk_size", lambda: call(x, w, target, chunk_size=0)),
+        ("accum_dtype", lambda: call(x, w, target, accum_dtype=torch.bfloat16)),
+        ("requires a gradient", lambda: call(x, w, target, class_weight=bias.clone().requires_grad_())),
+    ):
+        with pytest.raises(ValueError, match=match):
+            wrong()
+
+
+def test_a_gradient_of_the_gradient_is_refused():
+    x, w, target, _ = operands(6, 5, 4, torch.float32)
+    x.requires_grad_()
+    for reduction in ("mean", "none"):
+        loss = vt.linear_cross_entropy(x, w, target, reduction=reduction)
+        with pytest.raises(vd.UnsupportedError, match="has no gradient"):
+            torch.autograd.grad(loss.sum(), x, create_graph=True)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads what Linux says of a process")
+def test_the_logits_are_never_all_there():
+    """By the most memory that a process has: all logits are 128 MiB, and twice that with their gradient."""
+    program = """
+        import sys, torch
+        torch.set_num_threads(1)
+        import verdigris.torch as vt
+        rows, classes = 4096, 8192
+        x, w = torch.randn(rows, 4, requires_grad=True), torch.randn(classes, 4, requires_grad=True)
+        target = torch.randint(classes, (rows,))
+        chunk = int(sys.argv[1])
+        vt.linear_cross_entropy(x[:8], w, target[:8]).backward()
+        most = lambda: int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
+        before = most()
+        vt.linear_cross_entropy(x, w, target, chunk_size=chunk or None).backward()
+        print(most() - before)
+    """
+    of = lambda chunk: int(subprocess.run([sys.executable, "-c", textwrap.dedent(program), str(chunk)], check=True, capture_output=True, text=True).stdout)
+    chunked, whole = of(0), of(4096)
+    # 512 rows at a time: 16 MiB of logits; the CPU keeps some numbers of each twice.
+    assert chunked < 80 * 1024 < 200 * 1024 < whole, (chunked, whole)
