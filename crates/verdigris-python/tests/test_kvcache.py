@@ -108,6 +108,70 @@ def test_new_positions_are_written_into_pages(page_size, new):
     judge(o, total, q, k_pool, v_pool, table, after, causal=True)
 
 
+# Queries of sequences behind each other, with rows of none at the end, and their keys: a prompt, single new tokens, none of either.
+QUERIES, KEYS = [7, 1, 0, 1, 3, 1], [7, 20, 4, 1, 33, 0]
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 16, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("run", [{}, {"causal": True}, {"causal": True, "window": (5, -1), "cap": 2.0}, {"window": (3, 2), "slopes": True}])
+def test_ragged_queries_read_pages(page_size, dtype, run):
+    k_pool, v_pool, table = paged(page_size, KEYS, dtype)
+    ends = torch.tensor([0, *torch.tensor(QUERIES).cumsum(0)], dtype=torch.int32)
+    q = torch.randn(sum(QUERIES) + 2, HEADS, ELEMENTS).to(dtype)
+    run = {**run, "slopes": torch.rand(HEADS)} if "slopes" in run else run
+    names = {"causal": "causal", "window": "window_size", "cap": "softcap", "slopes": "alibi_slopes"}
+    told = {names[name]: value for name, value in run.items()}
+    lengths = torch.tensor(KEYS, dtype=torch.int32)
+    of_keys = torch.tensor([0, *torch.tensor(KEYS).cumsum(0)], dtype=torch.int32)
+    by_length, by_ends = (
+        vt.flash_attn_varlen_func(
+            q, k_pool, v_pool, ends, given, 7, 33, block_table=table, seqused_k=used, return_attn_probs=True, **told
+        )
+        for given, used in ((None, lengths), (of_keys, None))
+    )
+    assert all(torch.equal(a, b) for a, b in zip(by_length[:2], by_ends[:2]))
+    o, total, _ = by_length
+    assert o.shape == q.shape and total.shape == q.shape[1::-1]
+    for n, length in enumerate(KEYS):
+        rows = slice(int(ends[n]), int(ends[n + 1]))
+        right, of_rows = naive(q[rows], gathered(k_pool, table, n, length), gathered(v_pool, table, n, length), **run)
+        close(o[rows], right, 4.0)
+        close(total[:, rows].exp(), of_rows.exp(), 4.0)
+
+
+def test_what_nobody_checked_of_ragged_queries():
+    """Offsets, lengths and entries that nobody checked stay within tensors."""
+    pool, q = torch.randn(5, 4, OF_KEYS, ELEMENTS), torch.randn(6, HEADS, ELEMENTS)
+    found = []
+    for told in (([-3, 2, 2**31 - 1], [[-9, 2], [2**31 - 1, 1]], [99, -1]), ([0, 2, 6], [[0, 2], [4, 1]], [8, 0])):
+        ends, table, used = (torch.tensor(numbers, dtype=torch.int32) for numbers in told)
+        found.append(vt.flash_attn_varlen_func(q, pool, pool, ends, None, 6, 8, block_table=table, seqused_k=used))
+    assert torch.equal(*found) and (found[0][2:] == 0).all()
+
+
+def test_what_ragged_queries_of_pages_refuse():
+    q, pool = torch.randn(4, HEADS, ELEMENTS), torch.randn(3, 8, OF_KEYS, ELEMENTS)
+    ends, lengths = torch.tensor([0, 1, 4], dtype=torch.int32), torch.tensor([3, 9], dtype=torch.int32)
+    table = torch.zeros(2, 2, dtype=torch.int32)
+    for of_k, run, match in (
+        (None, {"block_table": table}, "or neither"),
+        (ends, {"block_table": table, "seqused_k": lengths}, "or neither"),
+        (None, {"block_table": table.long(), "seqused_k": lengths}, "block_table of torch.int64"),
+        (None, {"block_table": table[:1], "seqused_k": lengths}, "block_table of .* for 2 sequences"),
+        (None, {"block_table": table, "seqused_k": ends}, "seqused_k of .* for 2 sequences"),
+        (None, {"block_table": table[0], "seqused_k": lengths}, "pages of a sequence"),
+        (ends[:2], {"block_table": table}, "as many sequences"),
+    ):
+        with pytest.raises(vd.GraphError, match=match):
+            vt.flash_attn_varlen_func(q, pool, pool, ends, of_k, 3, 9, **run)
+    with pytest.raises(vd.GraphError, match="four: .pages, page size"):
+        vt.flash_attn_varlen_func(q, q, q, ends, None, 3, 9, block_table=table, seqused_k=lengths)
+    o = vt.flash_attn_varlen_func(q.requires_grad_(), pool, pool, ends, None, 3, 9, block_table=table, seqused_k=lengths)
+    with pytest.raises(vd.UnsupportedError, match="no gradient"):
+        o.sum().backward()
+
+
 def test_sequences_share_pages():
     k_pool, v_pool, table = paged(4, [8, 11], torch.float32)
     table[0, :2] = table[1, :2]
