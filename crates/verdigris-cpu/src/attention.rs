@@ -29,7 +29,7 @@ struct Scores<'a, 's, T: Real> {
     sinks: Option<Vec<f64>>,
     /// Queries and keys of each batch that count.
     lengths: Vec<[usize; 2]>,
-    /// Where sequences lie, if tensors are ragged.
+    /// Where sequences lie, if queries are ragged.
     ragged: Option<Ragged>,
     /// Where keys are paged, the page of each entry, by batch, and the keys of a page.
     pages: Option<(Vec<usize>, usize)>,
@@ -55,16 +55,17 @@ struct Ragged {
 }
 
 impl Ragged {
-    /// Sequences as these offsets have them; `longest` and `rows` of queries and of keys.
-    fn new(context: &Context<'_>, offsets: [Uid; 2], longest: [usize; 2], rows: [usize; 2]) -> Ragged {
-        let [of_q, of_kv]: [Vec<usize>; 2] = std::array::from_fn(|which| {
-            let view = context.view(offsets[which]);
+    /// Sequences as these offsets have them; `longest` and `rows` of queries and of keys. Without offsets of keys, which are paged then, each has all of them.
+    fn new(context: &Context<'_>, of_q: Uid, of_kv: Option<Uid>, longest: [usize; 2], rows: [usize; 2]) -> Ragged {
+        let ranges = |offsets: Uid, which: usize| -> Vec<Range<usize>> {
+            let view = context.view(offsets);
             let at = |n: u64| view.integer(view.layout.offset_of_position(n).unwrap_or(0) as usize);
-            (0..view.layout.elements()).map(|n| at(n).clamp(0, rows[which] as i64) as usize).collect()
-        });
-        let range = |offsets: &[usize], longest: usize| offsets[0]..offsets[0] + offsets[1].saturating_sub(offsets[0]).min(longest);
-        let pairs = of_q.windows(2).zip(of_kv.windows(2));
-        let sequences: Vec<[Range<usize>; 2]> = pairs.map(|(q, kv)| [range(q, longest[0]), range(kv, longest[1])]).collect();
+            let offsets: Vec<usize> = (0..view.layout.elements()).map(|n| at(n).clamp(0, rows[which] as i64) as usize).collect();
+            offsets.windows(2).map(|ends| ends[0]..ends[0] + ends[1].saturating_sub(ends[0]).min(longest[which])).collect()
+        };
+        let queries = ranges(of_q, 0);
+        let keys = of_kv.map_or_else(|| vec![0..longest[1]; queries.len()], |of_kv| ranges(of_kv, 1));
+        let sequences: Vec<[Range<usize>; 2]> = queries.into_iter().zip(keys).map(|(queries, keys)| [queries, keys]).collect();
         let mut of_query = vec![None; rows[0]];
         for (b, [queries, _]) in sequences.iter().enumerate() {
             of_query[queries.clone()].iter_mut().enumerate().for_each(|(i, place)| *place = Some([b, i]));
@@ -132,9 +133,8 @@ impl<'a, 's, T: Real> Scores<'a, 's, T> {
         let (q, k, v) = (load(op.q), load(op.k), load(op.v));
         let extents = |layout: &Layout| -> [usize; 4] { std::array::from_fn(|i| layout.dims()[i] as usize) };
         let ([own_b, h, q_rows, d], [_, h_kv, kv_rows, _], [.., d_v]) = (extents(&q.layout), extents(&k.layout), extents(&v.layout));
-        let offsets = op.q_offsets.zip(op.kv_offsets).map(|(of_q, of_kv)| [of_q, of_kv]);
         let four = |layout: &Layout| -> [u64; 4] { std::array::from_fn(|i| layout.dims()[i]) };
-        let count = offsets.map(|[of_q, _]| context.tensor(of_q).layout.dims()[0]);
+        let count = op.q_offsets.map(|of_q| context.tensor(of_q).layout.dims()[0]);
         let entries = op.page_table.map(|table| context.tensor(table).layout.dims()[1]);
         let [b, s_q, s_kv] = op.spec.extents(&four(&q.layout), &four(&k.layout), count, entries).map(|extent| extent as usize);
         let pages = op.page_table.map(|table| {
@@ -143,7 +143,7 @@ impl<'a, 's, T: Real> Scores<'a, 's, T> {
             let page = |n: u64| view.integer(view.layout.offset_of_position(n).unwrap_or(0) as usize).clamp(0, last) as usize;
             ((0..view.layout.elements()).map(page).collect(), kv_rows)
         });
-        let ragged = offsets.map(|offsets| Ragged::new(context, offsets, [s_q, s_kv], [q_rows, kv_rows]));
+        let ragged = op.q_offsets.map(|of_q| Ragged::new(context, of_q, op.kv_offsets, [s_q, s_kv], [q_rows, kv_rows]));
         let of = |uid: Option<Uid>, which: usize| -> Vec<usize> {
             let extent = |b: usize| ragged.as_ref().map_or([s_q, s_kv][which], |ragged| ragged.sequences[b][which].len());
             let length = |uid: Uid, b: usize| {

@@ -510,8 +510,8 @@ impl Draw {
         let rows = |draw: &mut Draw, longest: u64| if ragged { draw.below(b * longest + 1) } else { longest };
         let (own_b, q_rows, kv_rows) = (if ragged { 1 } else { b }, rows(self, s_q), rows(self, s_kv));
         let (s_q, s_kv) = (s_q.min(q_rows), s_kv.min(kv_rows));
-        // Or in pages, which have no gradients.
-        let paged = !ragged && self.chance(4);
+        // Keys in pages, which have no gradients, of queries in sequences too.
+        let paged = self.chance(4);
         let (page_size, pages, entries) = (1 + self.below(9), 1 + self.below(7), self.below(6));
         let s_kv = if paged { entries * page_size } else { s_kv };
         let [kv_b, kv_rows] = if paged { [pages, page_size] } else { [own_b, kv_rows] };
@@ -525,7 +525,7 @@ impl Draw {
             soft_cap: self.chance(4).then_some(Real(3.0)),
             scale: if self.chance(4) { HostScalar::Bound(g.host_scalar("scale", DType::F32)) } else { HostScalar::Fixed(Real(0.25)) },
             longest_q: ragged.then_some(s_q as u32),
-            longest_kv: ragged.then_some(s_kv as u32),
+            longest_kv: (ragged && !paged).then_some(s_kv as u32),
             dropout: self.chance(3).then(|| Real(self.pick(&[0.0, 0.1, 0.5, 1.0]))),
         };
         let mut option = |draw: &mut Draw, dtype: DType, dims: [u64; 4]| {
@@ -541,9 +541,9 @@ impl Draw {
         attention.sinks = whole(self, of_options, [1, h, 1, 1]);
         attention.q_lengths = whole(self, DType::I32, [b, 1, 1, 1]);
         attention.kv_lengths = whole(self, DType::I32, [b, 1, 1, 1]);
-        let mut offsets = |draw: &mut Draw| ragged.then(|| draw.tensor(g, "offsets", DType::I32, &[b + 1, 1, 1, 1]));
-        attention.q_offsets = offsets(self);
-        attention.kv_offsets = offsets(self);
+        let mut offsets = |draw: &mut Draw, is_there: bool| is_there.then(|| draw.tensor(g, "offsets", DType::I32, &[b + 1, 1, 1, 1]));
+        attention.q_offsets = offsets(self, ragged);
+        attention.kv_offsets = offsets(self, ragged && !paged);
         attention.dropout_state = spec.dropout.map(|_| g.tensor("state", DType::I32, Layout::row_major(&[4]).expect("small")));
         attention.page_table = paged.then(|| self.tensor(g, "table", DType::I32, &[b, entries, 1, 1]));
         let Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, dropout_state, .. } = attention;

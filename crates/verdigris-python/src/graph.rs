@@ -618,7 +618,8 @@ impl Graph {
     /// each query: `(o, log_sum_exp)`. `scale` is a number or a host scalar, `1 / sqrt(d)` where it is left out. `left` and `right` count the keys that are
     /// attended on either side of the diagonal. With `q_offsets` and `kv_offsets`, i32 `[b + 1, 1, 1, 1]`, sequences of at most `longest_q` queries and
     /// `longest_kv` keys lie behind each other in `q` `[1, h, rows, d]`, and so do keys and values. With a `page_table`, i32 `[b, entries, 1, 1]`, `k` is
-    /// `[pages, h_kv, page_size, d]` and `v` likewise: entries are the pages that hold a sequence's keys, of which `kv_lengths` say how many there are.
+    /// `[pages, h_kv, page_size, d]` and `v` likewise: entries are the pages that hold a sequence's keys, of which `kv_lengths` say how many there are;
+    /// with `q_offsets` alone the queries of those sequences lie behind each other.
     /// With `dropout`, probabilities are dropped at random: `dropout_state` is the random state, i32 `[4]`, or with `dropout_offset` the seed, host scalars of i64.
     #[pyo3(signature = (q, k, v, *, scale = None, causal = "none", left = None, right = None, soft_cap = None, bias = None, mask = None,
         slopes = None, sinks = None, q_lengths = None, kv_lengths = None, q_offsets = None, kv_offsets = None, longest_q = None,

@@ -166,10 +166,26 @@ def test_flash_attn_varlen_func_gives_rows():
     assert torch.equal(whole, vt.flash_attn_func(q[None], k[None], k[None])[0])
 
 
+def test_only_the_first_keys_of_sequences_are_used():
+    q, k, v = torch.randn(17, 4, 8), *torch.randn(2, 22, 2, 8)
+    ends, used = [offsets(lengths) for lengths in LENGTHS], torch.tensor([3, 9, 1, 0, 4], dtype=torch.int32)
+    o = vt.flash_attn_varlen_func(q, k, v, *ends, 9, 11, causal=True, seqused_k=used)
+    for n, (of_q, of_k) in enumerate(zip(*(torch.stack((end[:-1], end[1:]), 1).tolist() for end in ends))):
+        count = min(int(used[n]), of_k[1] - of_k[0])
+        rows, keys = slice(*of_q), slice(of_k[0], of_k[0] + count)
+        close(o[rows], naive(q[None, rows], k[None, keys], v[None, keys], causal=True)[0], 4.0)
+
+
 def test_what_flash_attn_varlen_func_refuses():
     q, ends = torch.randn(4, 2, 8), torch.tensor([0, 1, 4], dtype=torch.int32)
-    with pytest.raises(vd.UnsupportedError, match="block_table"):
-        vt.flash_attn_varlen_func(q, q, q, ends, ends, 3, 3, block_table=ends[None])
+    with pytest.raises(vd.GraphError, match="cu_seqlens_k is None without a block_table"):
+        vt.flash_attn_varlen_func(q, q, q, ends, None, 3, 3)
+    for lengths in (ends[:2].long(), ends, ends[None, :2]):
+        with pytest.raises(vd.GraphError, match="seqused_k of"):
+            vt.flash_attn_varlen_func(q, q, q, ends, ends, 3, 3, seqused_k=lengths)
+    used = vt.flash_attn_varlen_func(q.clone().requires_grad_(), q, q, ends, ends, 3, 3, seqused_k=ends[:2])
+    with pytest.raises(vd.UnsupportedError, match="no gradient"):
+        used.sum().backward()
     for of_q, of_k, longest, match in (
         (ends.long(), ends, 3, "int32"),
         (ends, ends[:2], 3, "as many sequences"),

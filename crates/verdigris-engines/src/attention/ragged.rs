@@ -12,12 +12,21 @@ use crate::engine::{EngineId, Reason, Refusal};
 use crate::hopper::WARPGROUP;
 use crate::layout::space::element;
 
+/// Whether offsets tell where keys are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OfKeys {
+    /// Keys lie behind each other.
+    Told,
+    /// Every sequence has all keys, in pages.
+    Paged,
+}
+
 verdigris_kir::parameters! {
-    /// Where sequences lie.
-    pub(super) struct Offsets / #[derive(Clone, Copy, Debug)] OffsetsArgs of () as _spec {
+    /// Where sequences lie; those of keys unless they are paged.
+    pub(super) struct Offsets / #[derive(Clone, Copy, Debug)] OffsetsArgs of OfKeys as of_keys {
         /// i32, one more than sequences; the elements from one to the next.
         q_offsets: Read = 4,
-        kv_offsets: Read = 4,
+        kv_offsets: Option<Read> = (*of_keys == OfKeys::Told).then_some(4),
         strides: [u32; 2],
         /// Rows of the tensors.
         rows: [u32; 2],
@@ -43,15 +52,21 @@ pub(super) struct Sequence<'k> {
 }
 
 impl OffsetsArgs {
-    /// Those of `p`, if its tensors are ragged.
+    /// Those of `p`, if its queries are ragged.
     pub(super) fn of(p: &AttentionProblem) -> Option<OffsetsArgs> {
-        let (of_q, of_kv) = (p.q_offsets.as_ref()?, p.kv_offsets.as_ref()?);
+        let (of_q, of_kv) = (p.q_offsets.as_ref()?, p.kv_offsets.as_ref());
+        let stride = |view: &View| view.strides[0] as u32;
         Some(OffsetsArgs {
             q_offsets: element(of_q, []),
-            kv_offsets: element(of_kv, []),
-            strides: [of_q, of_kv].map(|view| view.strides[0] as u32),
+            kv_offsets: of_kv.map(|view| element(view, [])),
+            strides: [stride(of_q), of_kv.map_or(0, stride)],
             rows: [p.q_rows, p.kv_rows].map(|rows| rows as u32),
         })
+    }
+
+    /// Where queries lie alone.
+    pub(super) fn of_queries(p: &AttentionProblem) -> Option<OffsetsArgs> {
+        OffsetsArgs::of(p).map(|offsets| OffsetsArgs { kv_offsets: None, ..offsets })
     }
 }
 
@@ -62,11 +77,17 @@ impl RowsOutArgs {
     }
 }
 
+impl OfKeys {
+    /// What kernels of ragged queries are told of keys.
+    pub(super) const fn of(paged: bool) -> OfKeys {
+        if paged { OfKeys::Paged } else { OfKeys::Told }
+    }
+}
+
 impl<'k> Offsets<'k> {
-    /// The queries and the keys of a sequence, of which none has more than `longest`.
+    /// The queries and the keys of a sequence, of which none has more than `longest`; of paged keys, all of them.
     pub(super) fn of_batch(&self, k: Kernel<'k>, batch: Val<'k, u32>, longest: [Val<'k, u32>; 2]) -> [Sequence<'k>; 2] {
-        let of = |which: usize| {
-            let offsets: Pointer<'k> = [self.q_offsets, self.kv_offsets][which];
+        let of = |which: usize, offsets: Pointer<'k>| {
             let at = |n: Val<'k, u32>| {
                 let offset = k.ld_global::<i32>(offsets.at(n * self.strides[which], 4), 0);
                 offset.max(0).min(self.rows[which].signed())
@@ -74,7 +95,8 @@ impl<'k> Offsets<'k> {
             let (begin, end) = (at(batch), at(batch + 1));
             Sequence { begin: begin.unsigned(), count: (end - begin).max(0).min(longest[which].signed()).unsigned() }
         };
-        [of(0), of(1)]
+        let all = Sequence { begin: k.constant(0), count: longest[1] };
+        [of(0, self.q_offsets), self.kv_offsets.map_or(all, |offsets| of(1, offsets))]
     }
 }
 
@@ -125,14 +147,6 @@ pub(super) fn require(id: EngineId, p: &AttentionProblem) -> Result<(), Refusal>
         Reason::Extent,
         format_args!("{rows:?} rows of queries and of keys; each must be below 2^28"),
     )
-}
-
-/// For kernels that take no ragged tensors.
-///
-/// # Errors
-/// A refusal, where they are ragged.
-pub(super) fn refuse(id: EngineId, p: &AttentionProblem) -> Result<(), Refusal> {
-    id.require(!p.is_ragged(), Reason::Layout, "ragged tensors, taken without offsets")
 }
 
 #[cfg(test)]

@@ -34,7 +34,11 @@
 //! sequence `n` of the table, `[b, entries, 1, 1]`, is the number of the page that holds its keys from `e · page_size` to below `(e + 1) · page_size`. `s_kv` is
 //! `entries · page_size`, and `kv_lengths` say how many of those keys there are. Sequences may share pages. Entries come with the data, and nothing is read
 //! outside of tensors whatever they are: one counts as 0 below 0 and as the last page above that. Of a sequence's entries those behind its length select no
-//! key. Paged keys come without offsets, and their attention has no gradient.
+//! key. Paged keys come without `kv_offsets`, and their attention has no gradient.
+//!
+//! With a `page_table` and `q_offsets` alone queries are ragged and keys paged, as in a batch of a serving engine: `q` is `[1, h, rows, d]`, sequence `n` has the
+//! rows from offset `n` to below offset `n + 1`, at most `longest_q` of them, and the keys that line `n` of the table and `kv_lengths` tell. `b` is that of
+//! the table, one less than offsets, and everything else is as above.
 //!
 //! With `dropout` each probability is dropped or kept at random, behind the softmax: the sums are of `p · m`, where `m` is 0 of a pair that is dropped and
 //! `1 / (1 − dropout)` of one that is kept. The log-sum-exp is the same as without.
@@ -86,7 +90,11 @@ const LENGTHS: &str = "i32, `[b, 1, 1, 1]`";
 
 const OFFSETS: &str = "i32, `[b + 1, 1, 1, 1]`; both or none. `q` and what is like it is then `[1, h, rows, d]`, `k` and `v` likewise";
 
-const TABLE: &str = "i32, `[b, entries, 1, 1]`, without offsets. `k` is then `[pages, h_kv, page_size, d]`, `v` likewise, and `s_kv` is `entries · page_size`";
+const Q_OFFSETS: &str = "i32, `[b + 1, 1, 1, 1]`; with `kv_offsets` or a `page_table`. `q` and what is like it is then `[1, h, rows, d]`, with `kv_offsets` `k` and `v` likewise";
+
+const KV_OFFSETS: &str = "i32, `[b + 1, 1, 1, 1]`; with `q_offsets`";
+
+const TABLE: &str = "i32, `[b, entries, 1, 1]`, without `kv_offsets`. `k` is then `[pages, h_kv, page_size, d]`, `v` likewise, and `s_kv` is `entries · page_size`";
 
 const STATE: &str = "with `dropout`: the random state, i32, `[4]`, or the seed, a host scalar of i64";
 const STATE_OFFSET: &str = "with a seed: the offset, a host scalar of i64";
@@ -170,9 +178,13 @@ impl AttentionSpec {
     /// has in the table of pages, where keys are paged.
     pub fn extents(&self, queries: &[u64; 4], keys: &[u64; 4], offsets: Option<u64>, entries: Option<u64>) -> [u64; 3] {
         let longest = |longest: Option<u32>, rows: u64| longest.map_or(rows, |longest| u64::from(longest).min(rows));
+        let paged = entries.map(|entries| entries.saturating_mul(keys[2]));
         match offsets {
-            None => [queries[0], queries[2], entries.map_or(keys[2], |entries| entries.saturating_mul(keys[2]))],
-            Some(offsets) => [offsets.saturating_sub(1), longest(self.longest_q, queries[2]), longest(self.longest_kv, keys[2])],
+            None => [queries[0], queries[2], paged.unwrap_or(keys[2])],
+            Some(offsets) => {
+                let keys = paged.unwrap_or_else(|| longest(self.longest_kv, keys[2]));
+                [offsets.saturating_sub(1), longest(self.longest_q, queries[2]), keys]
+            }
         }
     }
 }
@@ -207,10 +219,10 @@ pub struct Attention {
     /// Read; i32, `[b, 1, 1, 1]`: keys of each batch that count, the first ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_lengths: Option<Uid>,
-    /// Read; i32, `[b + 1, 1, 1, 1]`: where the queries of each sequence begin, and the last ones end.
+    /// Read; i32, `[b + 1, 1, 1, 1]`: where the queries of each sequence begin, and the last ones end; with `kv_offsets` or a `page_table`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub q_offsets: Option<Uid>,
-    /// Read; i32, `[b + 1, 1, 1, 1]`: where the keys of each sequence begin, and the last ones end.
+    /// Read; i32, `[b + 1, 1, 1, 1]`: where the keys of each sequence begin, and the last ones end; with `q_offsets`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_offsets: Option<Uid>,
     /// Read; i32, `[b, entries, 1, 1]`: the page that holds so many keys and values of each sequence.
@@ -297,8 +309,8 @@ impl Read {
         let [own_b, h, rows, d] = four(op, &q)?;
         let [pages, h_kv, key_rows, _] = four(op, &k)?;
         let [.., d_v] = four(op, &v)?;
-        let entries = self.entries(op, graph, own_b)?;
         let offsets = self.offsets(op, graph, &q)?;
+        let entries = self.entries(op, graph, offsets.map_or(own_b, |count| count.saturating_sub(1)))?;
         let [b, s_q, s_kv] = self.spec.extents(&[own_b, h, rows, d], &[own_b, h_kv, key_rows, d], offsets, entries);
         let (of_k, of_v) = match entries {
             None => (
@@ -361,9 +373,8 @@ impl Read {
     fn entries(&self, op: &str, graph: &Graph, b: u64) -> Result<Option<u64>, Error> {
         let Some(uid) = self.page_table else { return Ok(None) };
         let table = data(graph, op, uid)?;
-        if self.q_offsets.is_some() || self.kv_offsets.is_some() {
-            let rule = "keys are paged or lie behind each other: a table of pages comes without offsets";
-            return Err(Error::Structure { op: op.to_owned(), tensor: table.name.clone(), rule });
+        if let Some(longest) = self.spec.longest_kv {
+            return attribute(op, "longest_kv", longest, "paged keys number as many as a sequence's entries of the table hold");
         }
         of_type(op, table, |dtype| dtype == DType::I32, "numbers of pages are i32")?;
         let [_, entries, ..] = four(op, table)?;
@@ -373,22 +384,31 @@ impl Read {
 
     /// The number of offsets, where tensors are ragged.
     fn offsets(&self, op: &str, graph: &Graph, q: &TensorDesc) -> Result<Option<u64>, Error> {
-        let (Some(of_q), Some(of_kv)) = (self.q_offsets, self.kv_offsets) else {
-            if let Some(uid) = self.q_offsets.or(self.kv_offsets) {
+        if let (Some(table), Some(_)) = (self.page_table, self.kv_offsets) {
+            let rule = "keys are paged or lie behind each other: a table of pages comes without offsets of keys";
+            return Err(Error::Structure { op: op.to_owned(), tensor: data(graph, op, table)?.name.clone(), rule });
+        }
+        let (of_q, of_kv) = match (self.q_offsets, self.kv_offsets) {
+            (Some(of_q), Some(of_kv)) => (of_q, Some(of_kv)),
+            (Some(of_q), None) if self.page_table.is_some() => (of_q, None),
+            (None, None) => {
+                for (name, longest) in [("longest_q", self.spec.longest_q), ("longest_kv", self.spec.longest_kv)] {
+                    if let Some(longest) = longest {
+                        return attribute(op, name, longest, "the longest sequence is told of ragged tensors, which come with offsets");
+                    }
+                }
+                return Ok(None);
+            }
+            (Some(uid), None) | (None, Some(uid)) => {
                 let tensor = data(graph, op, uid)?.name.clone();
-                let rule = "offsets of queries and of keys come together";
+                let rule = "offsets of queries and of keys come together, those of queries alone where keys are paged";
                 return Err(Error::Structure { op: op.to_owned(), tensor, rule });
             }
-            for (name, longest) in [("longest_q", self.spec.longest_q), ("longest_kv", self.spec.longest_kv)] {
-                if let Some(longest) = longest {
-                    return attribute(op, name, longest, "the longest sequence is told of ragged tensors, which come with offsets");
-                }
-            }
-            return Ok(None);
         };
-        let (of_q, of_kv) = (data(graph, op, of_q)?, data(graph, op, of_kv)?);
+        let of_q = data(graph, op, of_q)?;
+        let of_kv = of_kv.map(|uid| data(graph, op, uid)).transpose()?;
         let [count, ..] = four(op, of_q)?;
-        for tensor in [of_q, of_kv] {
+        for tensor in [Some(of_q), of_kv].into_iter().flatten() {
             of_type(op, tensor, |dtype| dtype == DType::I32, "offsets are i32")?;
             same_dims(
                 op,
@@ -445,8 +465,8 @@ impl Operation for Attention {
                 OperandSpec::read("sinks", SINKS).optional(),
                 OperandSpec::read("q_lengths", LENGTHS).optional(),
                 OperandSpec::read("kv_lengths", LENGTHS).optional(),
-                OperandSpec::read("q_offsets", OFFSETS).optional(),
-                OperandSpec::read("kv_offsets", OFFSETS).optional(),
+                OperandSpec::read("q_offsets", Q_OFFSETS).optional(),
+                OperandSpec::read("kv_offsets", KV_OFFSETS).optional(),
                 OperandSpec::read("page_table", TABLE).optional(),
                 OperandSpec::read("dropout_state", STATE).optional(),
                 OperandSpec::read("dropout_offset", STATE_OFFSET).optional(),

@@ -2,7 +2,8 @@
 //!
 //! The formulas are those of [`crate::ops::attention`]. Every operand lies over four dims: batch, head, position of the query (of queries, scores and results)
 //! or of the key (of keys and values), and element (of scores: position of the key). A dim that an operand does not have, or in which it is repeated, has
-//! stride 0. With a table of pages, keys and values lie over page, head, position in the page and element. With offsets queries, keys, values and what lies as they do are ragged: of batch 1 and as many positions as they have rows. Slots are numbered in the order of the fields.
+//! stride 0. With a table of pages, keys and values lie over page, head, position in the page and element. With offsets queries, keys, values and what lies as they do are ragged: of batch 1 and as many positions as they have rows; with those of queries
+//! and a table of pages, queries and what lies as they do alone. Slots are numbered in the order of the fields.
 
 use serde::{Deserialize, Serialize};
 use verdigris_tensor::DType;
@@ -68,11 +69,11 @@ pub struct AttentionProblem {
     pub h_kv: u64,
     /// Queries; of the longest sequence at most, where tensors are ragged.
     pub s_q: u64,
-    /// Keys; of the longest sequence at most, where tensors are ragged.
+    /// Keys; of the longest sequence at most, where they are ragged.
     pub s_kv: u64,
     /// Rows of queries of ragged tensors. Canonical: `s_q` where they are not.
     pub q_rows: u64,
-    /// Rows of keys of ragged tensors. Canonical: `s_kv` where they are not.
+    /// Rows of ragged keys. Canonical: `s_kv` where they are not.
     pub kv_rows: u64,
     /// Pages of keys and values. Canonical: 0 where there is no table of pages.
     pub pages: u64,
@@ -112,7 +113,7 @@ pub struct AttentionProblem {
     pub q_lengths: Option<View>,
     /// Read; i32, one a batch.
     pub kv_lengths: Option<View>,
-    /// Read; i32, one more than batches. With it, and with `kv_offsets`, tensors are ragged.
+    /// Read; i32, one more than batches. With it queries are ragged; keys are with `kv_offsets`, or they are paged.
     pub q_offsets: Option<View>,
     /// Read; i32, one more than batches.
     pub kv_offsets: Option<View>,
@@ -136,9 +137,14 @@ impl AttentionProblem {
         self.h / self.h_kv
     }
 
-    /// Whether sequences lie behind each other, told by offsets.
+    /// Whether the queries of sequences lie behind each other, told by offsets; their keys do too ([`AttentionProblem::has_ragged_keys`]), or are paged.
     pub fn is_ragged(&self) -> bool {
         self.q_offsets.is_some()
+    }
+
+    /// Whether the keys of sequences lie behind each other, told by offsets.
+    pub fn has_ragged_keys(&self) -> bool {
+        self.kv_offsets.is_some()
     }
 
     /// Whether keys and values lie in pages, told by a table.
@@ -151,10 +157,12 @@ impl AttentionProblem {
         self.s_kv.checked_div(self.page_size).unwrap_or(0)
     }
 
-    /// A problem of about as much work whose tensors are not ragged: each sequence has the mean length, of all rows. For estimates: nothing lies where it says.
+    /// A problem of about as much work whose tensors are not ragged: each sequence has the mean length, of all rows; paged keys stay as they are. For
+    /// estimates: nothing lies where it says.
     pub fn of_mean_length(&self) -> AttentionProblem {
         let mean = |longest: u64, rows: u64| longest.min(rows.div_ceil(self.b.max(1)));
-        let (s_q, s_kv) = (mean(self.s_q, self.q_rows), mean(self.s_kv, self.kv_rows));
+        let s_q = mean(self.s_q, self.q_rows);
+        let s_kv = if self.has_ragged_keys() { mean(self.s_kv, self.kv_rows) } else { self.s_kv };
         AttentionProblem { s_q, s_kv, q_rows: s_q, kv_rows: s_kv, q_offsets: None, kv_offsets: None, ..self.clone() }
     }
 
@@ -216,8 +224,12 @@ impl AttentionProblem {
     /// The dims that an operand of this name lies over; those of `dbias` have 1 where `view` repeats it.
     pub fn dims(&self, name: &str, view: &View) -> [u64; 4] {
         let &AttentionProblem { b, h, h_kv, s_q, s_kv, d, d_v, .. } = self;
-        let [own_b, q_rows, kv_rows] = if self.is_ragged() { [1, self.q_rows, self.kv_rows] } else { [b, s_q, s_kv] };
-        let [kv_b, kv_rows] = if self.is_paged() { [self.pages, self.page_size] } else { [own_b, kv_rows] };
+        let [own_b, q_rows] = if self.is_ragged() { [1, self.q_rows] } else { [b, s_q] };
+        let [kv_b, kv_rows] = match self.is_paged() {
+            true => [self.pages, self.page_size],
+            false if self.has_ragged_keys() => [1, self.kv_rows],
+            false => [b, s_kv],
+        };
         match name {
             "q" | "dq" => [own_b, h, q_rows, d],
             "k" | "dk" => [kv_b, h_kv, kv_rows, d],
@@ -326,16 +338,18 @@ impl AttentionProblem {
         super::check_extents("attention", &[b, h, s_q.max(1), s_kv.max(1)])?;
         super::check_extents("attention", &[b, h, s_q.max(s_kv), d.max(d_v)])?;
         super::check_extents("attention", &[h, self.q_rows.max(self.kv_rows), d.max(d_v)])?;
-        if self.q_offsets.is_some() != self.kv_offsets.is_some() {
-            return structure("q_offsets", "offsets of queries and of keys come together");
+        // Of ragged queries keys are ragged or paged.
+        let of_keys = self.has_ragged_keys() || self.is_paged();
+        if (self.is_ragged() && !of_keys) || (self.has_ragged_keys() && !self.is_ragged()) {
+            return structure("q_offsets", "offsets of queries and of keys come together, those of queries alone where keys are paged");
         }
-        let is_within = !self.is_ragged() || (s_q <= self.q_rows && s_kv <= self.kv_rows);
+        let is_within = (!self.is_ragged() || s_q <= self.q_rows) && (!self.has_ragged_keys() || s_kv <= self.kv_rows);
         if !is_within {
             return structure("q_offsets", "a sequence has at most the rows that there are");
         }
         if self.is_paged() {
-            if self.is_ragged() || self.is_backward() {
-                return structure("page_table", "a table of pages comes without offsets, and with no gradient");
+            if self.has_ragged_keys() || self.is_backward() {
+                return structure("page_table", "a table of pages comes without offsets of keys, and with no gradient");
             }
             if self.pages == 0 || self.page_size == 0 || !s_kv.is_multiple_of(self.page_size) {
                 return structure("page_table", "there is at least one page and one key in it, and keys fill whole pages");
@@ -430,7 +444,10 @@ impl AttentionProblem {
         }
         let is_one_corner = self.s_q == self.s_kv && self.q_lengths.is_none() && self.kv_lengths.is_none() && !self.is_ragged();
         if !self.is_ragged() {
-            (self.q_rows, self.kv_rows) = (self.s_q, self.s_kv);
+            self.q_rows = self.s_q;
+        }
+        if !self.has_ragged_keys() {
+            self.kv_rows = self.s_kv;
         }
         if !self.is_paged() {
             (self.pages, self.page_size) = (0, 0);

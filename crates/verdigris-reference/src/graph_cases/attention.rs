@@ -99,22 +99,22 @@ impl Extents {
     }
 
     /// As options ask: where they say `ragged`, `b` sequences in so many percent of the rows that they could have; where they say `page`, keys in pages of so
-    /// many, which the last key fills.
+    /// many, which the last key fills, of ragged queries too.
     fn under(self, options: &str) -> Extents {
         let page = options.split_whitespace().find_map(|option| option.strip_prefix("page=")?.parse::<u64>().ok().filter(|&size| size > 0));
-        if let Some(page_size) = page {
+        let of = page.map_or(self, |page_size| {
             let entries = self.s_kv.div_ceil(page_size);
             // As many as there are entries: some are shared, and some of no sequence.
             let pages = self.b.saturating_mul(entries).max(1);
-            return Extents { s_kv: entries.saturating_mul(page_size), pages: Some([pages, page_size]), ..self };
-        }
+            Extents { s_kv: entries.saturating_mul(page_size), pages: Some([pages, page_size]), ..self }
+        });
         let percent = options.split_whitespace().find_map(|option| match option.split_once('=').unwrap_or((option, "")) {
             ("ragged", "") => Some(60),
             ("ragged", percent) => percent.parse().ok(),
             _ => None,
         });
-        let rows = |longest: u64, percent: u64| (self.b * longest * percent).div_ceil(100);
-        percent.map_or(self, |percent| Extents { rows: [1, rows(self.s_q, percent), rows(self.s_kv, percent)], ..self })
+        let rows = |longest: u64, percent: u64| (of.b * longest * percent).div_ceil(100);
+        percent.map_or(of, |percent| Extents { rows: [1, rows(of.s_q, percent), rows(of.s_kv, percent)], ..of })
     }
 
     fn queries(&self) -> [u64; 4] {
@@ -213,10 +213,11 @@ impl Group {
                 ("q_lengths", _) => op.q_lengths = Some(self.tensor(draft, "q lengths", DType::I32, "bhsd", [b, 1, 1, 1])?),
                 ("kv_lengths", _) => op.kv_lengths = Some(self.tensor(draft, "kv lengths", DType::I32, "bhsd", [b, 1, 1, 1])?),
                 ("ragged", percent) if value.is_empty() || percent.is_ok() => {
-                    let offsets = ["q offsets", "kv offsets"].map(|name| self.tensor(draft, name, DType::I32, "bhsd", [b + 1, 1, 1, 1]));
-                    let [q_offsets, kv_offsets] = offsets;
-                    (op.q_offsets, op.kv_offsets) = (Some(q_offsets?), Some(kv_offsets?));
-                    (op.spec.longest_q, op.spec.longest_kv) = (Some(s_q as u32), Some(s_kv as u32));
+                    let mut offsets = |name: &str| self.tensor(draft, name, DType::I32, "bhsd", [b + 1, 1, 1, 1]);
+                    (op.q_offsets, op.spec.longest_q) = (Some(offsets("q offsets")?), Some(s_q as u32));
+                    if of.pages.is_none() {
+                        (op.kv_offsets, op.spec.longest_kv) = (Some(offsets("kv offsets")?), Some(s_kv as u32));
+                    }
                 }
                 ("dropout", Ok(p)) => {
                     op.spec.dropout = Some(Real(p));

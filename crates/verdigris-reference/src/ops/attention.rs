@@ -19,7 +19,8 @@
 //!
 //! Paged keys are read one by one from the pages that the table names.
 //!
-//! Ragged tensors are read as if each sequence stood by itself: a row has a place in one sequence at most, and of one that has none nothing is said.
+//! Ragged tensors are read as if each sequence stood by itself: a row has a place in one sequence at most, and of one that has none nothing is said. Where
+//! their keys are paged, each sequence has all of its line of the table.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -92,7 +93,7 @@ struct Scores<'a> {
     sinks: Option<Source<'a>>,
     q_lengths: Option<Source<'a>>,
     kv_lengths: Option<Source<'a>>,
-    /// Where tensors are ragged, the rows of queries and of keys of each sequence; `None` if they are not known.
+    /// Where queries are ragged, the rows of queries and of keys of each sequence; `None` if they are not known.
     ragged: Option<Option<Vec<[Sequence; 2]>>>,
     /// Where keys are paged, the numbers of their pages.
     page_table: Option<Source<'a>>,
@@ -118,9 +119,12 @@ impl<'a> Scores<'a> {
         let page_table = op.page_table.map(|uid| at.source(uid)).transpose()?;
         let (offsets, entries) = (of_q.as_ref().map(|offsets| offsets.dims()[0]), page_table.as_ref().map(|table| table.dims()[1]));
         let extents = op.spec.extents(&four(&queries), &four(&keys), offsets, entries);
-        let ragged = of_q.zip(of_kv).map(|(of_q, of_kv)| {
+        let ragged = of_q.map(|of_q| {
             let of_q = sequences(&of_q, queries[2], extents[1])?;
-            let of_kv = sequences(&of_kv, keys[2], extents[2])?;
+            let of_kv = match of_kv {
+                Some(of_kv) => sequences(&of_kv, keys[2], extents[2])?,
+                None => vec![Sequence { begin: 0, count: extents[2] }; of_q.len()],
+            };
             Some(of_q.into_iter().zip(of_kv).map(|(q, kv)| [q, kv]).collect())
         });
         let scores = [extents[0], queries[1], extents[1], extents[2]];
@@ -778,13 +782,14 @@ impl Draft {
         let h = h_kv * group;
         let fits = |dims: [u64; 4]| move |value: &Value| value.dims == dims && value.dtype == dtype;
         let ragged = self.one_in(4);
-        // Pages of a key and of more, and entries that may be too few to fill a warp or none.
-        let page_size = (!ragged && !with_backward && self.one_in(3)).then(|| 1 + self.below(5));
+        // Pages of a key and of more, and entries that may be too few to fill a warp or none; of queries in sequences too.
+        let page_size = (!with_backward && self.one_in(3)).then(|| 1 + self.below(5));
         let (pages, entries) = (1 + self.below(6), self.below(5));
         let s_kv = page_size.map_or(s_kv, |page_size| entries * page_size);
         let rows = |draft: &mut Draft, longest: u64| if ragged { draft.below(b * longest + 1) } else { longest };
         let (own_b, q_rows, kv_rows) = (if ragged { 1 } else { b }, rows(self, s_q), rows(self, s_kv));
-        let (s_q, s_kv) = (s_q.min(q_rows), s_kv.min(kv_rows));
+        let s_q = s_q.min(q_rows);
+        let s_kv = if page_size.is_some() { s_kv } else { s_kv.min(kv_rows) };
         let [kv_b, kv_rows] = page_size.map_or([own_b, kv_rows], |page_size| [pages, page_size]);
         let (queries, keys, values) = ([own_b, h, q_rows, d], [kv_b, h_kv, kv_rows, d], [kv_b, h_kv, kv_rows, d_v]);
         let results = [own_b, h, q_rows, d_v];
@@ -798,7 +803,7 @@ impl Draft {
             right: bound(self),
             soft_cap: self.one_in(4).then_some(Real(2.0)),
             longest_q: ragged.then_some(s_q as u32),
-            longest_kv: ragged.then_some(s_kv as u32),
+            longest_kv: (ragged && page_size.is_none()).then_some(s_kv as u32),
             dropout: self.one_in(4).then(|| Real(self.pick(&[0.0, 0.125, 0.3, 0.75, 1.0]))),
             ..AttentionSpec::new([0.5, 0.25, 1.0][self.below(3) as usize])
         };
@@ -823,14 +828,14 @@ impl Draft {
         let mask = whole(self, DType::U8, &mask_dims)?;
         let (q_lengths, kv_lengths) = (whole(self, DType::I32, &[b, 1, 1, 1])?, whole(self, DType::I32, &[b, 1, 1, 1])?);
         // Each offset has a place of its own, so that the sequences have all rows between them.
-        let mut offsets = || -> Result<Option<Uid>, Error> {
-            if !ragged {
+        let mut offsets = |is_there: bool| -> Result<Option<Uid>, Error> {
+            if !is_there {
                 return Ok(None);
             }
             let (layout, name) = (self.layout(&[b + 1, 1, 1, 1], false)?, self.name("in"));
             Ok(Some(self.builder.tensor(&name, DType::I32, layout)))
         };
-        let (q_offsets, kv_offsets) = (offsets()?, offsets()?);
+        let (q_offsets, kv_offsets) = (offsets(ragged)?, offsets(ragged && page_size.is_none())?);
         let page_table = match page_size {
             Some(_) => Some(self.input(DType::I32, &[b, entries, 1, 1])?.uid),
             None => None,

@@ -157,6 +157,12 @@ mod tests {
         let verdigris_graph::Op::Attention(op) = &recipe.graph.nodes[0].op else { panic!("an attention") };
         assert!(op.kv_lengths.is_some() && op.page_table.is_some() && op.q_offsets.is_none());
         assert_eq!(recipe.results[0].layout.dims(), [2, 4, 1, 8]);
+        // Queries of two sequences behind each other, and no offsets of keys.
+        let rows = input(DType::Bf16, Layout::row_major(&[1, 4, 9, 8]).unwrap());
+        let offsets = input(DType::I32, Layout::row_major(&[3, 1, 1, 1]).unwrap());
+        let spec = AttentionSpec { longest_q: Some(7), ..AttentionSpec::new(0.5) };
+        let ragged = draw(&Function::Attention(spec), &[rows, k, k, None, None, offsets, None, lengths, table]).unwrap();
+        assert_eq!(ragged.results.iter().map(|result| result.layout.dims()[2]).collect::<Vec<_>>(), [9, 9]);
         let wrong = [q, k, k, None, None, None, None, lengths, lengths.map(|other| Input { dtype: DType::I64, ..other })];
         let error = draw(&Function::Attention(AttentionSpec::new(0.5)), &wrong).unwrap_err().to_string();
         assert!(error.contains("numbers of pages are i32"), "{error}");

@@ -7,13 +7,13 @@
 use verdigris_graph::{AttentionProblem, Corner};
 use verdigris_kir::face::{Kernel, Val};
 
-use super::super::ragged::{OffsetsArgs, Sequence};
+use super::super::ragged::{OfKeys, OffsetsArgs, Sequence};
 use super::spec::QUERIES;
 
 verdigris_kir::parameters! {
     /// Where sequences lie, and where in the workspace.
     pub(super) struct Sequences / #[derive(Clone, Copy, Debug)] SequencesArgs of () as _spec {
-        offsets: OffsetsArgs = (),
+        offsets: OffsetsArgs = OfKeys::Told,
         /// Queries and keys of one, at most.
         longest: [u32; 2],
         /// Blocks of queries of a head in the workspace.

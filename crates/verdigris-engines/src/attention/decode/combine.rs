@@ -2,7 +2,7 @@
 
 use std::f32::consts::{LN_2, LOG2_E};
 
-use verdigris_kir::face::{Header, Kernel, Val, build};
+use verdigris_kir::face::{Header, Kernel, SharedPiece, Val, build};
 use verdigris_kir::inst::Cache;
 use verdigris_kir::ir::Target;
 use verdigris_kir::params::{Divide, Read, Write};
@@ -10,6 +10,7 @@ use verdigris_kir::program::KernelRef;
 use verdigris_kir::tile::reduce;
 
 use super::super::half::Half;
+use super::super::ragged::{OfKeys, OffsetsArgs};
 
 /// Warps of a CTA, which share the parts of a row.
 const WARPS: u32 = 4;
@@ -20,7 +21,7 @@ const COLUMNS: u32 = 128;
 
 verdigris_kir::parameters! {
     /// `L = ln Σ e^L[part]` and `o = Σ e^(L[part] − L) · o[part]` of each row.
-    pub(super) struct Combine / CombineArgs of () as _spec {
+    pub(super) struct Combine / CombineArgs of bool as ragged {
         /// f32, `[batch][head][query][part]`: rows of `elements` elements, and their log-sum-exp.
         pub(super) partial: Read = 16,
         pub(super) partial_log_sum_exp: Read = 4,
@@ -35,20 +36,22 @@ verdigris_kir::parameters! {
         pub(super) elements: u32,
         pub(super) queries: Divide,
         pub(super) heads: Divide,
+        /// Where sequences have their queries.
+        pub(super) offsets: Option<OffsetsArgs> = ragged.then_some(OfKeys::Paged),
     }
 }
 
-/// The kernel for results of up to `value` elements; a CTA has one row.
-pub(super) fn kernel(ty: Half, value: u32) -> KernelRef {
+/// The kernel for results of up to `value` elements, of ragged tensors or others; a CTA has one row.
+pub(super) fn kernel(ty: Half, value: u32, ragged: bool) -> KernelRef {
     let blocks = value.div_ceil(COLUMNS);
-    let name = format!("attention_decode_combine_{}_v{}", ty.name(), blocks * COLUMNS);
+    let mark = if ragged { "_ragged" } else { "" };
+    let name = format!("attention_decode_combine_{}_v{}{mark}", ty.name(), blocks * COLUMNS);
     let header = Header { name: name.clone(), target: Target::Sm90, threads: 32 * WARPS, ..Header::default() };
-    KernelRef::new(name, move || build(header.clone(), |k| combine(k, ty, blocks)))
+    KernelRef::new(name, move || build(header.clone(), |k| combine(k, ty, blocks, ragged)))
 }
 
-fn combine<'k>(k: Kernel<'k>, ty: Half, blocks: u32) {
-    let params = Combine::declare(k, &());
-    let (parts, elements) = (params.parts, params.elements);
+fn combine<'k>(k: Kernel<'k>, ty: Half, blocks: u32, ragged: bool) {
+    let params = Combine::declare(k, &ragged);
     let shared = k.shared("sums of warps", 4 * WARPS * blocks * COLUMNS, 16);
     k.griddep_wait();
     k.griddep_launch();
@@ -56,6 +59,28 @@ fn combine<'k>(k: Kernel<'k>, ty: Half, blocks: u32) {
     let row = k.cta();
     let (outer, query) = params.queries.split(row);
     let (batch, head) = params.heads.split(outer);
+    match &params.offsets {
+        None => combine_row(k, ty, blocks, &params, shared, [row, batch, head, query]),
+        Some(offsets) => {
+            let [own, _] = offsets.of_batch(k, batch, [params.queries.value(), k.constant(0)]);
+            // Sequences may have fewer queries than the longest.
+            k.when(query.lt(own.count), || {
+                combine_row(k, ty, blocks, &params, shared, [row, batch, head, own.begin + query]);
+            });
+        }
+    }
+}
+
+/// Adds up the parts of row `row`, which is `query` of a batch and head of the tensors.
+fn combine_row<'k>(
+    k: Kernel<'k>,
+    ty: Half,
+    blocks: u32,
+    params: &Combine<'k>,
+    shared: SharedPiece<'k>,
+    [row, batch, head, query]: [Val<'k, u32>; 4],
+) {
+    let (parts, elements) = (params.parts, params.elements);
     let first = row.mul_wide(parts);
     let logarithms = params.partial_log_sum_exp.moved(first * 4u64);
     let (warp, lane) = (k.thread() >> 5, k.lane());

@@ -17,6 +17,7 @@ use verdigris_kir::tile::ring::{Ring, RingScope};
 use super::super::band::{BandArgs, BatchBand, Limits, SinkArgs};
 use super::super::half::Half;
 use super::super::paged::PagesArgs;
+use super::super::ragged::{OfKeys, OffsetsArgs};
 use super::super::softmax::Softmax;
 use super::super::tile::{HeadTile, descriptor};
 use crate::hopper::{FIRST_BARRIER, WARPGROUP, roles};
@@ -38,14 +39,17 @@ pub(super) struct Spec {
     pub(super) stages: u32,
     /// Keys and values lie in pages.
     pub(super) paged: bool,
+    /// Queries of sequences lie behind each other, and their keys unless these are paged.
+    pub(super) ragged: bool,
 }
 
 impl fmt::Display for Spec {
-    /// `attention_decode_bf16_d128_v128_n64_s3_paged`: the entry's name.
+    /// `attention_decode_bf16_d128_v128_n64_s3_ragged_paged`: the entry's name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Spec { head, value, block, stages, .. } = self;
-        let mark = if self.paged { "_paged" } else { "" };
-        write!(f, "attention_decode_{}_d{head}_v{value}_n{block}_s{stages}{mark}", self.ty.name())
+        let mark = |has: bool, name: &'static str| if has { name } else { "" };
+        let marks = [mark(self.ragged, "_ragged"), mark(self.paged, "_paged")].concat();
+        write!(f, "attention_decode_{}_d{head}_v{value}_n{block}_s{stages}{marks}", self.ty.name())
     }
 }
 
@@ -130,6 +134,7 @@ verdigris_kir::parameters! {
         /// Tiles of the rows of one head of keys.
         pub(super) row_tiles: Divide,
         pub(super) pages: Option<PagesArgs> = spec.paged.then_some(()),
+        pub(super) offsets: Option<OffsetsArgs> = spec.ragged.then_some(OfKeys::of(spec.paged)),
     }
 }
 
@@ -153,8 +158,10 @@ fn decode<'k>(k: Kernel<'k>, spec: &Spec) {
     let (outer, part) = parts.split(outer);
     let (batch, kv_head) = params.heads_of_keys.split(outer);
     let first_row = row_tile * ROWS;
-    let rows = queries * group.value();
-    let of_batch = params.band.of_batch(k, batch, [queries, keys]);
+    let own = params.offsets.as_ref().map(|offsets| offsets.of_batch(k, batch, [queries, keys]));
+    let extents = own.map_or([queries, keys], |own| own.map(|sequence| sequence.count));
+    let rows = extents[0] * group.value();
+    let of_batch = params.band.of_batch(k, batch, extents);
     let BatchBand { keys: length, before, behind, .. } = of_batch;
     // Keys to which any row of the tile attends, and to which each does.
     let edge = [first_row, (first_row + (ROWS - 1)).min(rows - 1)].map(|row| group.quotient(row).signed());
@@ -166,6 +173,9 @@ fn decode<'k>(k: Kernel<'k>, spec: &Spec) {
     let blocks = (block_of(until + (spec.block as i32 - 1)).signed() - first_of_tile.signed()).max(0).unsigned();
     let [first_block, end_block] = [part, part + 1].map(|part| first_of_tile + parts.quotient(part * blocks));
 
+    // The row of the tensors that has a query; ragged ones have no strides from batch to batch.
+    let row_of = |query: Val<'k, u32>| own.map_or(query, |[queries, _]| queries.begin + query);
+
     let load = || {
         let (k_cursor, v_cursor) = (k_ring.cursor(), v_ring.cursor());
         let bring =
@@ -175,7 +185,12 @@ fn decode<'k>(k: Kernel<'k>, spec: &Spec) {
             };
         k.when(k.elect(), || {
             k.range_step(first_block, end_block, 1, |block| {
-                let at = [block * spec.block, kv_head, batch];
+                let key = block * spec.block;
+                // Of paged keys the table is read at the sequence.
+                let at = match own {
+                    Some([_, keys]) if !spec.paged => [keys.begin + key, kv_head, k.constant(0)],
+                    _ => [key, kv_head, batch],
+                };
                 let full = k_cursor.acquire(k_tile.bytes());
                 bring(&k_tile, k_slots.address() + k_cursor.stage() * k_tile.bytes(), k_map, at, full);
                 k_cursor.advance();
@@ -205,6 +220,7 @@ fn decode<'k>(k: Kernel<'k>, spec: &Spec) {
         let own_row = thread >> 1;
         let (query, head) = place((first_row + own_row).min(rows - 1));
         let [of_batch_bytes, of_head, of_query] = params.q_strides;
+        let query = row_of(query);
         let queries_of_row = params.q.moved(batch.widen() * of_batch_bytes + head.widen() * of_head + query.widen() * of_query);
         let chunk = thread & 1;
         let loads: Vec<_> = (0..spec.head / 16)
@@ -265,9 +281,9 @@ fn decode<'k>(k: Kernel<'k>, spec: &Spec) {
             }
             sums.map_in_place(|value, half, _| value * correction[half as usize]);
             v_cursor.wait();
-            // Beyond a length anything may stand, and 0 · NaN is NaN; what is beyond a tensor that is not paged arrives as zeros.
+            // Beyond a length anything may stand, and 0 · NaN is NaN; what is beyond a tensor of all keys of a batch arrives as zeros.
             let is_beyond = end_key.gt(length.signed());
-            k.when(if spec.paged { is_beyond } else { is_beyond & length.lt(keys) }, || {
+            k.when(if spec.paged || spec.ragged { is_beyond } else { is_beyond & length.lt(keys) }, || {
                 let first = (length - first_key).min(spec.block);
                 let slot = v_slots.address() + v_cursor.stage() * v_tile.bytes();
                 let zeros = [k.constant(0u32); 4];
@@ -300,7 +316,7 @@ fn decode<'k>(k: Kernel<'k>, spec: &Spec) {
             let value = |block: u32, odd: u32| k.select(gives, sums.element(block, half as u32, odd) * factor, 0.0);
             let log_sum_exp = k.select(counts, result.log_sum_exp[half], f32::NEG_INFINITY);
             let at = |[of_batch, of_head, of_query]: [Val<'k, u64>; 3]| {
-                batch.widen() * of_batch + head.widen() * of_head + query.widen() * of_query
+                batch.widen() * of_batch + head.widen() * of_head + row_of(query).widen() * of_query
             };
             let for_each_pair = |store: &dyn Fn(u32, [Val<'k, f32>; 2])| {
                 for block in 0..spec.value / 8 {
@@ -328,8 +344,15 @@ fn decode<'k>(k: Kernel<'k>, spec: &Spec) {
         }
     };
 
-    k.warp_roles(&[
-        Role { name: "attend", warps: 4, registers: None, body: &attend },
-        Role { name: "load", warps: 1, registers: None, body: &load },
-    ]);
+    let run = || {
+        k.warp_roles(&[
+            Role { name: "attend", warps: 4, registers: None, body: &attend },
+            Role { name: "load", warps: 1, registers: None, body: &load },
+        ]);
+    };
+    match own {
+        None => run(),
+        // Sequences may have fewer queries than the longest.
+        Some(_) => k.when(first_row.lt(rows), run),
+    }
 }

@@ -2,7 +2,8 @@
 //!
 //! **What.** Up to 64 queries of each head; bf16 and f16, heads of multiples of 8 up to 256 elements, values of another length than keys, grouped heads,
 //! windows around either diagonal, lengths, sinks. Keys and values of any strides that TMA takes, or paged ([`super::paged`]), in kernels of their own, in pages of
-//! any multiple of 8 keys. How many keys there are shapes no kernel.
+//! any multiple of 8 keys. Ragged queries, of at most 64 in a sequence, with ragged or paged keys ([`super::ragged`]), in kernels of their own too. How many keys
+//! there are shapes no kernel.
 //!
 //! **Method.** The queries of all heads that share a head of keys are the rows of one tile, so that keys and values are read once. The keys to which a
 //! tile attends are cut into equal parts, as many as it takes to fill the chip, a CTA each; where lengths differ, those of each batch are. A part leaves its
@@ -34,7 +35,7 @@ use super::dropout;
 use super::half::Half;
 use super::mapped;
 use super::paged::{self, PagesArgs};
-use super::ragged;
+use super::ragged::{self, OffsetsArgs};
 use super::score_mod;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
@@ -89,7 +90,6 @@ impl Algorithm for Decode {
         )?;
         dropout::require_none(Self::ID, p)?;
         Self::ID.require(p.s_q <= MOST_QUERIES, Reason::Extent, format_args!("{} queries, taken up to {MOST_QUERIES}", p.s_q))?;
-        ragged::refuse(Self::ID, p)?;
         let ty = mapped::require(Self::ID, p, &[("q", &p.q), ("k", &p.k), ("v", &p.v), ("o", o)])?;
         let scale = score_mod::plain_scale(Self::ID, p)?;
         band::require(Self::ID, p, log_sum_exp)?;
@@ -99,6 +99,7 @@ impl Algorithm for Decode {
         let Some([head, value, block, stages]) = class else {
             return Err(Self::ID.refusal(Reason::Extent, format_args!("heads of {} and {} elements, taken up to 256", p.d, p.d_v)));
         };
+        ragged::require(Self::ID, p)?;
         paged::require(Self::ID, p, block)?;
         let rows = u128::from(p.b) * u128::from(p.h) * u128::from(p.s_q);
         Self::ID.require(
@@ -106,12 +107,13 @@ impl Algorithm for Decode {
             Reason::Extent,
             format_args!("{rows} queries of all heads, taken are fewer than 2^23"),
         )?;
-        let spec = Spec { ty, head, value, block, stages, paged: p.is_paged() };
+        let spec = Spec { ty, head, value, block, stages, paged: p.is_paged(), ragged: p.is_ragged() };
         Ok(Decode { problem: p.clone(), o: o.clone(), log_sum_exp: log_sum_exp.clone(), spec, scale, arch: arch.clone() })
     }
 
     fn configs(&self) -> Vec<Config> {
-        let (tiles, blocks) = (self.tiles().max(1), self.blocks());
+        // Sequences of ragged tensors have as many queries as all of them on average: CTAs of others end at once.
+        let (tiles, blocks) = (self.of_mean_length().tiles().max(1), self.blocks());
         let resident = u64::from(self.resident());
         // As many parts as give each place on the chip one, half of that and twice; and numbers around these, for those who measure.
         let mut parts = vec![1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128];
@@ -134,6 +136,9 @@ impl Algorithm for Decode {
     }
 
     fn work(&self, config: &Config) -> Work {
+        if self.problem.is_ragged() {
+            return self.of_mean_length().work(config);
+        }
         let (p, spec) = (&self.problem, &self.spec);
         let [rows, block, head, value] = [ROWS, spec.block, spec.head, spec.value].map(f64::from);
         let (tiles, blocks, parts) = (self.tiles() as f64, self.blocks().max(1) as f64, f64::from(config.parts));
@@ -223,6 +228,7 @@ impl Algorithm for Decode {
             parts: config.parts,
             row_tiles: self.row_tiles() as u32,
             pages: PagesArgs::of(p, spec.block),
+            offsets: OffsetsArgs::of(p),
         };
         let ctas = self.tiles() as u32 * config.parts;
         program.launch(Launch::new(spec.kernel(), [ctas, 1, 1], args.bound(spec)).overlapping());
@@ -239,9 +245,12 @@ impl Algorithm for Decode {
                 elements: p.d_v as u32,
                 queries: p.s_q as u32,
                 heads: p.h as u32,
+                offsets: OffsetsArgs::of_queries(p),
             };
             let ctas = (p.b * p.h * p.s_q) as u32;
-            program.launch(Launch::new(combine::kernel(spec.ty, spec.value), [ctas, 1, 1], args.bound(&())).overlapping());
+            program.launch(
+                Launch::new(combine::kernel(spec.ty, spec.value, spec.ragged), [ctas, 1, 1], args.bound(&spec.ragged)).overlapping(),
+            );
         }
         Ok(program)
     }
@@ -251,15 +260,30 @@ impl Algorithm for Decode {
             return Vec::new();
         }
         let of = |ty| {
-            let spec = move |[head, value, block, stages]: [u32; 4], paged| Spec { ty, head, value, block, stages, paged };
-            CLASSES.into_iter().flat_map(move |class| [false, true].map(|paged| spec(class, paged).kernel()))
+            let spec = move |[head, value, block, stages]: [u32; 4], [ragged, paged]: [bool; 2]| Spec {
+                ty,
+                head,
+                value,
+                block,
+                stages,
+                paged,
+                ragged,
+            };
+            let among = [[false, false], [false, true], [true, false], [true, true]];
+            CLASSES.into_iter().flat_map(move |class| among.map(|of| spec(class, of).kernel()))
         };
-        let combines = |ty| [128, 256].map(|value| combine::kernel(ty, value));
-        Half::ALL.into_iter().flat_map(|ty| of(ty).chain(combines(ty))).collect()
+        let combines = |ty| [false, true].map(|ragged| [128, 256].map(|value| combine::kernel(ty, value, ragged)));
+        Half::ALL.into_iter().flat_map(|ty| of(ty).chain(combines(ty).into_iter().flatten())).collect()
     }
 }
 
 impl Decode {
+    /// As if each sequence had the mean length; the same where tensors are not ragged.
+    fn of_mean_length(&self) -> Decode {
+        let problem = if self.problem.is_ragged() { self.problem.of_mean_length() } else { self.problem.clone() };
+        Decode { problem, ..self.clone() }
+    }
+
     /// Tiles of the rows of one head of keys.
     fn row_tiles(&self) -> u64 {
         (self.problem.s_q * self.problem.group()).div_ceil(u64::from(ROWS))

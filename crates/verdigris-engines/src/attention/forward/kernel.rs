@@ -16,7 +16,7 @@ use super::super::band::{BandArgs, SinkArgs};
 use super::super::dropout::DropoutArgs;
 use super::super::order::OrderArgs;
 use super::super::paged::PagesArgs;
-use super::super::ragged::{OffsetsArgs, RowsOutArgs};
+use super::super::ragged::{OfKeys, OffsetsArgs, RowsOutArgs};
 use super::super::score_mod::{QueryRows, ScoreModArgs, elements};
 use super::super::softmax::Softmax;
 use super::super::tile::{HeadTile, PANEL, descriptor};
@@ -48,7 +48,7 @@ verdigris_kir::parameters! {
         pub(super) sinks: Option<SinkArgs> = (spec.mask == Mask::Band).then_some(()),
         pub(super) score_mod: Option<ScoreModArgs> = spec.score_mod.then_some(()),
         /// u32, zero before the launch.
-        pub(super) offsets: Option<OffsetsArgs> = spec.ragged.then_some(()),
+        pub(super) offsets: Option<OffsetsArgs> = spec.ragged.then_some(OfKeys::of(spec.paged)),
         /// Outputs, where a sequence ends.
         pub(super) rows_out: Option<RowsOutArgs> = spec.ragged.then_some(()),
         pub(super) next_tile: Option<ReadWrite> = spec.dynamic.then_some(4),
@@ -109,7 +109,9 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
                     }
                 };
                 let bring_block = |turn: Val<'k, u32>| {
-                    let at = [tile.key_row((tile.end_block - 1 - turn) * spec.block), tile.kv_head, tile.map_batch(k)];
+                    // Of paged keys the table is read at the sequence.
+                    let batch = if spec.paged { tile.batch } else { tile.map_batch(k) };
+                    let at = [tile.key_row((tile.end_block - 1 - turn) * spec.block), tile.kv_head, batch];
                     let bring = |of: &HeadTile, slot: Val<'k, u32>, map: &TensorMap<'k>, full: Mbarrier<'k>| match &params.pages {
                         None => of.load(slot, map, at, full, options),
                         Some(pages) => pages.load(of, slot, map, at, tile.keys, full),

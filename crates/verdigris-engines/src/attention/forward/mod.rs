@@ -3,8 +3,8 @@
 //! **What.** bf16 and f16, heads of up to 256 elements, values of another length than keys, grouped heads, windows around either diagonal, lengths, sinks; and
 //! between the products a soft cap, a bias, slopes, a mask and a factor that is given at execution ([`super::score_mod`]), in kernels of their own. Tensors of
 //! any strides that TMA takes, so that the order of dims and packed queries, keys and values cost no copy; and ragged tensors ([`super::ragged`]), in kernels of
-//! their own: where a sequence ends they store row by row, and values of the next one become 0; and paged keys ([`super::paged`]) in pages of any multiple of 8;
-//! and dropout ([`super::dropout`]), in kernels of their own, of keys that are not paged.
+//! their own: where a sequence ends they store row by row, and values of the next one become 0; and paged keys ([`super::paged`]) in pages of any multiple of 8,
+//! of ragged queries too; and dropout ([`super::dropout`]), in kernels of their own, of keys that are not paged.
 //!
 //! **Method.** A CTA takes 128 or 192 queries of a head, 64 for each warpgroup that multiplies. A warp brings keys and values in blocks, from the last to the
 //! first. Scores and what is made of them never leave the registers. Heads are padded to the next of 64, 96, 128, 192 and 256 elements by TMA. Blocks of keys
@@ -109,14 +109,9 @@ impl Shape {
         Spec { dropout: true, block, mask: Mask::Band, dynamic: true, ..spec }
     }
 
-    /// The same for ragged tensors.
-    fn ragged_spec(&self, ty: Half, score_mod: bool) -> Spec {
-        self.spec_of(ty, Mask::Band, [true, score_mod], [true, false])
-    }
-
-    /// The same for paged keys.
-    fn paged_spec(&self, ty: Half, score_mod: bool) -> Spec {
-        self.spec_of(ty, Mask::Band, [true, score_mod], [false, true])
+    /// The same for ragged tensors, for paged keys, and for ragged queries with paged keys.
+    fn spec_among(&self, ty: Half, score_mod: bool, [ragged, paged]: [bool; 2]) -> Spec {
+        self.spec_of(ty, Mask::Band, [true, score_mod], [ragged, paged])
     }
 
     fn spec_of(&self, ty: Half, mask: Mask, [dynamic, score_mod]: [bool; 2], [ragged, paged]: [bool; 2]) -> Spec {
@@ -223,11 +218,7 @@ impl Algorithm for Forward {
         let suits = of_class.filter(|(_, shape)| shape.masks.contains(&self.mask) && (!of_two || shape.takes_score_mod()));
         if is_alone {
             let config = |(shape, row): (u32, &Shape)| {
-                let spec = match self.problem.is_ragged() {
-                    true => row.ragged_spec(self.ty, self.score_mod),
-                    false if is_paged => row.paged_spec(self.ty, self.score_mod),
-                    false => row.spec(self.ty, self.mask, true, self.score_mod),
-                };
+                let spec = row.spec_of(self.ty, self.mask, [true, self.score_mod], [self.problem.is_ragged(), is_paged]);
                 let spec = if has_dropout { row.dropping(spec) } else { spec };
                 Config { shape, spec, persistence: Persistence::Dynamic }
             };
@@ -377,12 +368,15 @@ impl Algorithm for Forward {
         let orders = Half::ALL.into_iter().flat_map(|ty| [(ty, false), (ty, true)]);
         let ragged = Half::ALL.into_iter().flat_map(|ty| {
             let shapes = SHAPES.iter().filter(|shape| shape.takes_score_mod() && shape.masks.contains(&Mask::Band));
-            shapes.flat_map(move |shape| [false, true].map(|score_mod| [shape.ragged_spec(ty, score_mod), shape.paged_spec(ty, score_mod)]))
+            let among = move |shape: &'static Shape, score_mod| {
+                [[true, false], [false, true], [true, true]].map(|of| shape.spec_among(ty, score_mod, of))
+            };
+            shapes.flat_map(move |shape| [false, true].map(|score_mod| among(shape, score_mod)))
         });
         let dropping = Half::ALL.into_iter().flat_map(|ty| {
             let shapes = SHAPES.iter().filter(|shape| shape.takes_score_mod() && shape.masks.contains(&Mask::Band));
             shapes.flat_map(move |shape| {
-                let both = |score_mod| [shape.spec(ty, Mask::Band, true, score_mod), shape.ragged_spec(ty, score_mod)];
+                let both = |score_mod| [shape.spec(ty, Mask::Band, true, score_mod), shape.spec_among(ty, score_mod, [true, false])];
                 [false, true].map(both).into_iter().flatten().map(|spec| shape.dropping(spec))
             })
         });

@@ -58,7 +58,7 @@ pub(super) struct Spec {
     pub(super) dynamic: bool,
     /// Something stands between the products and the softmax; with a mask of bands.
     pub(super) score_mod: bool,
-    /// Sequences lie behind each other; with a mask of bands, and tiles that are handed out.
+    /// Queries of sequences lie behind each other, and their keys unless these are paged; with a mask of bands, and tiles that are handed out.
     pub(super) ragged: bool,
     /// Keys and values lie in pages; with a mask of bands, and tiles that are handed out.
     pub(super) paged: bool,

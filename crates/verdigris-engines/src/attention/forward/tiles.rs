@@ -47,7 +47,7 @@ pub(super) struct Tile<'k> {
     /// Query `i` attends to keys from `i + before` to below `i + behind`; zero where the kernel has no such bound.
     pub(super) before: Val<'k, i32>,
     pub(super) behind: Val<'k, i32>,
-    /// Of ragged tensors, the rows of queries and of keys of this batch.
+    /// Of ragged tensors, the rows of queries and of keys of this batch; of paged keys, all from 0 on.
     pub(super) own: Option<[Sequence<'k>; 2]>,
 }
 

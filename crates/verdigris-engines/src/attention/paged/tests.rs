@@ -1,5 +1,7 @@
 //! Paged keys against loops over each sequence by itself: what no sequence reads is no number, and entries are what nobody checked.
 
+use std::ops::Range;
+
 use verdigris_graph::Problem;
 use verdigris_kir::interp::{self, Kernels, Memory};
 
@@ -67,14 +69,57 @@ impl Told {
         page * self.page_size + j % self.page_size
     }
 
-    fn problem(&self, dtype: &str, queries: usize, d: usize, options: &str) -> Problem {
+    fn problem(&self, dtype: &str, queries: Queries, d: usize, options: &str) -> Problem {
         let (s_kv, pages, page_size) = (self.capacity(), self.pages, self.page_size);
+        let (s_q, ragged, offsets) = match queries {
+            Queries::Each(count) => (count, String::new(), ""),
+            Queries::Ragged { longest, rows, .. } => (longest, format!("q_rows={rows} ragged"), "q_offsets=i32"),
+        };
         let words = format!(
-            "attention forward {dtype} b={B} h={H} h_kv={H_KV} s_q={queries} s_kv={s_kv} pages={pages} page_size={page_size} d={d} \
-             corner=bottom_right {options} right=0 q=bshd k=bshd v=bshd kv_lengths=i32 page_table=i32 scale={SCALE} o=bshd log_sum_exp=f32"
+            "attention forward {dtype} b={B} h={H} h_kv={H_KV} s_q={s_q} s_kv={s_kv} {ragged} pages={pages} page_size={page_size} d={d} \
+             corner=bottom_right {options} right=0 q=bshd k=bshd v=bshd kv_lengths=i32 {offsets} page_table=i32 scale={SCALE} o=bshd \
+             log_sum_exp=f32"
         );
         let problem: Problem = words.parse().unwrap_or_else(|error| panic!("{words}: {error}"));
         problem.canonical().unwrap_or_else(|error| panic!("{words}: {error}"))
+    }
+}
+
+/// Queries of the sequences.
+#[derive(Clone, Copy, Debug)]
+enum Queries {
+    /// So many of each.
+    Each(usize),
+    /// Behind each other in so many rows, where nobody checked the offsets; none has more than `longest`.
+    Ragged { offsets: [i32; B + 1], rows: usize, longest: usize },
+}
+
+impl Queries {
+    fn rows(&self) -> usize {
+        match *self {
+            Queries::Each(count) => B * count,
+            Queries::Ragged { rows, .. } => rows,
+        }
+    }
+
+    /// The rows of a sequence, worked out for itself.
+    fn of(&self, b: usize) -> Range<usize> {
+        match *self {
+            Queries::Each(count) => b * count..(b + 1) * count,
+            Queries::Ragged { offsets, rows, longest } => {
+                let within = |offset: i32| i64::from(offset).clamp(0, rows as i64) as usize;
+                let (begin, end) = (within(offsets[b]), within(offsets[b + 1]));
+                begin..if end < begin { begin } else { end.min(begin + longest) }
+            }
+        }
+    }
+
+    /// Where the log-sum-exp of a row of a sequence's head is.
+    fn total(&self, [b, h, row]: [usize; 3]) -> usize {
+        match *self {
+            Queries::Each(count) => (b * H + h) * count + row - b * count,
+            Queries::Ragged { rows, .. } => h * rows + row,
+        }
     }
 }
 
@@ -87,39 +132,46 @@ fn integers(values: &[i32]) -> Vec<u8> {
 }
 
 /// Every config of the engine in turn, one a schedule; `left` keys in front of the diagonal are attended, all without it.
-fn run<A: Algorithm>(ty: Option<Half>, told: &Told, [queries, d]: [usize; 2], left: Option<usize>, slack: f64) {
+fn run<A: Algorithm>(ty: Option<Half>, told: &Told, (queries, d): (Queries, usize), left: Option<usize>, slack: f64) {
     let dtype = ty.map_or("f32", Half::name);
     let options = left.map_or(String::new(), |left| format!("left={left}"));
     let problem = told.problem(dtype, queries, d, &options);
     let accepted = A::accept(&problem, &Arch::virtual_device(3)).unwrap_or_else(|refusal| panic!("{told:?}: {refusal}"));
     let mut numbers = Numbers::new((told.page_size * 1000) as u64 + u64::from(told.lengths[1].unsigned_abs()));
-    let rows = told.pages * told.page_size;
-    let (q, mut k, mut v) = (numbers.take(B * queries * H * d), numbers.take(rows * H_KV * d), numbers.take(rows * H_KV * d));
+    let (rows, q_rows) = (told.pages * told.page_size, queries.rows());
+    let (mut q, mut k, mut v) = (numbers.take(q_rows * H * d), numbers.take(rows * H_KV * d), numbers.take(rows * H_KV * d));
     let mut is_read = vec![false; rows];
     (0..B).for_each(|b| (0..told.keys(b)).for_each(|j| is_read[told.row(b, j)] = true));
     for row in (0..rows).filter(|&row| !is_read[row]) {
         k[row * H_KV * d..][..H_KV * d].fill(f32::NAN);
         v[row * H_KV * d..][..H_KV * d].fill(f32::INFINITY);
     }
+    for row in (0..q_rows).filter(|row| !(0..B).any(|b| queries.of(b).contains(row))) {
+        q[row * H * d..][..H * d].fill(f32::NAN);
+    }
 
-    let (mut o_right, mut lse_right) = (vec![0.0; B * queries * H * d], vec![0.0; B * H * queries]);
+    // Of rows that are in no sequence nothing is written.
+    let (mut o_right, mut lse_right) = (vec![None; q_rows * H * d], vec![None; q_rows * H]);
     for b in 0..B {
-        let keys = told.keys(b);
+        let (keys, own_rows) = (told.keys(b), queries.of(b));
+        let count = own_rows.len();
         for h in 0..H {
-            for i in 0..queries {
-                let own = ((b * queries + i) * H + h) * d;
+            for (i, row) in own_rows.clone().enumerate() {
+                let own = (row * H + h) * d;
                 let of_key = |values: &[f32], j: usize| -> Vec<f64> {
                     values[(told.row(b, j) * H_KV + h / (H / H_KV)) * d..][..d].iter().map(|&x| f64::from(x)).collect()
                 };
-                let end = (i + 1 + keys).saturating_sub(queries).min(keys);
-                let begin = left.map_or(0, |left| (i + keys).saturating_sub(queries + left));
+                let end = (i + 1 + keys).saturating_sub(count).min(keys);
+                let begin = left.map_or(0, |left| (i + keys).saturating_sub(count + left));
                 let dot = |j: usize| of_key(&k, j).iter().zip(&q[own..][..d]).map(|(k, &q)| k * f64::from(q)).sum::<f64>();
                 let scores: Vec<f64> = (begin..end).map(|j| SCALE * dot(j)).collect();
                 let lse = scores.iter().map(|s| s.exp()).sum::<f64>().ln();
-                lse_right[(b * H + h) * queries + i] = lse;
+                lse_right[queries.total([b, h, row])] = Some(lse);
+                let mut o = vec![0.0; d];
                 for (j, score) in (begin..end).zip(scores) {
-                    o_right[own..][..d].iter_mut().zip(of_key(&v, j)).for_each(|(o, v)| *o += (score - lse).exp() * v);
+                    o.iter_mut().zip(of_key(&v, j)).for_each(|(o, v)| *o += (score - lse).exp() * v);
                 }
+                o_right[own..][..d].iter_mut().zip(o).for_each(|(right, o)| *right = Some(o));
             }
         }
     }
@@ -131,6 +183,9 @@ fn run<A: Algorithm>(ty: Option<Half>, told: &Told, [queries, d]: [usize; 2], le
             memory.add(&bytes(values));
         });
         memory.add(&integers(&told.lengths));
+        if let Queries::Ragged { offsets, .. } = queries {
+            memory.add(&integers(&offsets));
+        }
         memory.add(&integers(&told.table.concat()));
         let element_bytes = if ty.is_some() { 2 } else { 4 };
         let o = memory.add_filled((o_right.len() * element_bytes) as u64, 0xff);
@@ -138,20 +193,21 @@ fn run<A: Algorithm>(ty: Option<Half>, told: &Told, [queries, d]: [usize; 2], le
         let configs = accepted.configs();
         let program = accepted.lower(&configs[number % configs.len()]).expect("lowered");
         if let Err(findings) = interp::run(&program, &Kernels::new(), &mut memory, &options) {
-            panic!("{told:?}: {findings}");
+            panic!("{told:?}: {queries:?}: {findings}");
         }
-        let element = |chunk: &[u8]| match ty {
-            Some(ty) => from_half(ty, u16::from_le_bytes([chunk[0], chunk[1]])),
-            None => f64::from(f32::from_le_bytes([chunk[0], chunk[1], chunk[2], chunk[3]])),
-        };
+        let single = |chunk: &[u8]| f64::from(f32::from_le_bytes([chunk[0], chunk[1], chunk[2], chunk[3]]));
+        let element = |chunk: &[u8]| ty.map_or_else(|| single(chunk), |ty| from_half(ty, u16::from_le_bytes([chunk[0], chunk[1]])));
         for (i, (chunk, right)) in memory.to_vec(o).chunks_exact(element_bytes).zip(&o_right).enumerate() {
             let got = element(chunk);
-            assert!((got - right).abs() <= slack * (1.0 + right.abs()), "{told:?}: o[{i}] is {got}, right is {right}");
+            let is_near =
+                right.map_or_else(|| chunk.iter().all(|&byte| byte == 0xff), |right| (got - right).abs() <= slack * (1.0 + right.abs()));
+            assert!(is_near, "{told:?}: {queries:?}: o[{i}] is {got}, right is {right:?}");
         }
-        for (i, (chunk, &right)) in memory.to_vec(lse).chunks_exact(4).zip(&lse_right).enumerate() {
-            let got = f64::from(f32::from_le_bytes([chunk[0], chunk[1], chunk[2], chunk[3]]));
-            let is_near = got == right || (got - right).abs() <= 2e-4 * (1.0 + right.abs());
-            assert!(is_near, "{told:?}: log_sum_exp[{i}] is {got}, right is {right}");
+        for (i, (chunk, right)) in memory.to_vec(lse).chunks_exact(4).zip(&lse_right).enumerate() {
+            let got = single(chunk);
+            let near = |right: f64| got == right || (got - right).abs() <= 2e-4 * (1.0 + right.abs());
+            let is_near = right.map_or_else(|| chunk.iter().all(|&byte| byte == 0xff), near);
+            assert!(is_near, "{told:?}: {queries:?}: log_sum_exp[{i}] is {got}, right is {right:?}");
         }
     }
 }
@@ -175,29 +231,70 @@ fn all() -> Vec<Told> {
 fn pages_of_all_sizes_without_tensor_cores() {
     let small = [Told::new(1, [0, 1, 40], -1).sharing(1), Told::new(3, [2, 4, 50], i32::MAX).spoiled()];
     for told in small.iter().chain(&all()) {
-        run::<Simt>(None, told, [3, 8], None, 1e-5);
+        run::<Simt>(None, told, (Queries::Each(3), 8), None, 1e-5);
     }
 }
 
 #[test]
 fn few_queries_read_pages() {
     for told in all() {
-        run::<Decode>(Some(Half::Bf16), &told, [3, 24], None, 2e-2);
+        run::<Decode>(Some(Half::Bf16), &told, (Queries::Each(3), 24), None, 2e-2);
     }
     let told = Told::new(32, [31, 100, 65], -1).sharing(2);
     // Shorter blocks, a window, and more rows than a tile has.
-    run::<Decode>(Some(Half::F16), &told, [1, 72], Some(40), 4e-3);
-    run::<Decode>(Some(Half::Bf16), &told, [40, 136], None, 2e-2);
+    run::<Decode>(Some(Half::F16), &told, (Queries::Each(1), 72), Some(40), 4e-3);
+    run::<Decode>(Some(Half::Bf16), &told, (Queries::Each(40), 136), None, 2e-2);
 }
 
 #[test]
 fn many_queries_read_pages() {
     for told in all() {
-        run::<Forward>(Some(Half::Bf16), &told, [5, 24], None, 2e-2);
+        run::<Forward>(Some(Half::Bf16), &told, (Queries::Each(5), 24), None, 2e-2);
     }
     let told = Told::new(32, [31, 200, 65], -1).sharing(2);
-    run::<Forward>(Some(Half::F16), &told, [130, 72], Some(40), 4e-3);
-    run::<Forward>(Some(Half::Bf16), &told, [20, 200], None, 2e-2);
+    run::<Forward>(Some(Half::F16), &told, (Queries::Each(130), 72), Some(40), 4e-3);
+    run::<Forward>(Some(Half::Bf16), &told, (Queries::Each(20), 200), None, 2e-2);
+}
+
+/// Rows of none in front and behind with a sequence without queries; none of none; later sequences in front; offsets below 0, falling, and beyond the rows.
+const FEW: [[i32; B + 1]; 4] = [[1, 4, 4, 9], [0, 5, 6, 11], [6, 11, 0, 6], [-7, i32::MIN, 3, i32::MAX]];
+
+fn few(offsets: [i32; B + 1]) -> Queries {
+    Queries::Ragged { offsets, rows: 11, longest: 5 }
+}
+
+#[test]
+fn ragged_queries_read_pages_without_tensor_cores() {
+    let small = [Told::new(1, [0, 1, 40], -1).sharing(1), Told::new(3, [2, 4, 50], i32::MAX).spoiled()];
+    for (number, told) in small.iter().chain(&all()).enumerate() {
+        run::<Simt>(None, told, (few(FEW[number % FEW.len()]), 8), None, 1e-5);
+    }
+}
+
+#[test]
+fn few_ragged_queries_read_pages() {
+    for (number, told) in all().iter().enumerate() {
+        run::<Decode>(Some(Half::Bf16), told, (few(FEW[number % FEW.len()]), 24), None, 2e-2);
+    }
+    let told = Told::new(32, [31, 100, 65], -1).sharing(2);
+    // More rows than a tile has: some tiles of a sequence have queries, others none.
+    let tiles = Queries::Ragged { offsets: [2, 42, 43, 62], rows: 64, longest: 40 };
+    run::<Decode>(Some(Half::F16), &told, (tiles, 72), Some(40), 4e-3);
+    run::<Decode>(Some(Half::Bf16), &told, (tiles, 136), None, 2e-2);
+}
+
+#[test]
+fn many_ragged_queries_read_pages() {
+    for (number, told) in all().iter().enumerate() {
+        run::<Forward>(Some(Half::Bf16), told, (few(FEW[number % FEW.len()]), 24), None, 2e-2);
+    }
+    let told = Told::new(32, [31, 200, 65], -1).sharing(2);
+    // Ends within tiles and at their edges, and a sequence cut to the longest.
+    for offsets in [[3, 133, 134, 199], [64, 192, 0, 63], [0, 0, 150, 200]] {
+        let queries = Queries::Ragged { offsets, rows: 200, longest: 130 };
+        run::<Forward>(Some(Half::F16), &told, (queries, 72), Some(40), 4e-3);
+    }
+    run::<Forward>(Some(Half::Bf16), &told, (Queries::Ragged { offsets: [0, 1, 65, 70], rows: 70, longest: 64 }, 200), None, 2e-2);
 }
 
 #[test]
@@ -213,7 +310,7 @@ fn boxes_divide_pages_and_blocks() {
 fn who_takes_pages() {
     let arch = Arch::h200();
     let refused = |told: &Told| {
-        let problem = told.problem("bf16", 3, 24, "");
+        let problem = told.problem("bf16", Queries::Each(3), 24, "");
         let refusals = [Decode::accept(&problem, &arch).err(), Forward::accept(&problem, &arch).err()];
         refusals.map(|refusal| refusal.map(|refusal| refusal.to_string()))
     };

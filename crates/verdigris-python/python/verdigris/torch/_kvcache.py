@@ -28,6 +28,45 @@ def _told(name, tensor, shape, batch, device):
         raise GraphError(f"{name} is on {tensor.device}, queries are on {device}")
 
 
+def _as_rows(k_cache, v_cache):
+    """Caches `[batch, positions, heads, elements]` as views `[1, heads, rows, elements]`, and how many rows lie from one batch to the next."""
+    batch, positions = k_cache.shape[:2]
+    pitches = [positions if batch < 2 or not cache.numel() else cache.stride(0) / (cache.stride(1) or 1) for cache in (k_cache, v_cache)]
+    pitch = int(pitches[0])
+    if pitches != [pitch, pitch] or pitch < positions:
+        strides = f"{k_cache.stride()} and {v_cache.stride()} for {positions} positions"
+        rule = "with cache_leftpad the batches of both lie as many whole positions apart, and not over each other"
+        raise GraphError(f"k_cache and v_cache with strides of {strides}; {rule}")
+    rows = (batch - 1) * pitch + positions if batch else 0
+    views = (cache.as_strided((rows, *cache.shape[2:]), cache.stride()[1:]).transpose(0, 1)[None] for cache in (k_cache, v_cache))
+    return (*views, pitch)
+
+
+def _behind_padding(q, k_cache, v_cache, lengths, index, leftpad, slopes, words):
+    """Attention to what is behind the padding of each cache: rows of sequences that begin where their padding ends."""
+    (batch, count), positions, device = q.shape[:2], k_cache.shape[1], q.device
+    k, v, pitch = _as_rows(k_cache, v_cache)
+    numbers = torch.arange(batch + 1, device=device, dtype=torch.int32)
+    of_cache = numbers[:-1] if index is None else index.clamp(0, k_cache.shape[0] - 1)
+    begin = of_cache * pitch + leftpad.clamp(0, positions)
+    used = (positions if lengths is None else lengths.clamp(0, positions)) - leftpad.clamp(0, positions)
+    if index is None:
+        # Caches behind each other: a sequence ends in front of the next one, and has as many keys as are used.
+        last = torch.full((1,), (batch - 1) * pitch + positions, dtype=torch.int32, device=device)
+        of_q, of_k = numbers * count, torch.cat((begin, last))
+    else:
+        # Caches in any order: between two sequences stands one without queries, whose keys are those in between, if any.
+        of_q = torch.stack((numbers[:-1], numbers[1:]), 1).flatten() * count
+        of_k = torch.stack((begin, begin + used.clamp(min=0)), 1).flatten()
+        used = None
+        slopes = slopes if slopes is None or slopes.shape[0] == 1 else slopes.repeat_interleave(2, 0)[:-1]
+    given = (x if x is None else x[:, None, None, None] for x in (of_q, of_k, used))
+    rows = q.reshape(batch * count, *q.shape[2:]).transpose(0, 1)[None]
+    o, total = _ops.attention(rows, k, v, None, slopes, *given, None, None, f"{words} longest_q={count} longest_kv={positions}")
+    o = o[0].transpose(0, 1).reshape(batch, count, *o.shape[1::2])
+    return o, total.reshape(total.shape[1], batch, count, 1).transpose(0, 1)
+
+
 def flash_attn_with_kvcache(
     q,
     k_cache,
@@ -58,14 +97,17 @@ def flash_attn_with_kvcache(
     `[positions, half of the elements that are turned]` turn them and `q` before, `q` by its own position where `causal` or `window_size` is given and by the first new
     one elsewhere. `causal` and `window_size` count from the diagonal that ends at the last query and the last key. `softcap`, `alibi_slopes` and
     `softmax_scale` are as in `flash_attn_func`. `num_splits` is taken and not used: the plan chooses. With `return_softmax_lse`: `(o, log_sum_exp)`, the second
-    `[batch, heads, positions]`.
+    `[batch, heads, positions]`. `cache_leftpad` (int32 `[batch]`) says how many positions at the begin of each sequence's cache are padding, which is not attended: a sequence
+    begins behind them, and `cache_seqlens` counts them. With a `block_table` it is refused.
+
+    Values may be a part of the keys, as of latent attention: `v_cache = k_cache[..., :512]` is read where it lies.
 
     Nothing waits for the device, and all of it may be captured in a CUDA graph. What stands in tensors is not trusted: pages and positions beyond what
-    there is count as the last, so that new positions behind a cache's end overwrite its last one, and nothing outside of caches is read or written. There are no
-    gradients. `cache_leftpad` is refused.
+    there is count as the last, so that new positions behind a cache's end overwrite its last one, and nothing outside of caches is read or written; padding counts from 0
+    up to the positions of a cache. There are no gradients.
     """
-    if cache_leftpad is not None:
-        raise UnsupportedError("flash_attn_with_kvcache with cache_leftpad is not computed by this package; sequences begin at position 0 of their cache")
+    if cache_leftpad is not None and block_table is not None:
+        raise UnsupportedError("flash_attn_with_kvcache with cache_leftpad and a block_table is not computed by this package; sequences begin at the first position of their pages")
     tensors = [("q", q), ("k_cache", k_cache), ("v_cache", v_cache)] + [(name, x) for name, x in (("k", k), ("v", v)) if x is not None]
     for name, x in tensors:
         if x.dim() != 4:
@@ -88,6 +130,8 @@ def flash_attn_with_kvcache(
         cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=device)
     if cache_seqlens is not None:
         _told("cache_seqlens", cache_seqlens, ["batch"], batch, device)
+    if cache_leftpad is not None:
+        _told("cache_leftpad", cache_leftpad, ["batch"], batch, device)
     table = block_table
     if block_table is not None:
         _told("block_table", block_table, ["batch", "pages of a sequence"], batch, device)
@@ -128,6 +172,9 @@ def flash_attn_with_kvcache(
             lengths = cache_seqlens + k.shape[1]
 
     words, alibi_slopes = _flash_words(q, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    if cache_leftpad is not None and batch and k_cache.shape[0]:
+        o, total = _behind_padding(q, k_cache, v_cache, lengths, cache_batch_idx, cache_leftpad, alibi_slopes, words)
+        return (o, total.squeeze(-1)) if return_softmax_lse else o
     beside = (None, alibi_slopes, None, None)
     lengths = None if lengths is None else lengths[:, None, None, None]
     table = None if table is None else table[:, :, None, None]

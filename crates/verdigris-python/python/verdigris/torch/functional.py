@@ -984,6 +984,13 @@ def flash_attn_func(
     return (o, total.squeeze(-1), None) if return_attn_probs else o
 
 
+def _sequence_ends(name, offsets):
+    """Where sequences begin and end."""
+    if offsets.dim() != 1 or offsets.dtype != torch.int32 or offsets.shape[0] < 1:
+        raise GraphError(f"{name} of {offsets.dtype} and {tuple(offsets.shape)}; it is int32, [sequences + 1]")
+    return offsets[:, None, None, None]
+
+
 def flash_attn_varlen_func(
     q,
     k,
@@ -1002,6 +1009,7 @@ def flash_attn_varlen_func(
     return_attn_probs=False,
     block_table=None,
     *,
+    seqused_k=None,
     state=None,
 ):
     """Attention of sequences of different lengths behind each other, as the function of this name in the package flash-attn.
@@ -1011,26 +1019,47 @@ def flash_attn_varlen_func(
     `max_seqlen_q` queries and `max_seqlen_k` keys: rows beyond belong to none. What belongs to no sequence is not written on a GPU, whatever the offsets; a
     sequence without keys gives 0. `causal`, `window_size`, `softcap`, `alibi_slopes` and `deterministic` are as in `flash_attn_func`, the diagonal
     ending at the last query and key of each sequence. With `return_attn_probs`: `(o, log_sum_exp, None)`, the second `[heads, rows]`. `dropout_p` and `state`
-    are as in `scaled_dot_product_attention`, a sequence being a batch. A `block_table` is refused.
+    are as in `scaled_dot_product_attention`, a sequence being a batch. With `seqused_k` (int32 `[sequences]`) the first so many of a sequence's keys count.
+
+    With a `block_table` (int32 `[sequences, pages of a sequence]`) keys are paged, as a serving engine keeps them: `k` and `v` are
+    `[pages, page size, heads of keys, elements]`, pages of multiples of 8 positions on tensor cores. How many keys a sequence has is told by `seqused_k` or by the
+    differences of `cu_seqlens_k`, one of both, the other one being None. `max_seqlen_k` is taken and not used then: no sequence has more keys than its line of the table
+    holds. Entries and lengths are not trusted, as in `flash_attn_with_kvcache`, and nothing waits for the device.
+
+    There are gradients where neither `block_table` nor `seqused_k` is given.
     """
-    if block_table is not None:
-        raise UnsupportedError("flash_attn_varlen_func with block_table is not computed by this package; keys and values lie behind each other")
-    if any(x.dim() != 3 for x in (q, k, v)):
-        raise GraphError("flash_attn_varlen_func of tensors that have not three dims: [rows, heads, elements]")
-    for name, offsets in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        if offsets.dim() != 1 or offsets.dtype != torch.int32 or offsets.shape[0] < 1:
-            raise GraphError(f"{name} of {offsets.dtype} and {tuple(offsets.shape)}; it is int32, [sequences + 1]")
-    if cu_seqlens_q.shape != cu_seqlens_k.shape:
+    rank, dims = (3, "[rows, heads, elements]") if block_table is None else (4, "[pages, page size, heads, elements]")
+    if q.dim() != 3 or k.dim() != rank or v.dim() != rank:
+        given = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
+        raise GraphError(f"flash_attn_varlen_func of {given}; q has three dims: [rows, heads, elements], k and v have {'three' if rank == 3 else 'four'}: {dims}")
+    of_q = _sequence_ends("cu_seqlens_q", cu_seqlens_q)
+    of_k = None if cu_seqlens_k is None else _sequence_ends("cu_seqlens_k", cu_seqlens_k)
+    if of_k is not None and cu_seqlens_q.shape != cu_seqlens_k.shape:
         raise GraphError(f"cu_seqlens of {cu_seqlens_q.shape[0]} and {cu_seqlens_k.shape[0]} elements; there are as many sequences of queries as of keys")
     for name, longest in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
         if not 0 <= int(longest) < 1 << 32:
             raise GraphError(f"{name} is {longest}; it is from 0 to below 2^32")
+    sequences = cu_seqlens_q.shape[0] - 1
+    for name, told, shape in (("seqused_k", seqused_k, "[sequences]"), ("block_table", block_table, "[sequences, pages of a sequence]")):
+        if told is not None and (told.dtype != torch.int32 or told.dim() != shape.count(",") + 1 or told.shape[0] != sequences):
+            raise GraphError(f"{name} of {told.dtype} and {tuple(told.shape)} for {sequences} sequences; it is int32, {shape}")
+    longest, table = f" longest_q={int(max_seqlen_q)}", None
+    if block_table is not None:
+        if (cu_seqlens_k is None) == (seqused_k is None):
+            raise GraphError("cu_seqlens_k and seqused_k with a block_table, or neither; one of both tells how many keys a sequence has")
+        lengths, of_k, table = (torch.diff(cu_seqlens_k) if seqused_k is None else seqused_k), None, block_table[:, :, None, None]
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+    elif of_k is None:
+        raise GraphError("cu_seqlens_k is None without a block_table; it tells where the keys of each sequence are")
+    else:
+        lengths, longest = seqused_k, f"{longest} longest_kv={int(max_seqlen_k)}"
+        k, v = k.transpose(0, 1)[None], v.transpose(0, 1)[None]
+    lengths = None if lengths is None else lengths[:, None, None, None]
     dropout, state = _dropout_of(dropout_p, state, q)
     words, alibi_slopes = _flash_words(q, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout)
-    words += f" longest_q={int(max_seqlen_q)} longest_kv={int(max_seqlen_k)}"
-    offsets = (x[:, None, None, None] for x in (cu_seqlens_q, cu_seqlens_k))
     with _policy.policy(_policy.get_policy().made_deterministic()) if deterministic else contextlib.nullcontext():
-        o, total = _ops.attention(*(x.transpose(0, 1)[None] for x in (q, k, v)), None, alibi_slopes, *offsets, None, None, state, words)
+        q = q.transpose(0, 1)[None]
+        o, total = _ops.attention(q, k, v, None, alibi_slopes, of_q, of_k, lengths, table, state, words + longest)
     o = o[0].transpose(0, 1)
     return (o, total[0].squeeze(-1), None) if return_attn_probs else o
 
