@@ -17,10 +17,10 @@ const NAMES: &[(&str, &str)] = &[
 
 /// Files that speak of other things by an avoided word, and why.
 const PLACES: &[(&str, &str, &str)] = &[
-    ("docs/python.md", "unfold", "a function that has PyTorch's name"),
     ("crates/verdigris-engines/src/conv/halo/pixels/kernel.rs", "slab", "names of shared memory, which are part of a kernel's text"),
     ("crates/verdigris-engines/src/conv/halo/filter/kernel.rs", "slab", "names of shared memory, which are part of a kernel's text"),
     ("crates/verdigris-engines/src/conv/implicit_gemm/producer.rs", "slab", "names of shared memory, which are part of a kernel's text"),
+    ("docs/python.md", "unfold", "a function that has PyTorch's name"),
 ];
 
 /// Documents beside `docs/` that are held to the glossary.
