@@ -176,7 +176,8 @@ mod tests {
         {
             assert_eq!(found(PATH, text), [""; 0], "{text}");
         }
-        for path in ["CHANGELOG.md", "cases/conv.toml", "bench/record/a.md", PLACES[0].0] {
+        let excepted = PLACES.iter().filter(|(_, word, _)| *word == "slab").map(|(path, ..)| *path);
+        for path in ["CHANGELOG.md", "cases/conv.toml", "bench/record/a.md"].into_iter().chain(excepted) {
             assert_eq!(found(path, "a slab"), [""; 0], "{path}");
         }
     }

@@ -75,9 +75,9 @@ pub const NAMES: &[&str] = &[
     "log filter line",
     "dilation",
     "padding",
-    "even rows",
-    "even columns",
-    "even depth",
+    "log alignment rows",
+    "log alignment columns",
+    "log alignment depth",
 ];
 
 /// The logarithm to base 2 of what is at least a very small number.
@@ -171,9 +171,9 @@ pub(crate) fn of(work: &Work, parts: &Parts, arch: &Arch) -> Option<[f32; NAMES.
         log(shape.filter[0].max(1.0)),
         shape.filter[1],
         shape.filter[2],
-        shape.even[0],
-        shape.even[1],
-        shape.even[2],
+        shape.alignment_log2[0],
+        shape.alignment_log2[1],
+        shape.alignment_log2[2],
     ];
     Some(features.map(|feature| feature as f32))
 }

@@ -14,7 +14,7 @@ pub(super) static H200: Network = Network {
 "promoted", "epilogue operands", "streams", "log store bytes", "exposed", "log taps", "log stride", "log width",
 "log loaded at once", "log step cycles", "log wave shared", "log wave panels", "log read by waves", "wave memory share",
 "epilogue steps", "dgrad", "wgrad", "log channels in", "log channels out", "log image", "image dims", "log filter line",
-"dilation", "padding", "even rows", "even columns", "even depth",
+"dilation", "padding", "log alignment rows", "log alignment columns", "log alignment depth",
 ],
     mean: [
 5.19875, 0.40378, 0.05032, 0.52099, 0.06565, 0.47829, 0.27414, 0.1974, 0.13046, 0.27787, 0.15628, 0.40413, 5.34078,

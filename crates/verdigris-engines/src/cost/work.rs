@@ -138,17 +138,18 @@ pub struct Shape {
     pub image: [f64; 2],
     /// Elements of a line of the filter, the largest dilation, and the most zeros in front of x.
     pub filter: [f64; 3],
-    /// How often 2 divides what lines of tensors hold: rows, columns and depth of a product; channels of x and of y and a line of y of a convolution. At most 10.
-    pub even: [f64; 3],
+    /// How lines of tensors are aligned, as the logarithm to base 2 of the largest power of two that divides them in elements, at most 10: rows, columns and depth of a product;
+    /// channels of x and of y and a line of y of a convolution.
+    pub alignment_log2: [f64; 3],
 }
 
 impl Shape {
-    fn even(extents: [u64; 3]) -> [f64; 3] {
+    fn alignment_log2(extents: [u64; 3]) -> [f64; 3] {
         extents.map(|extent| f64::from(extent.trailing_zeros().min(10)))
     }
 
     fn of_gemm(gemm: &GemmProblem) -> Shape {
-        Shape { even: Shape::even([gemm.m, gemm.n, gemm.k]), ..Shape::default() }
+        Shape { alignment_log2: Shape::alignment_log2([gemm.m, gemm.n, gemm.k]), ..Shape::default() }
     }
 
     fn of_conv(conv: &ConvProblem) -> Shape {
@@ -159,7 +160,7 @@ impl Shape {
             channels: [conv.c, conv.k].map(|channels| (channels / conv.groups.max(1)) as f64),
             image: [conv.input.iter().product::<u64>() as f64, wide as f64],
             filter: [conv.filter[2] as f64, most(conv.dilations), most(conv.pads_before)],
-            even: Shape::even([conv.c, conv.k, conv.output[2]]),
+            alignment_log2: Shape::alignment_log2([conv.c, conv.k, conv.output[2]]),
         }
     }
 }

@@ -155,9 +155,7 @@ impl Layout {
             ..base
         }
     }
-}
 
-impl Layout {
     /// The bytes of a step that the CTAs of a wave read, each counted once: those of the rows and columns of tiles that a wave covers.
     fn wave_bytes(&self, spec: &MainLoopSpec, workers: u32, rows: f64, columns: f64) -> f64 {
         let Layout { schedule, grid, .. } = self;

@@ -548,7 +548,7 @@ impl Drawing {
     fn of(function: &Function, given: &[Option<Input>], wanted: Option<usize>) -> Result<Drawing, Error> {
         let mut room = [None; MAX_INPUTS];
         let Some(places) = room.get_mut(..given.len()) else {
-            return Err(unfit(format_args!("{} tensors", given.len()), "a function reads at most 8"));
+            return Err(unfit(format_args!("{} tensors", given.len()), "a function reads at most 11"));
         };
         places.copy_from_slice(given);
         let g = GraphBuilder::new(function.name());

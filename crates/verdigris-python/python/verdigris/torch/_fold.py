@@ -151,23 +151,13 @@ class _Fold(torch.autograd.Function):
         return _ops._namespace.unfold.default(dy, ctx.attributes), None, None
 
 
-def _differentiable(name, function):
-    def autograd(x, *others):
-        if torch.is_grad_enabled() and x.requires_grad:
-            return function.apply(x, *others)
-        with torch._C._AutoDispatchBelowAutograd():
-            return getattr(_ops._namespace, name).default(x, *others)
-
-    return autograd
-
-
 _ops._library.define("unfold(Tensor x, str attributes) -> Tensor")
 _ops._library.define("fold(Tensor x, str attributes, SymInt[] dims) -> Tensor")
 for _key in ("CPU", "CUDA"):
     _ops._library.impl("unfold", _unfold, _key)
     _ops._library.impl("fold", _fold, _key)
-_ops._library.impl("unfold", _differentiable("unfold", _Unfold), "Autograd")
-_ops._library.impl("fold", _differentiable("fold", _Fold), "Autograd")
+_ops._library.impl("unfold", _ops._differentiable("unfold", _Unfold), "Autograd")
+_ops._library.impl("fold", _ops._differentiable("fold", _Fold), "Autograd")
 _ops._register_fake("unfold", _unfold_fake)
 _ops._register_fake("fold", _fold_fake)
 

@@ -291,6 +291,18 @@ def _is_channels_last(tensor):
     return is_inside and images != 0 and tensor.numel() != 0 and pixel * max(tensor.shape[2], 1) != channel
 
 
+def _differentiable(name, function):
+    """What an operator is to autograd whose one tensor with a gradient is the first, and whose forward and backward are those of a `torch.autograd.Function`."""
+
+    def autograd(x, *others):
+        if torch.is_grad_enabled() and x.requires_grad:
+            return function.apply(x, *others)
+        with torch._C._AutoDispatchBelowAutograd():
+            return getattr(_namespace, name).default(x, *others)
+
+    return autograd
+
+
 def _in_format(x, shape, is_last):
     """An empty tensor of that shape beside `x`."""
     if is_last and len(shape) == 3:

@@ -124,23 +124,13 @@ class _UnpoolGradient(torch.autograd.Function):
         return _ops._namespace.max_unpool.default(dx, *ctx.saved_tensors, ctx.attributes, ctx.dims), None, None
 
 
-def _differentiable(name, function):
-    def autograd(x, *others):
-        if torch.is_grad_enabled() and x.requires_grad:
-            return function.apply(x, *others)
-        with torch._C._AutoDispatchBelowAutograd():
-            return getattr(_ops._namespace, name).default(x, *others)
-
-    return autograd
-
-
 _ops._library.define("max_unpool(Tensor x, Tensor index, str attributes, SymInt[] dims) -> Tensor")
 _ops._library.define("max_unpool_backward(Tensor dy, Tensor index, str attributes) -> Tensor")
 for _key in ("CPU", "CUDA"):
     _ops._library.impl("max_unpool", _unpool, _key)
     _ops._library.impl("max_unpool_backward", _unpool_gradient, _key)
-_ops._library.impl("max_unpool", _differentiable("max_unpool", _Unpool), "Autograd")
-_ops._library.impl("max_unpool_backward", _differentiable("max_unpool_backward", _UnpoolGradient), "Autograd")
+_ops._library.impl("max_unpool", _ops._differentiable("max_unpool", _Unpool), "Autograd")
+_ops._library.impl("max_unpool_backward", _ops._differentiable("max_unpool_backward", _UnpoolGradient), "Autograd")
 _ops._register_fake(
     "max_unpool", lambda x, index, attributes, dims: _ops._in_format(x, (*x.shape[:2], *dims), _ops._is_channels_last(index))
 )
