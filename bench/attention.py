@@ -1,10 +1,13 @@
 """Attention beside its peers: `python bench/attention.py OUT.jsonl SECONDS [FILTER]`, with the Python package installed, on a GPU.
 
-Sides are `verdigris.torch.functional`, planned by estimate; PyTorch's `scaled_dot_product_attention` with cuDNN and with FlashAttention-2; and FlashAttention-4
-(`flash_attn.cute`) where it can be imported and takes the row. One head of the last batch is held against f64 (relative norm of the difference, of the result
-and of each gradient) before anything is timed; then all sides take turns, in blocks of about 8 ms, and medians are kept. Operands rotate where they would stay
+Sides are `verdigris.torch.functional`, planned by estimate; PyTorch's `scaled_dot_product_attention` with cuDNN and with FlashAttention-2, of ragged rows its
+`varlen_attn` (FlashAttention-2's kernels); and FlashAttention-4 (`flash_attn.cute`) where it can be imported and takes the row. One head of the last batch is held against f64 (relative norm of the difference, of the result
+and of each gradient; with dropout the difference from what our own mask says, of ours alone) before anything is timed; then all sides take turns, in blocks of about 8 ms, and medians are kept. Operands rotate where they would stay
 in the L2. Calls shorter than 60 µs are replayed as CUDA graphs on every side that can be captured. A causal row counts half of the products and a row with
 a window what lies inside of it, a gradient two and a half times those of its forward call; decoding counts the bytes of keys and values.
+
+Sequences of ragged and of paged rows have from a quarter of the row's positions to all of them, the last one all; their pages lie in the cache in random order. No
+peer in PyTorch pages keys, so a paged row stands beside SDPA on caches of the same extents that are not paged, with a mask of lengths where lengths differ (`mask`).
 """
 
 import dataclasses
@@ -19,6 +22,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import verdigris.torch.functional as ours
+from verdigris.torch import flash_attn_with_kvcache
 
 try:
     from flash_attn.cute import flash_attn_func as frontier
@@ -47,10 +51,15 @@ class Row:
     cap: float | None = None
     bias: bool = False
     backward: bool = True
+    dropout: float = 0.0
+    page: int | None = None
+    ragged: bool = False
+    bias_gradient: bool = False
 
     def __str__(self):
         words = [f"{self.b}", f"{self.h}/{self.h_kv}", f"{self.s}x{self.s_kv}", f"{self.d}/{self.d_v}", self.dtype]
-        marks = [(self.causal, "causal"), (self.window, f"window{self.window}"), (self.cap, "cap"), (self.bias, "bias")]
+        marks = [(self.causal, "causal"), (self.window, f"window{self.window}"), (self.cap, "cap"), (self.bias, "bias"), (self.bias_gradient, "dbias")]
+        marks += [(self.dropout, f"dropout{self.dropout}"), (self.page, f"paged{self.page}"), (self.ragged, "ragged")]
         return " ".join(words + [word for has, word in marks if has])
 
     @property
@@ -107,6 +116,17 @@ ROWS = [
     decoding(64, 32, 8, 1, 256),
     decoding(1, 16, 16, 1, 8192, 192, 128),
     decoding(1, 64, 8, 64, 8192, causal=True),
+    decoding(32, 32, 8, 1, 8192, page=64),
+    decoding(64, 32, 8, 1, 2048, page=16),
+    decoding(8, 32, 8, 4, 8192, causal=True, page=64),
+    Row(8, 32, 8, 2048, 2048, 128, 128, True, backward=False, page=64, ragged=True),
+    Row(32, 32, 8, 512, 4096, 128, 128, True, backward=False, page=64, ragged=True),
+    Row(8, 32, 8, 2048, 2048, 128, 128, True, ragged=True),
+    Row(32, 16, 16, 512, 512, 64, 64, True, ragged=True),
+    Row(4, 16, 16, 4096, 4096, 128, 128, True, dropout=0.1),
+    Row(4, 32, 32, 4096, 4096, 64, 64, dropout=0.1),
+    Row(4, 16, 16, 1024, 1024, 128, 128, bias=True, bias_gradient=True),
+    Row(256, 6, 6, 49, 49, 32, 32, bias=True, bias_gradient=True),
 ]
 
 
@@ -158,67 +178,196 @@ def timed_us(calls, blocks):
 
 
 def allowed(row, device):
-    """Which keys each query attends to: a causal diagonal ends at the last query and the last key of decoding, and begins at the first of both elsewhere."""
+    """Which keys each query attends to: a causal diagonal ends at the last query and the last key of decoding, of windows and of sequences, and begins at the first of both elsewhere."""
     if not row.causal:
         return None
-    i = torch.arange(row.s, device=device)[:, None] + (row.s_kv - row.s if row.decodes or row.window is not None else 0)
+    i = torch.arange(row.s, device=device)[:, None] + (row.s_kv - row.s if row.decodes or row.window is not None or row.ragged or row.page else 0)
     j = torch.arange(row.s_kv, device=device)[None]
     return (j <= i) & (j >= i - row.window) if row.window is not None else j <= i
 
 
-def exact(row, q, k, v, d_o, bias):
-    """Result and gradients of the last head of the last batch, in f64."""
-    kv_head = (row.h - 1) * row.h_kv // row.h
-    own = [x.detach()[-1, head].double().requires_grad_() for x, head in ((q, row.h - 1), (k, kv_head), (v, kv_head))]
+def exact(row, q, k, v, d_o, bias, mask):
+    """Result and gradients of one head `[positions, elements]`, in f64."""
+    own = [x.detach().double().requires_grad_() for x in ([q, k, v] if bias is None else [q, k, v, bias])]
     scores = own[0] @ own[1].T * row.d**-0.5
     if row.cap:
         scores = row.cap * (scores / row.cap).tanh()
     if bias is not None:
-        scores = scores + bias[-1, -1].double()
+        scores = scores + own[3]
     if row.causal:
         scores = scores.masked_fill(~allowed(row, q.device), float("-inf"))
-    result = scores.softmax(-1) @ own[2]
-    gradients = torch.autograd.grad(result, own, d_o[-1, -1].double()) if row.backward else []
+    weights = scores.softmax(-1)
+    if mask is not None:
+        weights = weights * mask / (1.0 - row.dropout)
+    result = weights @ own[2]
+    gradients = torch.autograd.grad(result, own, d_o.double()) if row.backward else []
     return [result.detach(), *gradients]
 
 
-def errors(row, side, operands, d_o, truth):
-    result = side(0)
-    found = [result.detach(), *(torch.autograd.grad(result, operands, d_o) if row.backward else [])]
-    # Of grouped heads the gradients of keys and values are sums over a group.
-    names = ("o", "dq", "dk", "dv") if row.h == row.h_kv else ("o", "dq")
-    return {name: float((x[-1, -1].double() - t).norm() / t.norm()) for name, x, t in zip(names, found, truth)}
+class Dense:
+    """Sequences of one length, `[batch, heads, positions, elements]`."""
+
+    def __init__(self, row, device):
+        self.row = row
+        new = lambda *dims: torch.randn(*dims, device=device, dtype=TYPES[row.dtype])
+        extents = ((row.b, row.h, row.s, row.d), (row.b, row.h_kv, row.s_kv, row.d), (row.b, row.h_kv, row.s_kv, row.d_v))
+        self.copies = [[new(*dims).requires_grad_(row.backward) for dims in extents] for _ in range(copies_of(row))]
+        self.d_o = new(row.b, row.h, row.s, row.d_v)
+        self.bias = new(row.b if row.bias_gradient else 1, row.h, row.s, row.s_kv).requires_grad_(row.bias_gradient) if row.bias else None
+        self.state = torch.tensor([7, 0, 0, 0], dtype=torch.int32, device=device) if row.dropout else None
+
+    def operands(self, i):
+        return self.copies[i % len(self.copies)] + ([self.bias] if self.row.bias_gradient else [])
+
+    def own(self, i):
+        row, operands = self.row, self.copies[i % len(self.copies)]
+        if self.is_of_flash:
+            return ours.flash_attn_func(*(x.transpose(1, 2) for x in operands), **self.flash).transpose(1, 2)
+        words = dict(dropout_p=row.dropout, state=self.state) if row.dropout else {}
+        return ours.scaled_dot_product_attention(*operands, attn_mask=self.bias, is_causal=row.causal, enable_gqa=row.h != row.h_kv, **words)
+
+    @property
+    def is_of_flash(self):
+        return self.row.window is not None or self.row.cap or (self.row.decodes and self.row.causal)
+
+    @property
+    def flash(self):
+        row = self.row
+        return dict(causal=row.causal, window_size=(row.window, 0) if row.window is not None else (-1, -1), softcap=row.cap or 0.0)
+
+    def peers(self):
+        row = self.row
+
+        def with_backend(backend):
+            def call(i):
+                with sdpa_kernel(backend):
+                    return functional.scaled_dot_product_attention(
+                        *self.copies[i % len(self.copies)],
+                        attn_mask=self.bias,
+                        is_causal=row.causal,
+                        enable_gqa=row.h != row.h_kv,
+                        dropout_p=row.dropout,
+                    )
+
+            return call
+
+        def of_frontier(i):
+            options = {**self.flash, "window_size": (row.window, 0) if row.window is not None else (None, None)}
+            found = frontier(*(x.transpose(1, 2) for x in self.copies[i % len(self.copies)]), **options)
+            return (found[0] if isinstance(found, tuple) else found).transpose(1, 2)
+
+        backends = {**PEERS, **({"efficient": SDPBackend.EFFICIENT_ATTENTION} if row.bias else {})}
+        found = {} if self.is_of_flash else {name: with_backend(backend) for name, backend in backends.items()}
+        if frontier is not None and self.bias is None and not row.dropout:
+            found["fa4"] = of_frontier
+        return found
+
+    def judged(self):
+        """Operands of the last head of the last batch, the gradient of its result, its bias, and what dropout keeps of it."""
+        row = self.row
+        q, k, v = self.copies[0]
+        kv_head = (row.h - 1) * row.h_kv // row.h
+        mask = None
+        if row.dropout:
+            mask = ours.attention_dropout_mask(self.state, (row.b, row.h, row.s, row.s_kv), row.dropout)[-1, -1] if row.s <= 1024 else None
+        return (q[-1, -1], k[-1, kv_head], v[-1, kv_head]), self.d_o[-1, -1], None if self.bias is None else self.bias[-1, -1], mask
+
+    def last(self, x):
+        return x[-1, -1]
 
 
-def sides_of(row, copies, bias, facts):
+class Sequences:
+    """Sequences of different lengths: behind each other (`ragged`), of pages (`page`), or queries behind each other that attend to paged keys."""
+
+    def __init__(self, row, device):
+        self.row = row
+        chance = torch.Generator().manual_seed(row.b * row.s_kv)
+        drawn = lambda most: [int(x) for x in torch.randint(max(1, most // 4), most + 1, (row.b - 1,), generator=chance)] + [most]
+        self.keys = drawn(row.s_kv)
+        own = self.keys if row.s == row.s_kv else [min(a, b) for a, b in zip(drawn(row.s), self.keys)]
+        self.queries = own if row.ragged else [row.s] * row.b
+        ends = lambda lengths: torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
+        self.of_q, self.of_k = ends(self.queries), ends(self.keys)
+        self.lengths = torch.tensor(self.keys, dtype=torch.int32, device=device)
+        new = lambda *dims: torch.randn(*dims, device=device, dtype=TYPES[row.dtype]).requires_grad_(row.backward)
+        rows_q = (sum(self.queries),) if row.ragged else (row.b, row.s)
+        if row.page:
+            pages = -(-row.s_kv // row.page)
+            self.table = torch.randperm(row.b * pages, generator=chance).to(torch.int32).view(row.b, pages).to(device)
+            rows_kv = (row.b * pages, row.page)
+        else:
+            rows_kv = (sum(self.keys),)
+        extents = ((*rows_q, row.h, row.d), (*rows_kv, row.h_kv, row.d), (*rows_kv, row.h_kv, row.d_v))
+        self.copies = [[new(*dims) for dims in extents] for _ in range(copies_of(row))]
+        self.d_o = torch.randn(*rows_q, row.h, row.d_v, device=device, dtype=TYPES[row.dtype])
+
+    def operands(self, i):
+        return self.copies[i % len(self.copies)]
+
+    def own(self, i):
+        row, (q, k, v) = self.row, self.operands(i)
+        if not row.ragged:
+            return flash_attn_with_kvcache(q, k, v, cache_seqlens=self.lengths, block_table=self.table, causal=row.causal)
+        if row.page:
+            return ours.flash_attn_varlen_func(
+                q, k, v, self.of_q, None, row.s, row.s_kv, causal=row.causal, block_table=self.table, seqused_k=self.lengths
+            )
+        return ours.flash_attn_varlen_func(q, k, v, self.of_q, self.of_k, row.s, row.s_kv, causal=row.causal)
+
+    def peers(self):
+        row = self.row
+        if row.page:
+            return {} if row.ragged else self._without_pages()
+
+        def ragged(i):
+            from torch.nn.attention.varlen import varlen_attn
+
+            return varlen_attn(*self.operands(i), self.of_q, self.of_k, row.s, row.s_kv, is_causal=row.causal)
+
+        return {"flash2": ragged}
+
+    def _without_pages(self):
+        """SDPA on caches that are not paged, with a mask of lengths."""
+        row = self.row
+        new = lambda heads, d: torch.randn(row.b, heads, row.s_kv, d, device=self.lengths.device, dtype=TYPES[row.dtype])
+        caches = [(new(row.h_kv, row.d), new(row.h_kv, row.d_v)) for _ in self.copies]
+        at = torch.arange(row.s_kv, device=self.lengths.device)[None, None, None]
+        last = self.lengths[:, None, None, None] - (row.s - 1 - torch.arange(row.s, device=self.lengths.device)[:, None] if row.causal else 0)
+        mask = at < last
+
+        def with_backend(backend):
+            def call(i):
+                k, v = caches[i % len(caches)]
+                with sdpa_kernel(backend):
+                    q = self.operands(i)[0].transpose(1, 2)
+                    return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=row.h != row.h_kv).transpose(1, 2)
+
+            return call
+
+        return {"cudnn (mask)": with_backend(SDPBackend.CUDNN_ATTENTION), "efficient (mask)": with_backend(SDPBackend.EFFICIENT_ATTENTION)}
+
+    def judged(self):
+        row, (q, k, v) = self.row, self.copies[0]
+        kv_head = (row.h - 1) * row.h_kv // row.h
+        of_last = (lambda x: x[self.table[-1].long()].flatten(0, 1)[: row.s_kv]) if row.page else (lambda x: x[-row.s_kv :])
+        return (self.last(q), of_last(k)[:, kv_head], of_last(v)[:, kv_head]), self.last(self.d_o), None, None
+
+    def last(self, x):
+        """The last head of the last sequence, which has all positions; of keys that are not paged too."""
+        if x.dim() == 4:
+            return x[-1, :, -1]
+        return x[-self.queries[-1] if x.shape[0] == sum(self.queries) else -self.keys[-1] :, -1]
+
+
+def copies_of(row):
+    once_bytes = row.cache_bytes + 4.0 * row.b * row.h * row.s * row.d
+    return max(1, min(64, int(ROTATED_BYTES / once_bytes) + 1))
+
+
+def sides_of(case, facts):
     """A call for each side, of a number that picks the operands."""
-    words = dict(is_causal=row.causal, enable_gqa=row.h != row.h_kv)
-    flash = dict(causal=row.causal, window_size=(row.window, 0) if row.window is not None else (-1, -1), softcap=row.cap or 0.0)
-    of_flash = row.window is not None or row.cap or (row.decodes and row.causal)
-    heads_last = lambda i: [x.transpose(1, 2) for x in copies[i % len(copies)]]
-
-    def own(i):
-        if of_flash:
-            return ours.flash_attn_func(*heads_last(i), **flash).transpose(1, 2)
-        return ours.scaled_dot_product_attention(*copies[i % len(copies)], attn_mask=bias, **words)
-
-    def peer(backend):
-        def call(i):
-            with sdpa_kernel(backend):
-                return functional.scaled_dot_product_attention(*copies[i % len(copies)], attn_mask=bias, **words)
-
-        return call
-
-    def of_frontier(i):
-        options = {**flash, "window_size": (row.window, 0) if row.window is not None else (None, None)}
-        found = frontier(*heads_last(i), **options)
-        return (found[0] if isinstance(found, tuple) else found).transpose(1, 2)
-
-    sides = {"ours": own}
-    peers = {} if of_flash else {name: peer(backend) for name, backend in PEERS.items()}
-    if frontier is not None and bias is None:
-        peers["fa4"] = of_frontier
-    for name, call in peers.items():
+    sides = {"ours": case.own}
+    for name, call in case.peers().items():
         try:
             call(0)
             torch.cuda.synchronize()
@@ -228,41 +377,58 @@ def sides_of(row, copies, bias, facts):
     return sides
 
 
+def errors(case, name, side, truth, kept):
+    row = case.row
+    if "mask" in name or (row.dropout and (name != "ours" or kept is None)):
+        return {}
+    result = side(0)
+    found = [result.detach(), *(torch.autograd.grad(result, case.operands(0), case.d_o) if row.backward else [])]
+    # Of grouped heads the gradients of keys and values are sums over a group.
+    names = ("o", "dq", "dk", "dv", "dbias") if row.h == row.h_kv else ("o", "dq")
+    return {name: float((case.last(x).double() - t).norm() / t.norm()) for name, x, t in zip(names, found, truth)}
+
+
 def measure(row, device):
     facts = dataclasses.asdict(row)
-    new = lambda *dims: torch.randn(*dims, device=device, dtype=TYPES[row.dtype])
-    extents = ((row.b, row.h, row.s, row.d), (row.b, row.h_kv, row.s_kv, row.d), (row.b, row.h_kv, row.s_kv, row.d_v))
-    once_bytes = row.cache_bytes + 4.0 * row.b * row.h * row.s * row.d
-    count = max(1, min(64, int(ROTATED_BYTES / once_bytes) + 1))
-    copies = [[new(*dims).requires_grad_(row.backward) for dims in extents] for _ in range(count)]
-    d_o = new(row.b, row.h, row.s, row.d_v)
-    bias = new(1, row.h, row.s, row.s_kv) if row.bias else None
-    sides = sides_of(row, copies, bias, facts)
-    truth = exact(row, *copies[0], d_o, bias)
-    facts["error"] = {name: errors(row, side, copies[0], d_o, truth) for name, side in sides.items()}
+    case = (Sequences if row.ragged or row.page else Dense)(row, device)
+    count = len(case.copies)
+    sides = sides_of(case, facts)
+    heads, d_o, bias, kept = case.judged()
+    truth = exact(row, *heads, d_o, bias, kept)
+    facts["error"] = {name: errors(case, name, side, truth, kept) for name, side in sides.items()}
     del truth
     torch.cuda.empty_cache()
     with torch.no_grad():
         facts["forward_us"], facts["forward_replayed"] = timed_us(sides, 8)
-    ways = [("forward", row.flops)]
+    flops, cache_bytes = row.flops, row.cache_bytes
+    if isinstance(case, Sequences):
+        pairs = [q * k - (q * (q - 1) / 2 if row.causal else 0) for q, k in zip(case.queries, case.keys)]
+        flops, cache_bytes = 2.0 * sum(pairs) * row.h * (row.d + row.d_v), cache_bytes * sum(case.keys) / (row.b * row.s_kv)
+    ways = [("forward", flops)]
     if row.backward:
         results = {name: [side(i) for i in range(count)] for name, side in sides.items()}
         gradients = {
-            name: (lambda i, y=y: torch.autograd.grad(y[i % count], copies[i % count], d_o, retain_graph=True)) for name, y in results.items()
+            name: (lambda i, y=y: torch.autograd.grad(y[i % count], case.operands(i), case.d_o, retain_graph=True)) for name, y in results.items()
         }
         times, replayed = {}, False
+        for name, call in list(gradients.items()):
+            try:
+                call(0)
+            except RuntimeError as refusal:
+                facts[f"{name}_backward_refused"] = str(refusal).splitlines()[0][:80]
+                del gradients[name]
         try:
             times, replayed = timed_us(gradients, 5)
         except RuntimeError as refusal:
             facts["backward_refused"] = str(refusal).splitlines()[0][:80]
         facts["backward_us"], facts["backward_replayed"] = times, replayed
-        ways.append(("backward", 2.5 * row.flops))
+        ways.append(("backward", 2.5 * flops))
     for way, flops in ways:
         facts[f"{way}_tflops"] = {name: flops / us / 1e6 for name, us in facts[f"{way}_us"].items()}
         peers = [us for name, us in facts[f"{way}_us"].items() if name != "ours"]
-        facts[f"{way}_ratio"] = min(peers) / facts[f"{way}_us"]["ours"] if peers else None
+        facts[f"{way}_ratio"] = min(peers) / facts[f"{way}_us"]["ours"] if peers and "ours" in facts[f"{way}_us"] else None
     if row.decodes:
-        facts["cache_gbs"] = {name: row.cache_bytes / us / 1e3 for name, us in facts["forward_us"].items()}
+        facts["cache_gbs"] = {name: cache_bytes / us / 1e3 for name, us in facts["forward_us"].items()}
     return facts
 
 
@@ -294,7 +460,7 @@ def main():
                 continue
             record.write(json.dumps(facts) + "\n")
             record.flush()
-            peers = [facts["error"][name] for name in facts["error"] if name != "ours"]
+            peers = [error for name, error in facts["error"].items() if name != "ours" and error]
             worst = max((x / min(peer[name] for peer in peers) for name, x in facts["error"]["ours"].items()), default=0.0) if peers else float("nan")
             (forward, ahead), (backward, behind) = told(facts, "forward"), told(facts, "backward")
             print(f"{row!s:38} {forward:>46} {ahead:6.3f} {backward:>46} {behind:6.3f}  {worst:.2f}", flush=True)
