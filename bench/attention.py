@@ -322,7 +322,7 @@ class Sequences:
         def ragged(i):
             from torch.nn.attention.varlen import varlen_attn
 
-            return varlen_attn(*self.operands(i), self.of_q, self.of_k, row.s, row.s_kv, is_causal=row.causal)
+            return varlen_attn(*self.operands(i), self.of_q, self.of_k, row.s, row.s_kv, window_size=(-1, 0 if row.causal else -1))
 
         return {"flash2": ragged}
 

@@ -49,6 +49,10 @@ const LANES: [u32; 2] = [8, 32];
 const PARTS: [(u64, u64); 2] = [(16, 16), (4, 4)];
 /// The most parts that a reduction is cut into.
 const MOST_PARTS: u64 = 512;
+/// Threads that may take the parts of a result: as many as there are parts for, while the results have too few threads to fill the chip.
+const JOIN_TEAMS: [u32; 3] = [1, 32, THREADS];
+/// Threads of a team that joins, for all results together, at most for each SM: what it holds at a time.
+const JOINING_OF_SM: u64 = 2048;
 /// Accesses of a thread that are on their way at a time.
 const UNROLL: u32 = 4;
 
@@ -120,7 +124,7 @@ impl Algorithm for ReduceSimt {
         let stand = match config.form {
             Form::Row { team } => ("team", team),
             Form::Columns { lanes } => ("lanes", lanes),
-            Form::Join => ("team", 1),
+            Form::Join { team } => ("team", team),
         };
         Knobs::new([("vector", config.vector), stand, ("parts", config.parts as u32)])
     }
@@ -168,12 +172,13 @@ impl Algorithm for ReduceSimt {
         let most_results = kept_regions.iter().map(|region| u64::from(region.points(1))).max().unwrap_or(0);
         let scratch = (parts > 1).then(|| program.add_scratch("partial", u64::from(parts) * most_results * bytes));
         let mut spec = self.spec(config.vector, config.form);
-        let join = Spec { form: Form::Join, ..spec.clone() }.reduced_to_form();
+        let join = Spec { form: Form::Join { team: 1 }, ..spec.clone() }.reduced_to_form();
         spec.after = spec.after.filter(|_| scratch.is_none());
         let kernel = spec.clone().kernel();
         let count = p.depth() as f64;
         for kept in &kept_regions {
             let results = kept.points(1);
+            let join = join.clone().of_team(self.join_team(results, parts));
             let mut part = 0u64;
             for (reduced, &(part_depth, count_of_parts)) in reduced_regions.iter().zip(&cuts) {
                 let (outer, inner) = if self.columns { (reduced, kept) } else { (kept, reduced) };
@@ -197,7 +202,9 @@ impl Algorithm for ReduceSimt {
             if let Some(partial) = scratch {
                 let after = Some(self.after.args(&p.after, kept));
                 let args = PartsArgs { results, count, kept: kept.extents.clone(), parts, partial, after }.bound(&join);
-                program.launch(Launch::new(join.clone().kernel(), [results.div_ceil(THREADS), 1, 1], args));
+                let [_, results_of_cta] = join.form.reach(1);
+                let ctas = u64::from(results).div_ceil(results_of_cta) as u32;
+                program.launch(Launch::new(join.kernel(), [ctas, 1, 1], args));
             }
         }
         Ok(program)
@@ -218,7 +225,7 @@ impl Algorithm for ReduceSimt {
                         kernels.push(Spec::plain(f, from, to, form, false));
                         kernels.extend(form.takes_parts().then(|| Spec::plain(f, from, to, form, true)));
                     }
-                    kernels.push(Spec::plain(f, from, to, Form::Join, true));
+                    kernels.extend(JOIN_TEAMS.map(|team| Spec::plain(f, from, to, Form::Join { team }, true)));
                 }
             }
         }
@@ -236,8 +243,8 @@ enum Form {
     Row { team: u32 },
     /// `lanes` threads along results, and as many rows of them along the elements as a CTA has room for.
     Columns { lanes: u32 },
-    /// A thread a result, over the parts of it.
-    Join,
+    /// `team` threads a result, over the parts of it.
+    Join { team: u32 },
 }
 
 impl Form {
@@ -246,13 +253,17 @@ impl Form {
         match self {
             Form::Row { team } => [u64::from(team * vector), u64::from(THREADS / team)],
             Form::Columns { lanes } => [u64::from(THREADS / lanes), u64::from(lanes * vector)],
-            Form::Join => [1, u64::from(THREADS)],
+            Form::Join { team } => [1, u64::from(THREADS / team)],
         }
     }
 
     /// Whether reductions may be cut into parts: the elements of a result are enough for a CTA.
     fn takes_parts(self) -> bool {
         matches!(self, Form::Row { team: THREADS } | Form::Columns { .. })
+    }
+
+    fn is_join(self) -> bool {
+        matches!(self, Form::Join { .. })
     }
 }
 
@@ -277,13 +288,17 @@ impl Spec {
         let vector = (16 / from.bytes() as u32).min(8);
         let before = ChainSpec::plain(2, vector, vec![Step::Load(ViewSpec::plain(from))]);
         let after = ChainSpec::plain(1, 1, vec![Step::Given, Step::Store(ViewSpec::plain(to), 0)]);
-        let after = (!joined || form == Form::Join).then_some(after);
+        let after = (!joined || form.is_join()).then_some(after);
         Spec { f, double: from == DType::F64, form, ranks: [1, 1], before, value: 0, after }.reduced_to_form()
+    }
+
+    fn of_team(self, team: u32) -> Spec {
+        Spec { form: Form::Join { team }, ..self }
     }
 
     /// A join knows nothing of what was before the reduction.
     fn reduced_to_form(mut self) -> Spec {
-        if self.form == Form::Join {
+        if self.form.is_join() {
             self.before = ChainSpec { rank: 0, vector: 1, narrow: true, paths: Vec::new(), steps: Vec::new() };
             self.value = 0;
             self.ranks[1] = 0;
@@ -295,7 +310,8 @@ impl Spec {
         let form = match self.form {
             Form::Row { team } => format!("row{team}"),
             Form::Columns { lanes } => format!("columns{lanes}"),
-            Form::Join => "join".to_owned(),
+            Form::Join { team: 1 } => "join".to_owned(),
+            Form::Join { team } => format!("join{team}"),
         };
         let double = if self.double { "_f64" } else { "" };
         let [kept, reduced] = self.ranks;
@@ -318,7 +334,7 @@ impl Spec {
 
     fn build(&self) -> KernelBody {
         let header = Header { name: self.name(), target: self.target(), threads: THREADS, min_ctas: 1, cluster: 1 };
-        build(header, |k| match (self.form == Form::Join, self.double) {
+        build(header, |k| match (self.form.is_join(), self.double) {
             (false, false) => self.elements::<f32>(k),
             (false, true) => self.elements::<f64>(k),
             (true, false) => self.join::<f32>(k),
@@ -401,24 +417,41 @@ impl Spec {
         });
     }
 
-    /// A thread adds up the parts of a result.
+    /// A team adds up the parts of a result: each thread every so many, then all together.
     fn join<'k, T: Compute>(&self, k: Kernel<'k>) {
         let Parts { results, count, kept, parts, partial, after } = Parts::declare(k, self);
-        let Some(after) = after else { return };
+        let (Some(after), Form::Join { team }) = (after, self.form) else { return };
         let bytes = T::TY.bytes();
-        let result = k.cta() * THREADS + k.thread();
-        k.when(result.lt(results), || {
-            let whole = k.var(self.identity::<T>(k));
-            let place = k.var(partial.at(result, bytes));
-            k.range_unrolled(parts, UNROLL, |_| {
+        let (member, result) = (k.thread() & (team - 1), k.cta() * (THREADS / team) + (k.thread() >> team.ilog2()));
+        let has_result = result.lt(results);
+        let whole = k.var(self.identity::<T>(k));
+        // Threads of a team stay together, so those without a result add up another's.
+        let mine = if team == 1 { result } else { result.min(results - 1) };
+        let add_up = || {
+            let place = k.var(partial.at(mine, bytes) + member.mul_wide(results) * u64::from(bytes));
+            let turns = (parts - member + (team - 1)) >> team.ilog2();
+            let turns = if team == 1 { parts } else { k.select(member.lt(parts), turns, 0u32) };
+            k.range_unrolled(turns, UNROLL, |_| {
                 whole.set(self.combine(whole.get(), k.ld_global::<T>(place, 0)));
-                place.set(place + results.mul_wide(bytes));
+                place.set(place + results.mul_wide(team * bytes));
             });
-            let value = AnyVal::of(self.finish(whole.get(), count));
+        };
+        let deliver = |whole: Val<'k, T>| {
+            let value = AnyVal::of(self.finish(whole, count));
             let index = kept.index(result);
             let fetched = after.fetch(&index);
             after.run(&index, &fetched, &[value]);
-        });
+        };
+        if team == 1 {
+            k.when(has_result, || {
+                add_up();
+                deliver(whole.get());
+            });
+            return;
+        }
+        add_up();
+        let whole = lanes::over_team(k, team, whole.get(), &|x, y| self.combine(x, y));
+        k.when(member.eq(0) & has_result, || deliver(whole));
     }
 
     fn elements<'k, T: Compute>(&self, k: Kernel<'k>) {
@@ -502,7 +535,7 @@ impl Spec {
                     deliver(result, whole);
                 });
             }
-            Form::Join => {}
+            Form::Join { .. } => {}
         }
     }
 }
@@ -555,6 +588,13 @@ impl ReduceSimt {
         let (before, dims) = (problem.before.permuted(&order), order.iter().map(|&axis| dims[axis]).collect());
         let after = ChainSpec::of(&problem.after, &problem.kept, 1);
         ReduceSimt { problem, columns, before, dims, after, arch }
+    }
+
+    /// How many threads add up the parts of each of so many results.
+    fn join_team(&self, results: u32, parts: u32) -> u32 {
+        let most = JOINING_OF_SM * u64::from(self.arch.sm_count);
+        let fits = |team: &u32| *team <= parts && u64::from(results) * u64::from(*team) <= most;
+        JOIN_TEAMS.into_iter().rev().find(fits).unwrap_or(1)
     }
 
     /// How threads stand for accesses of `vector` elements.

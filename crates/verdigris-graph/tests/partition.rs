@@ -498,6 +498,20 @@ fn dropout_behind_a_product_is_drawn_in_its_epilogue() -> TestResult {
     g.store(dx, "dx", DType::Bf16)?;
     assert_eq!(kinds(&partition(&g.finish()?)?), ["gemm"]);
 
+    // Of many elements, by a launch of its own.
+    for (extent, parts) in [(512, &["gemm"][..]), (513, &["gemm", "map"])] {
+        let mut g = GraphBuilder::new("many");
+        let (a, b) = (g.tensor("a", DType::Bf16, rows(&[extent, 32])), g.tensor("b", DType::Bf16, rows(&[32, 512])));
+        let state = g.tensor("state", DType::I32, rows(&[4]));
+        let product = g.matmul("product", a, b, Precision::Fp32)?;
+        let y = g.dropout("dropout", product, state, 0.1)?;
+        g.store(y, "y", DType::Bf16)?;
+        let (partition, account) = verdigris_graph::pattern::partition_with_account(&g.finish()?)?;
+        assert_eq!(kinds(&partition), parts, "{extent}");
+        let is_told = account.decisions.iter().any(|decision| decision.refused.is_some_and(|rule| rule.contains("262,144 random numbers")));
+        assert_eq!(is_told, parts.len() > 1, "{extent}");
+    }
+
     let mut g = GraphBuilder::new("mask of two");
     let (a, b) = (g.tensor("a", DType::Bf16, rows(&[64, 32])), g.tensor("b", DType::Bf16, rows(&[32, 48])));
     let state = g.tensor("state", DType::I32, rows(&[4]));

@@ -75,11 +75,13 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
     let q_slots = k.shared("queries", spec.consumers * q_tile.bytes(), 1024);
     let k_slots = k.shared("keys", spec.stages * k_tile.bytes(), 1024);
     let v_slots = k.shared("values", spec.stages * v_tile.bytes(), 1024);
-    // Outputs leave through the room of the queries that they belong to.
-    let staging = Staging::within(k, q_slots, q_tile.panels(), own_barrier);
-    // Where tiles follow each other without a pause, each consumer has its own stage, and does not wait until others have ended the tile in front.
-    let q_stages = if spec.dynamic { spec.consumers } else { 1 };
-    let q_ring = Ring::new(k, q_stages, spec.consumers / q_stages, RingScope::Cta);
+    // Outputs leave through room of their own, or that of the queries that they belong to.
+    let staging = match spec.output_bytes() {
+        0 => Staging::within(k, q_slots, q_tile.panels(), own_barrier),
+        bytes => Staging::within(k, k.shared("outputs", bytes, 1024), v_tile.panels(), own_barrier),
+    };
+    // Each consumer has its own stage of queries, and does not wait until others have ended the tile in front.
+    let q_ring = Ring::new(k, spec.consumers, 1, RingScope::Cta);
     let k_ring = Ring::new(k, spec.stages, spec.consumers, RingScope::Cta);
     let v_ring = Ring::new(k, spec.stages, spec.consumers, RingScope::Cta);
     let handout = params.next_tile.map(|next| Handout::new(k, params.order.tiles, next, TILES_AHEAD, 4 * spec.consumers));
@@ -98,13 +100,10 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
         k.when(k.elect(), || {
             tiles.bring_each(|tile| {
                 let bring_queries = || {
-                    let of_stage = spec.consumers / q_stages;
-                    for stage in 0..q_stages {
-                        let full = q_cursor.acquire(of_stage * q_tile.bytes());
-                        for consumer in stage * of_stage..(stage + 1) * of_stage {
-                            let at = [tile.query_row(tile.first_query + consumer * OWN_QUERIES), tile.head, tile.map_batch(k)];
-                            q_tile.load(q_slots.address() + consumer * q_tile.bytes(), &q_map, at, full, options);
-                        }
+                    for consumer in 0..spec.consumers {
+                        let full = q_cursor.acquire(q_tile.bytes());
+                        let at = [tile.query_row(tile.first_query + consumer * OWN_QUERIES), tile.head, tile.map_batch(k)];
+                        q_tile.load(q_slots.address() + consumer * q_tile.bytes(), &q_map, at, full, options);
                         q_cursor.advance();
                     }
                 };
@@ -123,15 +122,10 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
                     bring(&v_tile, v_slots.address() + v_cursor.stage() * v_tile.bytes(), &v_map, full);
                     v_cursor.advance();
                 };
-                if spec.dynamic {
-                    // Keys and values have free slots before the outputs of the tile in front have left those of the queries.
-                    bring_block(k.constant(0));
-                    bring_queries();
-                    k.range(tile.end_block - tile.first_block - 1, |turn| bring_block(turn + 1));
-                } else {
-                    bring_queries();
-                    k.range(tile.end_block - tile.first_block, bring_block);
-                }
+                // Keys and values have free slots before those of the queries are free.
+                bring_block(k.constant(0));
+                bring_queries();
+                k.range(tile.end_block - tile.first_block - 1, |turn| bring_block(turn + 1));
             });
         });
     };
@@ -152,9 +146,12 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
         let v_low = v_tile.across(v_slots.address());
         let (q_cursor, k_cursor, v_cursor) = (q_ring.cursor(), k_ring.cursor(), v_ring.cursor());
 
-        if q_stages > 1 {
-            q_cursor.skip(warpgroup);
-        }
+        q_cursor.skip(warpgroup);
+        let release_queries = || {
+            q_cursor.release(q_cursor.stage(), thread);
+            // To the same stage of the next tile.
+            (0..spec.consumers).for_each(|_| q_cursor.advance());
+        };
 
         let multiply_keys = |stage: Val<'k, u32>| {
             let k_stage = k_low + k_tile.slots(stage);
@@ -222,13 +219,13 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
                 }
             };
             let draws = params.dropout.as_ref().map(|dropout| dropout.of_head(k, tile.batch, tile.head));
+            let block = k.var_named("block", tile.end_block - 1);
             // Behind the sums of rows, which are those without dropout.
-            let drop_some = |block: Val<'k, u32>| {
+            let drop_some = || {
                 if let Some(draws) = &draws {
                     draws.drop_keys(&scores, own_row + row, block * spec.block, column, spec.block);
                 }
             };
-            let block = k.var_named("block", tile.end_block - 1);
             // Whether the sums have been begun.
             let adds = k.var_named("adds", 0u32);
 
@@ -242,7 +239,7 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
             make_scores(block.get(), true);
             mask(block.get());
             softmax.first(&scores);
-            drop_some(block.get());
+            drop_some();
             pack();
             if let Bounds::Band(band) = &tiles.bounds {
                 // Beyond a length anything may stand, and beyond a sequence the next one: 0 · NaN is NaN. Boxes of pages behind it are of keys in front of it.
@@ -277,7 +274,7 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
                     mask(block.get());
                 }
                 let correction = softmax.next(&scores);
-                drop_some(block.get());
+                drop_some();
                 k.wgmma_wait(0);
                 v_cursor.release(v_stage, thread);
                 v_cursor.advance();
@@ -297,6 +294,10 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
                 k.while_(|| block.gt(tile.first_block), || turn(true));
             }
 
+            // All products of queries are through, so that those of the next tile may come while this one ends.
+            if spec.output_bytes() > 0 {
+                release_queries();
+            }
             v_cursor.wait();
             k.wgmma_fence();
             multiply_values(v_cursor.stage(), adds.ne(0));
@@ -317,8 +318,12 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
                 Some(dropout) => rows.factor.map(|factor| factor * dropout.single_factor()),
             };
             sums.map_in_place(|value, half, _| k.select(gives[half as usize], value * factors[half as usize], 0.0));
-            // All of this warpgroup have read their queries.
-            k.barrier_sync(warpgroup + own_barrier, WARPGROUP);
+            match spec.output_bytes() {
+                // All of this warpgroup have read their queries.
+                0 => k.barrier_sync(warpgroup + own_barrier, WARPGROUP),
+                // The outputs in front have left.
+                _ => staging.acquire(warpgroup, thread, 0),
+            }
             for panel in 0..v_tile.panels() {
                 let stage = staging.stage(warpgroup, panel);
                 for pair in 0..(spec.value - panel * PANEL).min(PANEL) / 16 {
@@ -348,8 +353,10 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
                             let rows = [tile.head, tile.query_row(own_row), count];
                             rows_out.store(k, &staging, [staging.stage(warpgroup, panel), thread], panel, rows);
                         }
-                        // Queries of the next tile come to where these rows were read.
-                        k.barrier_sync(warpgroup + own_barrier, WARPGROUP);
+                        if spec.output_bytes() == 0 {
+                            // Queries of the next tile come to where these rows were read.
+                            k.barrier_sync(warpgroup + own_barrier, WARPGROUP);
+                        }
                     });
                 }
                 _ => store_all(),
@@ -364,11 +371,10 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
                     k.when(query.lt(end), || k.st_global(head.moved(tile.query_row(query).widen() * of_query).address(), 0, value));
                 }
             });
-            k.when(thread.eq(0), || k.bulk_wait_read(0));
-            let own_stage = if q_stages > 1 { q_cursor.stage() } else { k.constant(0) };
-            q_cursor.release(own_stage, thread);
-            // To the same stage of the next tile.
-            (0..q_stages).for_each(|_| q_cursor.advance());
+            if spec.output_bytes() == 0 {
+                k.when(thread.eq(0), || k.bulk_wait_read(0));
+                release_queries();
+            }
         });
         if spec.ping_pong {
             // The turn that the last consumer handed back at its end.

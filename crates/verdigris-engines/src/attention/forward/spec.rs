@@ -7,6 +7,7 @@ use verdigris_kir::inst::{MatrixType, WgmmaShape};
 use verdigris_kir::ir::{Access, KernelBody, MapDecl, Target};
 use verdigris_kir::program::KernelRef;
 use verdigris_kir::tile::fragment::wgmma_shape;
+use verdigris_kir::tile::staging::STAGE_BYTES;
 
 use super::super::half::Half;
 use super::super::tile::HeadTile;
@@ -15,6 +16,9 @@ use crate::hopper::{FIRST_BARRIER, WARPGROUP};
 
 /// Queries of a warpgroup.
 pub(super) const OWN_QUERIES: u32 = 64;
+
+/// Shared memory of a CTA for tensors: 227 KiB without what barriers and handed out tiles take.
+const MOST_BYTES: u32 = 226 << 10;
 
 /// Which scores a kernel may mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -121,6 +125,14 @@ impl Spec {
     pub(super) fn value_shape(&self) -> WgmmaShape {
         let shape = wgmma_shape(self.value, self.ty.matrix(), self.ty.matrix(), MatrixType::F32);
         WgmmaShape { a_in_registers: true, transpose_b: true, ..shape }
+    }
+
+    /// Bytes through which outputs leave, where a CTA has room for them beside all else: then the queries of the next tile come while this one ends. 0 where they leave
+    /// through the room of the queries.
+    pub(super) const fn output_bytes(&self) -> u32 {
+        let held = self.consumers * self.q_tile().bytes() + self.stages * (self.k_tile().bytes() + self.v_tile().bytes());
+        let outputs = self.consumers * self.v_tile().panels() * STAGE_BYTES;
+        if held + outputs <= MOST_BYTES { outputs } else { 0 }
     }
 
     /// The named barrier of the first consumer's turn, and of the first consumer's own; that of all consumers.

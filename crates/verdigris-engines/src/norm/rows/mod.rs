@@ -8,7 +8,7 @@
 //! elements where not. The mean is summed first, then the squares of the deviations, both out of registers; a gradient sums `g` and `g·h` together. Rows
 //! too long for a CTA are read again for each step, from L2 where they fit.
 //! The gradients of a scale and a bias that all rows share are summed in registers over the rows of a team, over the teams of a CTA in shared memory, and
-//! over CTAs by a second launch, always in the same order. Those of other vectors, and of
+//! over CTAs by a second launch for both, always in the same order. Those of other vectors, and of
 //! rows beyond 8192 elements, for which there are no registers, are sums of their own over `x`, `dy` and the statistics.
 //!
 //! **When it wins.** Wherever it takes the rows.
@@ -281,10 +281,10 @@ impl Algorithm for Rows {
         let lines: u32 = regions.iter().map(|region| ctas_of(region.points(1))).sum();
         let line_bytes = extent * p.compute.bytes() as u64;
         let mut line = 0u64;
-        let parts: [Option<Address>; 2] = ["scale parts", "bias parts"].map(|name| {
-            let is_there = spec.sums[usize::from(name == "bias parts")];
-            is_there.then(|| program.add_scratch(name, u64::from(lines) * line_bytes))
-        });
+        let vectors = spec.sums.iter().filter(|&&summed| summed).count() as u64;
+        let all = (vectors > 0).then(|| program.add_scratch("parts", vectors * u64::from(lines) * line_bytes));
+        let behind = |vector: u64| all.map(|at| Address { offset_bytes: at.offset_bytes + vector * u64::from(lines) * line_bytes, ..at });
+        let parts = [behind(0).filter(|_| spec.sums[0]), behind(u64::from(spec.sums[0])).filter(|_| spec.sums[1])];
         for region in regions.iter().filter(|_| spec.has_rows()) {
             let rows = region.points(1);
             let ctas = ctas_of(rows);
@@ -313,22 +313,20 @@ impl Algorithm for Rows {
             program.launch(Launch::new(spec.clone().kernel(), [ctas, 1, 1], args.bound(&spec)));
             line += u64::from(ctas);
         }
-        if let NormPass::Backward { dscale, dbias, .. } = &p.pass {
-            for (to, from) in [(dscale, parts[0]), (dbias, parts[1])] {
-                let (Some(to), Some(from)) = (to, from) else { continue };
-                let join = JoinSpec::new(to.dtype, p.compute, p.elements.len());
-                let strides = to.strides[p.rows.len()..].to_vec();
-                let view = View { strides, ..to.clone() };
-                let args = JoinArgs {
-                    columns: extent as u32,
-                    lines,
-                    space: p.elements.iter().map(|&extent| extent as u32).collect(),
-                    parts: from,
-                    to: strided::argument(&view, &[]),
-                };
-                let ctas = (extent as u32).div_ceil(parts::COLUMNS);
-                program.launch(Launch::new(join.clone().kernel(), [ctas, 1, 1], args.bound(&join)));
-            }
+        if let (Some(all), NormPass::Backward { dscale, dbias, .. }) = (all, &p.pass) {
+            let vectors = [dscale, dbias].into_iter().zip(spec.sums).filter(|&(_, summed)| summed);
+            let to: Vec<&View> = vectors.filter_map(|(view, _)| view.as_ref()).collect();
+            let join = JoinSpec::new(to.iter().map(|view| view.dtype).collect(), p.compute, p.elements.len());
+            let along = |view: &View| View { strides: view.strides[p.rows.len()..].to_vec(), ..view.clone() };
+            let grid = [(extent as u32).div_ceil(parts::COLUMNS), to.len() as u32, 1];
+            let args = JoinArgs {
+                columns: extent as u32,
+                lines,
+                space: p.elements.iter().map(|&extent| extent as u32).collect(),
+                parts: all,
+                to: to.iter().map(|view| strided::argument(&along(view), &[])).collect(),
+            };
+            program.launch(Launch::new(join.clone().kernel(), grid, args.bound(&join)));
         }
         if let Some(statistics) = statistics {
             walk::sum_vectors(p, &statistics, &mut program);
@@ -339,7 +337,7 @@ impl Algorithm for Rows {
     fn catalog(target: Target) -> Vec<KernelRef> {
         let mut kernels = kernel::catalog(target);
         for dtype in [DType::F32, DType::F16, DType::Bf16] {
-            kernels.push(JoinSpec::new(dtype, DType::F32, 1).kernel());
+            kernels.extend([1, 2].map(|vectors| JoinSpec::new(vec![dtype; vectors], DType::F32, 1).kernel()));
         }
         kernels.extend(VectorSpec::catalog().into_iter().filter(|spec| spec.target() <= target).map(VectorSpec::kernel));
         kernels

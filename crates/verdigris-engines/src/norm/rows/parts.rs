@@ -1,7 +1,8 @@
-//! The second launch of the gradients of scale and bias: the lines of sums that CTAs left, added up column by column in the order of the CTAs.
+//! The second launch of the gradients of scale and bias: the lines of sums that CTAs left, added up column by column in the order of the CTAs, both by one launch.
 
 use serde::{Deserialize, Serialize};
 use verdigris_kir::face::{Header, Kernel, build};
+use verdigris_kir::inst::Special;
 use verdigris_kir::ir::{KernelBody, Target};
 use verdigris_kir::params::Read;
 use verdigris_kir::program::KernelRef;
@@ -18,14 +19,15 @@ const THREADS: u32 = 256;
 pub(super) const COLUMNS: u32 = 32;
 const WARPS: u32 = THREADS / 32;
 /// Lines that are on their way at a time.
-const UNROLL: u32 = 4;
+const UNROLL: u32 = 8;
 
 /// Everything that shapes the kernel.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub(super) struct JoinSpec {
-    dtype: DType,
+    /// Of each vector.
+    dtypes: Vec<DType>,
     double: bool,
-    /// Dims of the vector.
+    /// Dims of the vectors.
     rank: usize,
 }
 
@@ -35,14 +37,15 @@ verdigris_kir::parameters! {
         pub(super) columns: u32,
         pub(super) lines: u32,
         pub(super) space: Extents = spec.rank,
+        /// All lines of the first vector, then those of the second.
         pub(super) parts: Read = spec.bytes(),
-        pub(super) to: OperandArgs = strided::declaration(spec.dtype, spec.rank, true),
+        pub(super) to: Vec<OperandArgs> = spec.dtypes.iter().map(|&dtype| strided::declaration(dtype, spec.rank, true)).collect::<Vec<_>>(),
     }
 }
 
 impl JoinSpec {
-    pub(super) fn new(dtype: DType, compute: DType, rank: usize) -> JoinSpec {
-        JoinSpec { dtype, double: compute == DType::F64, rank }
+    pub(super) fn new(dtypes: Vec<DType>, compute: DType, rank: usize) -> JoinSpec {
+        JoinSpec { dtypes, double: compute == DType::F64, rank }
     }
 
     fn bytes(&self) -> u32 {
@@ -50,11 +53,12 @@ impl JoinSpec {
     }
 
     fn name(&self) -> String {
-        format!("norm_rows_join{}_d{}_{}", if self.double { "_f64" } else { "" }, self.rank, self.dtype)
+        let dtypes: String = self.dtypes.iter().map(|dtype| format!("_{dtype}")).collect();
+        format!("norm_rows_join{}_d{}{dtypes}", if self.double { "_f64" } else { "" }, self.rank)
     }
 
     fn target(&self) -> Target {
-        compute::target_of(self.dtype)
+        compute::target_of_all(self.dtypes.iter().copied())
     }
 
     pub(super) fn kernel(self) -> KernelRef {
@@ -66,15 +70,16 @@ impl JoinSpec {
         build(header, |k| if self.double { self.body::<f64>(k) } else { self.body::<f32>(k) })
     }
 
-    /// Lanes stand along columns, warps share the lines out.
+    /// Lanes stand along columns, warps share the lines out; CTAs of another `y` have another vector.
     fn body<'k, T: Compute>(&self, k: Kernel<'k>) {
         let Join { columns, lines, space, parts, to } = Join::declare(k, self);
-        let to = Strided::new(self.dtype, to);
         let bytes = T::TY.bytes();
+        let to: Vec<Strided<'k>> = self.dtypes.iter().zip(to).map(|(&dtype, to)| Strided::new(dtype, to)).collect();
+        let vector = k.special(Special::CtaY);
         let (lane, warp) = (k.lane(), k.thread() >> 5);
         let column = k.cta() * COLUMNS + lane;
         let inside = column.lt(columns);
-        let from = parts.at(column.min(columns - 1), bytes);
+        let from = parts.at(column.min(columns - 1), bytes) + (vector * lines).mul_wide(columns) * u64::from(bytes);
         let sum = k.var(T::constant(k, 0.0));
         let turns = (lines + (WARPS - 1) - warp) >> WARPS.ilog2();
         k.range_unrolled(turns, UNROLL, |turn| {
@@ -87,7 +92,10 @@ impl JoinSpec {
         k.when(inside & warp.eq(0), || {
             let own = |other: u32| k.ld_shared::<T>(scratch + lane * bytes, i64::from(other * COLUMNS * bytes));
             let whole = (1..WARPS).fold(own(0), |sum, other| sum + own(other));
-            to.store(&space.index(column), AnyVal::of(whole));
+            let index = space.index(column);
+            for (number, to) in (0u32..).zip(&to) {
+                k.when(vector.eq(number), || to.store(&index, AnyVal::of(whole)));
+            }
         });
     }
 }

@@ -86,7 +86,8 @@ def _of_rows(x, w, target, bias, class_weight, dloss, attributes, wanted):
     made = torch.zeros if rows == 0 else torch.empty
     place = dict(device=x.device)
     losses = made(rows, dtype=wide, **place)
-    dx = made((rows, inputs) if of_x else (0, 0), dtype=x.dtype, **place)
+    # Unrounded: the backward pass multiplies it, and rounds once. The loss of each row is multiplied before.
+    dx = made((rows, inputs) if of_x else (0, 0), dtype=wide if dloss is None else x.dtype, **place)
     dw = made((classes, inputs) if of_w else (0, 0), dtype=_sums(a, compute), **place)
     dbias = made(classes if of_bias else 0, dtype=wide, **place)
     words = f"smoothing={a['smoothing']} ignore={ignored} z={a['z']} wanted={''.join('01'[want] for want in wanted)}"
@@ -139,7 +140,7 @@ def _fake(x, w, target, bias, class_weight, attributes):
     compute, (of_x, of_w, of_bias) = _computed_in(a, x), (want == "1" for want in a["wanted"])
     wide = _wide(compute)
     loss = x.new_empty(target.shape if a["reduction"] == "none" else (), dtype=_ops._WIDTHS[a["result"]])
-    dx = x.new_empty(x.shape if of_x else (0, 0))
+    dx = x.new_empty(x.shape if of_x else (0, 0), dtype=wide)
     dw = w.new_empty(w.shape if of_w else (0, 0), dtype=_sums(a, compute))
     return loss, dx, dw, w.new_empty(w.shape[:1] if of_bias else (0,), dtype=wide), x.new_empty((), dtype=wide)
 
