@@ -382,3 +382,24 @@ fn transposed(problem: &MapProblem) -> Option<(Vec<usize>, usize)> {
     let tiles = outer.saturating_mul(dims[along].div_ceil(side)).saturating_mul(dims[rank - 1].div_ceil(side));
     (tiles < 1 << 31).then_some((transposed, along))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use verdigris_graph::{Chain, Slot, View};
+
+    /// The widest accesses, of several points where there are CTAs for the chip all the same; of single elements only where nothing else is left.
+    #[test]
+    fn small_maps_have_work_for_the_chip() {
+        let first = |elements: u64| {
+            let view = |slot| View { slot: Slot(slot), dtype: DType::Bf16, offset: 0, strides: vec![1] };
+            let load = ChainStep::Load { from: view(0), window: None };
+            let steps = vec![load, ChainStep::Unary { f: UnaryOp::Relu, x: 0 }, ChainStep::Store { to: view(1), x: 1 }];
+            let problem = Problem::Map(MapProblem { dims: vec![elements], chain: Chain { steps } });
+            MapSimt::accept(&problem, &Arch::h200()).expect("is taken").configs()[0]
+        };
+        for (elements, vector, points) in [(1 << 24, 8, 4), (1 << 18, 8, 1), (128_000, 4, 1), (64_000, 2, 1), (800, 2, 1), (63_999, 1, 1)] {
+            assert_eq!(first(elements), Config { vector, points }, "{elements}");
+        }
+    }
+}

@@ -1,12 +1,12 @@
 //! The kernels: planes in shared memory, windows of a column, blocks of elements.
 
-use verdigris_kir::face::{Kernel, Pointer, Val};
-use verdigris_kir::inst::Cache;
+use verdigris_kir::face::{Bf16x2, F16x2, FloatScalar, Kernel, Pointer, Val};
+use verdigris_kir::inst::{Cache, CvtRound};
 use verdigris_kir::params::Divide;
 use verdigris_tensor::DType;
 
 use crate::fuse::compute::{self, Compute};
-use crate::fuse::value::{AnyVal, Raw, store_raw};
+use crate::fuse::value::{AnyVal, Raw, store_values};
 use crate::layout::space::{Access, Memory};
 
 use super::{Kind, Spec, THREADS};
@@ -34,9 +34,9 @@ verdigris_kir::parameters! {
         pub(super) pads: [u32; 2],
         /// Windows below and beside each other.
         pub(super) out_height: u32,
-        pub(super) out_width: Divide,
-        /// Strips of windows below each other that a CTA goes through in each plane.
-        pub(super) strips: Option<Divide> = (!spec.reads_places()).then_some(()),
+        pub(super) out_width: u32,
+        /// Where windows are gone through.
+        pub(super) strips: Option<StripsArgs> = (!spec.reads_places()).then_some(()),
         pub(super) backward: Option<BackwardArgs> = spec.kind.is_backward().then_some(()),
         pub(super) operands: Vec<TensorArgs> = spec.operands(),
     }
@@ -48,6 +48,16 @@ verdigris_kir::parameters! {
     pub(super) struct Tensor / TensorArgs of Access as access {
         pub(super) memory: Memory = *access,
         pub(super) strides_bytes: [u64; 2],
+    }
+}
+
+verdigris_kir::parameters! {
+    /// Windows below and beside each other that a thread takes.
+    #[derive(Clone, Copy)]
+    pub(super) struct Strips / StripsArgs of () as _spec {
+        /// Of a plane that a CTA takes, below and beside each other.
+        pub(super) below: Divide,
+        pub(super) beside: Divide,
     }
 }
 
@@ -73,7 +83,12 @@ impl Spec {
     fn operands(&self) -> Vec<Access> {
         let outputs = if matches!(self.kind, Kind::Max { index: Some(_) }) { 2 } else { 1 };
         let types = self.types();
-        let access = |(i, dtype): (usize, &DType)| Access { written: i + outputs >= types.len(), bytes: dtype.bytes() as u32 };
+        let access = |(i, dtype): (usize, &DType)| {
+            let written = i + outputs >= types.len();
+            // Neighbouring results are one access.
+            let together = if written && !self.kind.is_backward() { self.beside } else { 1 };
+            Access { written, bytes: together * dtype.bytes() as u32 }
+        };
         types.iter().enumerate().map(access).collect()
     }
 
@@ -102,23 +117,22 @@ pub(super) fn build<'k>(spec: &Spec, k: Kernel<'k>) {
         })
         .collect();
     let wide = Sheet { height, width };
-    let narrow = Sheet { height: out_height, width: out_width.value() };
+    let narrow = Sheet { height: out_height, width: out_width };
     let cta = Cta { k, spec, count, pads, wide, narrow };
     let first = band * rows;
-    let strip_of = |i: Val<'k, u32>| {
-        let (rest, column) = out_width.split(i);
-        let (plane, strip) = strips.expect("windows are gone through").split(rest);
-        (plane, strip * STRIP, column)
+    let each_strip = |windows: Rows<'k>, f: &dyn Fn(Window<'k>)| {
+        let Strips { below, beside } = strips.expect("windows are gone through");
+        k.range_step(k.thread(), count * below.value() * beside.value(), THREADS, |i| {
+            let (rest, column) = beside.split(i);
+            let (plane, strip) = below.split(rest);
+            f(Window { plane, row: windows.first + strip * STRIP, column: column * spec.beside });
+        });
     };
-    let strips_in_all = || count * strips.expect("windows are gone through").value() * out_width.value();
     let Some(Backward { block_strips, blocks_wide, narrow_at, windows_at }) = backward else {
         let windows = Rows { first, end: (first + rows).min(out_height) };
         let x = cta.stage(operands[0], cta.wide, cta.read_by(windows), shared);
         cta.arrived();
-        k.range_step(k.thread(), strips_in_all(), THREADS, |i| {
-            let (plane, row, column) = strip_of(i);
-            cta.forward(&x, Window { plane, row: windows.first + row, column }, windows, &operands[1..]);
-        });
+        each_strip(windows, &|window| cta.forward(&x, window, windows, &operands[1..]));
         return;
     };
     let back = spec.back()[0];
@@ -142,13 +156,9 @@ pub(super) fn build<'k>(spec: &Spec, k: Kernel<'k>) {
         _ => {
             let x = matches!(spec.kind, Kind::MaxBackward { .. }).then(|| cta.stage(operands[1], cta.wide, cta.read_by(windows), shared));
             cta.arrived();
-            k.range_step(k.thread(), strips_in_all(), THREADS, |i| {
-                let (plane, row, column) = strip_of(i);
-                let window = Window { plane, row: windows.first + row, column };
-                match &x {
-                    Some(x) => cta.hand_on_places(x, window, &handed_on),
-                    None => cta.hand_on_shares(&dy, window, &handed_on),
-                }
+            each_strip(windows, &|window| match &x {
+                Some(x) => cta.hand_on_places(x, window, &handed_on),
+                None => cta.hand_on_shares(&dy, window, &handed_on),
             });
             k.bar_sync();
         }
@@ -191,9 +201,10 @@ struct Piece<'k> {
 }
 
 impl<'k> Piece<'k> {
-    /// Of a row that it has.
+    /// Of a row that it has: what is the same for all rows of a plane, and the row.
     fn row(&self, plane: Val<'k, u32>, row: Val<'k, u32>) -> Val<'k, u32> {
-        self.at + (plane * self.sheet.height + (row - self.rows.first)) * self.sheet.width * self.bytes
+        let row_bytes = self.sheet.width * self.bytes;
+        self.at + (plane * self.sheet.height - self.rows.first) * row_bytes + row * row_bytes
     }
 
     fn element(&self, plane: Val<'k, u32>, row: Val<'k, u32>, column: Val<'k, u32>) -> Val<'k, u32> {
@@ -205,7 +216,7 @@ impl<'k> Piece<'k> {
     }
 }
 
-/// A window, or the first of some below each other; of elements, a block.
+/// A window, or the first of some below and beside each other; of elements, a block.
 #[derive(Clone, Copy, Debug)]
 struct Window<'k> {
     plane: Val<'k, u32>,
@@ -287,13 +298,7 @@ impl<'k> Cta<'_, 'k> {
     }
 
     /// Runs `vector` for the whole vectors of some elements from `first` on, with the distance in bytes, and `element` for those in front and behind.
-    fn each_access(
-        &self,
-        first: Val<'k, u64>,
-        elements: Val<'k, u32>,
-        vector: impl Fn(Val<'k, u32>),
-        element: impl Fn(Val<'k, u32>),
-    ) {
+    fn each_access(&self, first: Val<'k, u64>, elements: Val<'k, u32>, vector: impl Fn(Val<'k, u32>), element: impl Fn(Val<'k, u32>)) {
         let (k, bytes) = (self.k, self.bytes());
         let of_vector = VECTOR_BYTES / bytes;
         let front = ((k.constant(0u32) - first.low32()) & (VECTOR_BYTES - 1)) >> bytes.ilog2();
@@ -367,70 +372,79 @@ impl<'k> Cta<'_, 'k> {
     /// Tap `number` behind the first of window 0, of the windows along a dim that begin at `window`; elements are `first .. end`.
     fn tap(&self, axis: usize, window: Val<'k, u32>, number: u32, [first, end]: [Val<'k, u32>; 2]) -> Tap<'k> {
         let extent = if axis == 0 { self.wide.height } else { self.wide.width };
-        let at = window * self.spec.stride[axis] + number - self.pads[axis];
+        let at = window * self.spec.stride[axis] - self.pads[axis] + number;
         let nearest = at.signed().max(first.signed()).min((end - 1).signed());
         Tap { at: nearest.unsigned(), inside: at.lt(extent) }
     }
 
+    /// The taps of windows beside each other.
     fn columns(&self, window: &Window<'k>) -> Vec<Tap<'k>> {
         let bounds = [self.k.constant(0u32), self.wide.width];
-        (0..self.spec.taps[1]).map(|tap| self.tap(1, window.column, tap, bounds)).collect()
+        let taps = (self.spec.beside - 1) * self.spec.stride[1] + self.spec.taps[1];
+        (0..taps).map(|tap| self.tap(1, window.column, tap, bounds)).collect()
     }
 
-    /// What `of_row` makes of each row of elements that windows below each other have, put together for each of them. `of_row` has the row's address.
+    /// What windows below each other have, of each row those beside each other: what `of_element` makes of an element, put together along rows and then
+    /// over them. `of_element` has the element's address, its row and its column.
     fn strip<R: Copy>(
         &self,
         x: &Piece<'k>,
         window: &Window<'k>,
-        of_row: impl Fn(Val<'k, u32>, &Tap<'k>) -> R,
+        of_element: impl Fn(Val<'k, u32>, &Tap<'k>, &Tap<'k>) -> R,
         together: impl Fn(R, R) -> R,
-    ) -> Vec<R> {
-        let (stride, taps) = (self.spec.stride[0], self.spec.taps[0]);
-        let mut rows: Vec<Option<R>> = vec![None; ((STRIP - 1) * stride + taps) as usize];
-        for first in (0..STRIP).map(|i| i * stride) {
-            for number in first..first + taps {
-                rows[number as usize].get_or_insert_with(|| {
-                    let tap = self.tap(0, window.row, number, [x.rows.first, x.rows.end]);
-                    of_row(x.row(window.plane, tap.at), &tap)
-                });
-            }
+    ) -> Vec<Vec<R>> {
+        let ([down, right], [high, wide]) = (self.spec.stride, self.spec.taps);
+        let columns = self.columns(window);
+        let of = |elements: &[R]| elements.iter().copied().reduce(&together).expect("a window has taps");
+        let of_row = |number: u32| -> Vec<R> {
+            let tap = self.tap(0, window.row, number, [x.rows.first, x.rows.end]);
+            let row = x.row(window.plane, tap.at);
+            let elements: Vec<R> = columns.iter().map(|column| of_element(row + column.at * x.bytes, &tap, column)).collect();
+            (0..self.spec.beside).map(|i| of(&elements[(i * right) as usize..(i * right + wide) as usize])).collect()
+        };
+        // Rows that no window has are not looked at.
+        let is_read = |number: u32| (0..STRIP).any(|i| (i * down..i * down + high).contains(&number));
+        let rows: Vec<Vec<R>> =
+            (0..(STRIP - 1) * down + high).map(|number| if is_read(number) { of_row(number) } else { Vec::new() }).collect();
+        let of_windows = |i: u32| -> Vec<R> {
+            let own = &rows[(i * down) as usize..(i * down + high) as usize];
+            (0..self.spec.beside as usize).map(|j| of(&own.iter().map(|row| row[j]).collect::<Vec<R>>())).collect()
+        };
+        (0..STRIP).map(of_windows).collect()
+    }
+
+    /// The winners of windows. An element that is seen twice changes nothing: no tap has to be inside.
+    fn winners(&self, x: &Piece<'k>, window: &Window<'k>) -> Vec<Vec<Best<'k>>> {
+        let best = |at, row: &Tap<'k>, column: &Tap<'k>| Best { value: self.load(at), place: row.at * self.wide.width + column.at };
+        self.strip(x, window, best, Best::then)
+    }
+
+    /// The greatest elements of windows, as they are stored: of 16 bits in the low half of a word.
+    fn greatest(&self, x: &Piece<'k>, window: &Window<'k>) -> Vec<Vec<Val<'k, u32>>> {
+        fn of_pairs<'k, P: FloatScalar>(x: Val<'k, u32>, y: Val<'k, u32>) -> Val<'k, u32> {
+            x.bitcast::<P>().max_nan(y.bitcast::<P>()).bitcast()
         }
-        let of = |i: u32| rows[(i * stride) as usize..(i * stride + taps) as usize].iter().copied().flatten().reduce(&together);
-        (0..STRIP).filter_map(of).collect()
+        let k = self.k;
+        let load = |at: Val<'k, u32>, _: &Tap<'k>, _: &Tap<'k>| match self.bytes() {
+            2 => k.ld_shared::<u16>(at, 0).convert::<u32>(CvtRound::None),
+            _ => k.ld_shared::<u32>(at, 0),
+        };
+        let greater = |x: Val<'k, u32>, y: Val<'k, u32>| match self.spec.dtype {
+            DType::Bf16 => of_pairs::<Bf16x2>(x, y),
+            DType::F16 => of_pairs::<F16x2>(x, y),
+            _ => <f32 as Compute>::max_nan(x.bitcast(), y.bitcast()).bitcast(),
+        };
+        self.strip(x, window, load, greater)
     }
 
-    /// The winners of windows below each other. An element that is seen twice changes nothing: no tap has to be inside.
-    fn winners(&self, x: &Piece<'k>, window: &Window<'k>) -> Vec<Best<'k>> {
-        let columns = self.columns(window);
-        let of_row = |row: Val<'k, u32>, tap: &Tap<'k>| {
-            let number = tap.at * self.wide.width;
-            let each = columns.iter().map(|column| Best { value: self.load(row + column.at * x.bytes), place: number + column.at });
-            each.reduce(Best::then).expect("a window has taps")
-        };
-        self.strip(x, window, of_row, Best::then)
-    }
-
-    fn greatest(&self, x: &Piece<'k>, window: &Window<'k>) -> Vec<Val<'k, f32>> {
-        let columns = self.columns(window);
-        let greater = |x: Val<'k, f32>, y: Val<'k, f32>| <f32 as Compute>::max_nan(x, y);
-        let of_row = |row: Val<'k, u32>, _: &Tap<'k>| {
-            let each = columns.iter().map(|column| self.load(row + column.at * x.bytes));
-            each.reduce(greater).expect("a window has taps")
-        };
-        self.strip(x, window, of_row, greater)
-    }
-
-    fn sums(&self, x: &Piece<'k>, window: &Window<'k>) -> Vec<Val<'k, f32>> {
-        let (k, columns) = (self.k, self.columns(window));
-        let of_row = |row: Val<'k, u32>, tap: &Tap<'k>| {
-            let each = columns.iter().map(|column| k.select(column.inside & tap.inside, self.load(row + column.at * x.bytes), 0.0f32));
-            each.reduce(|x, y| x + y).expect("a window has taps")
-        };
-        self.strip(x, window, of_row, |x, y| x + y)
+    fn sums(&self, x: &Piece<'k>, window: &Window<'k>) -> Vec<Vec<Val<'k, f32>>> {
+        let k = self.k;
+        let load = |at, row: &Tap<'k>, column: &Tap<'k>| k.select(column.inside & row.inside, self.load(at), 0.0f32);
+        self.strip(x, window, load, |x, y| x + y)
     }
 
     /// What a mean multiplies with: the reciprocal of the taps, or of those that are elements.
-    fn share(&self, window: &Window<'k>, below: u32) -> Val<'k, f32> {
+    fn share(&self, window: &Window<'k>, below: u32, beside: u32) -> Val<'k, f32> {
         let (k, [high, wide]) = (self.k, self.spec.taps);
         let padded = matches!(self.spec.kind, Kind::Average { padded: true } | Kind::AverageBackward { padded: true });
         if padded {
@@ -441,57 +455,71 @@ impl<'k> Cta<'_, 'k> {
             let [begin, end] = [first, first + self.spec.taps[axis]].map(|at| at.max(self.pads[axis]).min(extent + self.pads[axis]));
             end - begin
         };
-        let count = along(0, window.row + below, self.wide.height) * along(1, window.column, self.wide.width);
+        let count = along(0, window.row + below, self.wide.height) * along(1, window.column + beside, self.wide.width);
         <f32 as Compute>::quotient(k.constant(1.0), <f32 as Compute>::from_i32(count.signed()))
     }
 
-    /// Stores what windows below each other give.
+    /// Stores what windows give.
     fn forward(&self, x: &Piece<'k>, window: Window<'k>, windows: Rows<'k>, to: &[Pointer<'k>]) {
-        let (k, narrow) = (self.k, self.narrow);
-        let plane = narrow.height * narrow.width;
-        let number = |below: u32| window.plane * plane + (window.row + below) * narrow.width + window.column;
-        let store = |to: Pointer<'k>, below: u32, dtype: DType, value: AnyVal<'k>| {
-            let bytes = dtype.bytes() as u32;
-            store_raw(k, to.at(number(below), bytes), &[value.encoded(k, dtype)]);
-        };
-        let values: Vec<(AnyVal<'k>, Option<AnyVal<'k>>)> = match self.spec.kind {
+        let (k, narrow, dtype) = (self.k, self.narrow, self.spec.dtype);
+        let number = |below: u32| (window.plane * narrow.height + (window.row + below)) * narrow.width + window.column;
+        // Values of a row, and places where they are wanted.
+        let rows: Vec<[Vec<AnyVal<'k>>; 2]> = match self.spec.kind {
             Kind::Max { index: Some(_) } => {
+                let value = |best: &Best<'k>| AnyVal::of(best.value);
                 let place = |best: &Best<'k>| AnyVal::Stored(DType::I32, Raw::B32(best.place));
-                self.winners(x, &window).iter().map(|best| (AnyVal::of(best.value), Some(place(best)))).collect()
+                let winners = self.winners(x, &window);
+                winners.iter().map(|row| [row.iter().map(value).collect(), row.iter().map(place).collect()]).collect()
             }
-            Kind::Max { index: None } => self.greatest(x, &window).into_iter().map(|value| (AnyVal::of(value), None)).collect(),
+            Kind::Max { index: None } => {
+                let value =
+                    |&bits: &Val<'k, u32>| AnyVal::Stored(dtype, if dtype == DType::F32 { Raw::B32(bits) } else { Raw::B16(bits.low16()) });
+                self.greatest(x, &window).iter().map(|row| [row.iter().map(value).collect(), Vec::new()]).collect()
+            }
             _ => {
-                let sums = (0u32..).zip(self.sums(x, &window));
-                sums.map(|(below, sum)| (AnyVal::of(sum * self.share(&window, below)), None)).collect()
+                let mean = |below: u32, beside: u32, sum: Val<'k, f32>| AnyVal::of(sum * self.share(&window, below, beside));
+                let rows = (0u32..).zip(self.sums(x, &window));
+                rows.map(|(i, row)| [(0u32..).zip(row).map(|(j, sum)| mean(i, j, sum)).collect(), Vec::new()]).collect()
             }
         };
-        for (below, (value, place)) in (0u32..).zip(values) {
+        for (below, [values, places]) in (0u32..).zip(&rows) {
             k.when((window.row + below).lt(windows.end), || {
-                store(to[0], below, self.spec.dtype, value);
-                if let (Some(place), Kind::Max { index: Some(dtype) }) = (place, self.spec.kind) {
-                    store(to[1], below, dtype, place);
+                store_values(k, dtype, to[0].at(number(below), self.bytes()), values);
+                if let Kind::Max { index: Some(dtype) } = self.spec.kind {
+                    store_values(k, dtype, to[1].at(number(below), dtype.bytes() as u32), places);
                 }
             });
         }
     }
 
-    /// Leaves the places of the winners of windows below each other.
+    /// Leaves the places of the winners of windows.
     fn hand_on_places(&self, x: &Piece<'k>, window: Window<'k>, to: &Piece<'k>) {
-        for (below, best) in (0u32..).zip(self.winners(x, &window)) {
-            let row = window.row + below;
-            self.k.when(row.lt(to.rows.end), || self.k.st_shared(to.element(window.plane, row, window.column), 0, best.place));
+        for (below, row) in (0u32..).zip(self.winners(x, &window)) {
+            self.hand_on(&window, below, to, || row.iter().map(|best| best.place).collect());
         }
     }
 
-    /// Leaves the share of each element of windows below each other.
+    /// Leaves the share of each element of windows.
     fn hand_on_shares(&self, dy: &Piece<'k>, window: Window<'k>, to: &Piece<'k>) {
         for below in 0..STRIP {
-            let row = window.row + below;
-            self.k.when(row.lt(to.rows.end), || {
-                let share = self.load(dy.element(window.plane, row, window.column)) * self.share(&window, below);
-                self.k.st_shared(to.element(window.plane, row, window.column), 0, share);
-            });
+            let share = |beside: u32| {
+                let at = dy.element(window.plane, window.row + below, window.column + beside);
+                (self.load(at) * self.share(&window, below, beside)).bitcast()
+            };
+            self.hand_on(&window, below, to, || (0..self.spec.beside).map(share).collect());
         }
+    }
+
+    /// Leaves a word of each window of a row, if the row is there.
+    fn hand_on(&self, window: &Window<'k>, below: u32, to: &Piece<'k>, words: impl Fn() -> Vec<Val<'k, u32>>) {
+        let row = window.row + below;
+        self.k.when(row.lt(to.rows.end), || {
+            let at = to.element(window.plane, row, window.column);
+            match words().as_slice() {
+                [word] => self.k.st_shared(at, 0, *word),
+                words => self.k.st_shared_vector(at, 0, words),
+            }
+        });
     }
 
     // ---- blocks ----
@@ -510,7 +538,8 @@ impl<'k> Cta<'_, 'k> {
                     let column = block.column + j - back_columns;
                     let is_there = handed_on.has(row) & column.lt(self.narrow.width);
                     // Another one in the place of one that is not there.
-                    let [row, column] = [(row, handed_on.rows.first), (column, k.constant(0))].map(|(own, first)| k.select(is_there, own, first));
+                    let [row, column] =
+                        [(row, handed_on.rows.first), (column, k.constant(0))].map(|(own, first)| k.select(is_there, own, first));
                     let at = handed_on.element(block.plane, row, column);
                     if is_average {
                         return (k.select(is_there, k.ld_shared::<f32>(at, 0), 0.0f32), k.constant(0));

@@ -8,7 +8,7 @@
 //!
 //! | direction | threads |
 //! |---|---|
-//! | forward | each has windows of one column below each other, and what a row gives them is computed once: a maximum or a sum along it |
+//! | forward | each has windows below each other, of one column or of two, and what a row gives them is computed once: a maximum or a sum along it |
 //! | backward | first find the winner of each window, as forward, or read it, or share out the gradient of a mean; then each has blocks of as many rows and columns as windows are apart, for which windows and taps are known when the kernel is built, adds up what its windows give, and leaves it in shared memory, from where it goes out 16 bytes at a time |
 //!
 //! **When it wins.** Where `x` comes from device memory: it moves each byte once, but for the rows that bands share.
@@ -32,7 +32,7 @@ use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::compute;
 use crate::layout::space::element;
 
-use kernel::{BackwardArgs, PlanesArgs, TensorArgs};
+use kernel::{BackwardArgs, PlanesArgs, StripsArgs, TensorArgs};
 
 const THREADS: u32 = 256;
 /// Taps along a dim that a kernel is written out for.
@@ -41,6 +41,8 @@ const MOST_TAPS: u64 = 5;
 const LIMIT: u64 = 1 << 14;
 /// CTAs for each SM below which planes are not taken together.
 const CTAS_OF_SM: u64 = 16;
+/// Rows below which a plane is not cut for more CTAs: bands read the rows between them twice.
+const FEW_ROWS: u32 = 8;
 
 /// An accepted problem.
 #[derive(Clone, Debug)]
@@ -68,6 +70,8 @@ pub(super) struct Share {
     planes: u32,
     /// Rows of a band: of windows, or backward of blocks.
     rows: u32,
+    /// Windows beside each other that a thread takes: 1 or 2.
+    beside: u32,
 }
 
 /// Bytes of shared memory that a CTA's pieces take.
@@ -107,11 +111,14 @@ impl Algorithm for Planes {
             let reason = format_args!("{name} with strides {:?}, taken are planes without gaps", view.strides);
             Self::ID.require(is_packed(&view.strides[2..], &dims[2..]), Reason::Layout, reason)?;
         }
-        let is_flat = p.extents[0] == 1 && p.out[0] == 1 && matches!(p.windows[0], Windows::Adaptive | Windows::Sliding { taps: 1, pad_before: 0, .. });
+        let is_flat = p.extents[0] == 1
+            && p.out[0] == 1
+            && matches!(p.windows[0], Windows::Adaptive | Windows::Sliding { taps: 1, pad_before: 0, .. });
         Self::ID.require(is_flat, Reason::Extent, "three spatial dims, taken are two")?;
         let axes = [1, 2].map(|i| Axis::of(p.extents[i], p.out[i], &p.windows[i]));
         let [Some(height), Some(width)] = axes else {
-            let reason = format_args!("windows {:?} over {:?}, taken are up to {MOST_TAPS} neighbours that meet the image", p.windows, p.extents);
+            let reason =
+                format_args!("windows {:?} over {:?}, taken are up to {MOST_TAPS} neighbours that meet the image", p.windows, p.extents);
             return Err(Self::ID.refusal(Reason::Extent, reason));
         };
         let axes = [height, width];
@@ -120,8 +127,8 @@ impl Algorithm for Planes {
         Self::ID.require(arch.runs(spec.target()), Reason::Target, format_args!("copies that need {}", spec.target().ptx()))?;
         let spec = spec.with(&axes);
         // Planes with gaps between them are not copied together.
-        let together = if p.operands().iter().all(|(_, view, dims, _)| is_packed(&view.strides, dims)) { planes } else { 1 };
-        let Some(share) = spec.share(&axes, together, arch) else {
+        let together = p.operands().iter().all(|(_, view, dims, _)| is_packed(&view.strides, dims));
+        let Some(share) = spec.share(&axes, planes, together, arch) else {
             let (extent, room) = (width.extent, spec.room_bytes());
             let reason = format_args!("rows of {extent} elements that one window reads, taken are {room} bytes with what it gives");
             return Err(Self::ID.refusal(Reason::SharedMemory, reason));
@@ -132,11 +139,17 @@ impl Algorithm for Planes {
     }
 
     fn configs(&self) -> Vec<Share> {
-        vec![self.share]
+        // Results of two windows are one access where rows of them are whole ones, and where the problem says that these begin at such.
+        let is_whole = |view: &View| view.strides[..4].iter().fold(view.offset, |bits, stride| bits | stride).is_multiple_of(2);
+        let operands = self.problem.operands();
+        let mut stored = operands.iter().filter(|(.., written)| *written && !self.spec.kind.is_backward());
+        let is_paired = self.axes[1].out.is_multiple_of(2) && stored.all(|(_, view, ..)| is_whole(view));
+        let beside: &[u32] = if is_paired && !self.spec.reads_places() { &[2, 1] } else { &[1] };
+        beside.iter().map(|&beside| Share { beside, ..self.share }).collect()
     }
 
     fn knobs(share: &Share) -> Knobs {
-        Knobs::new([("planes", share.planes), ("rows", share.rows)])
+        Knobs::new([("planes", share.planes), ("rows", share.rows), ("beside", share.beside)])
     }
 
     fn notes(&self, _: &Share) -> Notes {
@@ -154,7 +167,7 @@ impl Algorithm for Planes {
     }
 
     fn lower(&self, &share: &Share) -> Result<Program, Refusal> {
-        let (p, spec) = (&self.problem, &self.spec);
+        let (p, spec) = (&self.problem, &Spec { beside: share.beside, ..self.spec.clone() });
         let mut program = Program { buffer_alignment_bytes: vec![1; p.slots().len()], ..Program::default() };
         if p.is_empty() {
             return Ok(program);
@@ -175,7 +188,8 @@ impl Algorithm for Planes {
             pads: [height.pad, width.pad],
             out_height: height.out,
             out_width: width.out,
-            strips: (!spec.reads_places()).then(|| spec.strip_rows(height, share).div_ceil(kernel::STRIP)),
+            strips: (!spec.reads_places())
+                .then(|| StripsArgs { below: spec.strip_rows(height, share).div_ceil(kernel::STRIP), beside: width.out / share.beside }),
             backward: spec.kind.is_backward().then(|| BackwardArgs {
                 block_strips: share.rows.div_ceil(kernel::BLOCKS),
                 blocks_wide: width.blocks(),
@@ -202,8 +216,12 @@ impl Algorithm for Planes {
         // The usual windows: three taps and two steps, two taps and two steps.
         let windows = [([3, 3], [2, 2]), ([2, 2], [2, 2])];
         let specs = [DType::F32, DType::F16, DType::Bf16].into_iter().flat_map(|dtype| {
-            let of = move |kind| windows.map(|(taps, stride)| Spec { kind, dtype, taps, stride });
+            let of = move |kind| windows.map(|(taps, stride)| Spec { kind, dtype, taps, stride, beside: 1 });
             kinds.into_iter().flat_map(of)
+        });
+        let specs = specs.flat_map(|spec| {
+            let beside: &[u32] = if spec.reads_places() { &[1] } else { &[1, 2] };
+            beside.iter().map(move |&beside| Spec { beside, ..spec.clone() })
         });
         specs.filter(|spec| spec.target() <= target).map(Spec::kernel).collect()
     }
@@ -262,12 +280,20 @@ impl Axis {
 #[serde(rename_all = "snake_case")]
 enum Kind {
     /// `index`: the type in which the places of maxima are stored.
-    Max { index: Option<DType> },
+    Max {
+        index: Option<DType>,
+    },
     /// `padded`: padding counts.
-    Average { padded: bool },
+    Average {
+        padded: bool,
+    },
     /// `index`: the type in which the places of maxima are read; otherwise they are found again.
-    MaxBackward { index: Option<DType> },
-    AverageBackward { padded: bool },
+    MaxBackward {
+        index: Option<DType>,
+    },
+    AverageBackward {
+        padded: bool,
+    },
 }
 
 impl Kind {
@@ -285,6 +311,8 @@ struct Spec {
     /// Of windows along rows and columns.
     taps: [u32; 2],
     stride: [u32; 2],
+    /// Windows beside each other that a thread takes; their results are one access.
+    beside: u32,
 }
 
 impl Spec {
@@ -300,7 +328,7 @@ impl Spec {
                 (Kind::AverageBackward { padded: count_include_pad }, dx)
             }
         };
-        Spec { kind, dtype: main.dtype, taps: [1; 2], stride: [1; 2] }
+        Spec { kind, dtype: main.dtype, taps: [1; 2], stride: [1; 2], beside: 1 }
     }
 
     fn with(self, axes: &[Axis; 2]) -> Spec {
@@ -351,16 +379,19 @@ impl Spec {
         Room { wide, narrow, windows }
     }
 
-    /// As much as has room: planes as long as there are CTAs for the chip, or bands of about equal height.
-    fn share(&self, axes: &[Axis; 2], planes: u64, arch: &Arch) -> Option<Share> {
+    /// As much as has room, as long as there are CTAs for the chip: bands of about equal height, or whole planes, several of them if they lie `together`.
+    fn share(&self, axes: &[Axis; 2], planes: u64, together: bool, arch: &Arch) -> Option<Share> {
         let all = self.rows(&axes[0]);
+        let sms = u64::from(arch.sm_count);
         let fits = |share: Share| self.room(axes, share).bytes() <= self.room_bytes();
-        let whole = Share { planes: 1, rows: all };
-        if !fits(whole) {
-            let rows = (1..all).rev().find(|&rows| fits(Share { planes: 1, rows }))?;
-            return Some(Share { planes: 1, rows: all.div_ceil(all.div_ceil(rows)) });
+        let whole = Share { planes: 1, rows: all, beside: 1 };
+        let most_rows = (1..=all).rev().find(|&rows| fits(Share { rows, ..whole }))?;
+        let wanted = (2 * sms).div_ceil(planes.max(1)).min(u64::from(all.div_ceil(FEW_ROWS))) as u32;
+        let bands = all.div_ceil(most_rows).max(wanted);
+        if bands > 1 {
+            return Some(Share { rows: all.div_ceil(bands), ..whole });
         }
-        let most = (planes / (CTAS_OF_SM * u64::from(arch.sm_count))).clamp(1, 64) as u32;
+        let most = if together { (planes / (CTAS_OF_SM * sms)).clamp(1, 64) as u32 } else { 1 };
         (1..=most).rev().map(|planes| Share { planes, ..whole }).find(|&share| fits(share))
     }
 
@@ -374,7 +405,7 @@ impl Spec {
             Kind::AverageBackward { padded: all } => format!("average{}_backward", padded(all)),
         };
         let ([high, wide], [down, right]) = (self.taps, self.stride);
-        format!("pool_planes_{kind}_w{high}x{wide}_s{down}x{right}_{}", self.dtype)
+        format!("pool_planes_{kind}_w{high}x{wide}_s{down}x{right}_v{}_{}", self.beside, self.dtype)
     }
 
     /// The least chip that has the conversions and copies.
@@ -387,8 +418,8 @@ impl Spec {
     }
 
     fn build(&self) -> KernelBody {
-        // So many share an SM's memory; as many registers each has.
-        let min_ctas = if self.kind.is_backward() { 4 } else { 6 };
+        // As many as an SM has memory for; threads that take two windows of a row have too much in registers for as many.
+        let min_ctas = if self.kind.is_backward() || self.beside > 1 { 4 } else { 6 };
         let header = Header { name: self.name(), target: self.target(), threads: THREADS, min_ctas, cluster: 1 };
         build(header, |k| kernel::build(self, k))
     }
@@ -404,21 +435,27 @@ mod tests {
         let arch = Arch::h200();
         let sliding = |taps, stride, pad_before| Windows::Sliding { taps, stride, dilation: 1, pad_before };
         let mut taken = 0;
-        for extent in [1, 2, 7, 14, 56, 112, 224, 1000, 5000, 16_000] {
-            for (taps, stride, pad) in [(3, 2, 1), (2, 2, 0), (3, 1, 1), (5, 1, 2), (2, 4, 0), (5, 3, 0)] {
+        for extent in [1u64, 2, 7, 14, 56, 112, 224, 1000, 5000, 16_000] {
+            for (taps, stride, pad) in [(3u64, 2u64, 1u64), (2, 2, 0), (3, 1, 1), (5, 1, 2), (2, 4, 0), (5, 3, 0)] {
                 let Some(out) = (extent + 2 * pad).checked_sub(taps).map(|free| free / stride + 1) else { continue };
                 let Some(axis) = Axis::of(extent, out, &sliding(taps, stride, pad)) else { continue };
                 for kind in [Kind::Max { index: None }, Kind::MaxBackward { index: None }, Kind::AverageBackward { padded: true }] {
-                    let spec = Spec { kind, dtype: DType::Bf16, taps: [1; 2], stride: [1; 2] }.with(&[axis; 2]);
+                    let spec = Spec { kind, dtype: DType::Bf16, taps: [1; 2], stride: [1; 2], beside: 1 }.with(&[axis; 2]);
                     for planes in [1, 300, 1 << 20] {
-                        let Some(share) = spec.share(&[axis; 2], planes, &arch) else { continue };
+                        let Some(share) = spec.share(&[axis; 2], planes, true, &arch) else { continue };
                         taken += 1;
                         let rows = spec.rows(&axis);
-                        assert!(share.rows >= 1 && share.rows <= rows && (share.planes == 1 || share.rows == rows), "{share:?} of {axis:?}");
+                        assert!(
+                            share.rows >= 1 && share.rows <= rows && (share.planes == 1 || share.rows == rows),
+                            "{share:?} of {axis:?}"
+                        );
                         assert!(spec.room(&[axis; 2], share).bytes() <= spec.room_bytes(), "{share:?} of {axis:?}");
                         // The last band has a row, and a window that reaches it.
                         let bands = rows.div_ceil(share.rows);
-                        assert!((bands - 1) * share.rows < rows && (bands - 1) * share.rows < axis.out + axis.back(), "{share:?} of {axis:?}");
+                        assert!(
+                            (bands - 1) * share.rows < rows && (bands - 1) * share.rows < axis.out + axis.back(),
+                            "{share:?} of {axis:?}"
+                        );
                     }
                 }
             }
