@@ -47,6 +47,8 @@ struct MapSimt {
     problem: MapProblem,
     /// The loads that run along another dim than the outputs do, and that dim.
     transposed: Option<(Vec<usize>, usize)>,
+    /// CTAs that it takes to have work for nearly all of the chip.
+    enough_ctas: u64,
 }
 
 /// One way to do it.
@@ -71,7 +73,8 @@ impl Algorithm for MapSimt {
         Self::ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
         let rank = problem.dims.len();
         Self::ID.require(rank <= verdigris_tensor::MAX_RANK, Reason::Extent, format_args!("{rank} dims, taken are 8"))?;
-        Ok(MapSimt { problem: problem.clone(), transposed: transposed(problem) })
+        // With a quarter of the SMs idle, what runs is as quick as with more and smaller CTAs.
+        Ok(MapSimt { problem: problem.clone(), transposed: transposed(problem), enough_ctas: u64::from(arch.sm_count) * 3 / 4 })
     }
 
     fn configs(&self) -> Vec<Config> {
@@ -82,6 +85,9 @@ impl Algorithm for MapSimt {
             let counts = if many > 1 { vec![many, 1] } else { vec![1] };
             counts.into_iter().map(move |points| Config { vector, points })
         });
+        let mut flat: Vec<Config> = flat.collect();
+        // A small problem is done when its slowest thread is: the widest that leave no part of the chip without work, then those of most CTAs.
+        flat.sort_by_key(|config| (config.vector == 1, std::cmp::Reverse(self.ctas(config).min(self.enough_ctas))));
         self.transposed.iter().map(|_| Config { vector: 0, points: 1 }).chain(flat).collect()
     }
 
@@ -160,11 +166,23 @@ impl Algorithm for MapSimt {
         }
         let specs = chains.into_iter().flat_map(|steps| {
             let narrowest = steps.iter().filter_map(Step::operand).map(|(view, _)| view.dtype.bytes() as u32);
-            let vector = (16 / narrowest.min().unwrap_or(1)).min(8);
-            let chain = ChainSpec::plain(1, vector, steps);
-            [points_of(&chain), 1].map(|points| Spec { chain: chain.clone(), transposed: Vec::new(), along: 0, points })
+            let widest = (16 / narrowest.min().unwrap_or(1)).min(8);
+            let chain = move |vector| ChainSpec::plain(1, vector, steps.clone());
+            let many = points_of(&chain(widest));
+            // Many points where they are many, and narrower ones where wide ones would leave the chip idle.
+            let narrower = [4, 2].into_iter().filter(move |&vector| vector < widest).map(|vector| (vector, 1));
+            let ways = [(widest, many), (widest, 1)].into_iter().chain(narrower);
+            ways.map(move |(vector, points)| Spec { chain: chain(vector), transposed: Vec::new(), along: 0, points })
         });
         specs.filter(|spec| spec.chain.target() <= target).map(Spec::kernel).collect()
+    }
+}
+
+impl MapSimt {
+    /// CTAs of the flat kernel.
+    fn ctas(&self, config: &Config) -> u64 {
+        let elements = self.problem.dims.iter().fold(1, |all: u64, &dim| all.saturating_mul(dim));
+        elements.div_ceil(u64::from(config.vector * config.points * THREADS))
     }
 }
 
@@ -363,4 +381,25 @@ fn transposed(problem: &MapProblem) -> Option<(Vec<usize>, usize)> {
     let side = u64::from(SIDE);
     let tiles = outer.saturating_mul(dims[along].div_ceil(side)).saturating_mul(dims[rank - 1].div_ceil(side));
     (tiles < 1 << 31).then_some((transposed, along))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use verdigris_graph::{Chain, Slot, View};
+
+    /// The widest accesses, of several points where there are CTAs for the chip all the same; of single elements only where nothing else is left.
+    #[test]
+    fn small_maps_have_work_for_the_chip() {
+        let first = |elements: u64| {
+            let view = |slot| View { slot: Slot(slot), dtype: DType::Bf16, offset: 0, strides: vec![1] };
+            let load = ChainStep::Load { from: view(0), window: None };
+            let steps = vec![load, ChainStep::Unary { f: UnaryOp::Relu, x: 0 }, ChainStep::Store { to: view(1), x: 1 }];
+            let problem = Problem::Map(MapProblem { dims: vec![elements], chain: Chain { steps } });
+            MapSimt::accept(&problem, &Arch::h200()).expect("is taken").configs()[0]
+        };
+        for (elements, vector, points) in [(1 << 24, 8, 4), (1 << 18, 8, 1), (128_000, 4, 1), (64_000, 2, 1), (800, 2, 1), (63_999, 1, 1)] {
+            assert_eq!(first(elements), Config { vector, points }, "{elements}");
+        }
+    }
 }

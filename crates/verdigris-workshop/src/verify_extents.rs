@@ -288,6 +288,7 @@ mod tests {
         ("norm.strided", 40, &[]),
         ("pool.direct", 96, &[]),
         ("pool.map", 12, &[("direction", 48), ("extent", 12)]),
+        ("pool.planes", 15, &[("extent", 9), ("layout", 72)]),
         ("pool.reduction", 24, &[("direction", 48), ("extent", 12)]),
         ("reduce.simt", 126, &[]),
         ("resample.gather", 88, &[]),

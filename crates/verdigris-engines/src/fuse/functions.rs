@@ -96,7 +96,8 @@ pub(super) fn unary<'k, T: Compute>(f: UnaryOp, x: Val<'k, T>, a: &[Val<'k, T>])
 
 fn hard_sigmoid<'k, T: Compute>(k: Kernel<'k>, x: Val<'k, T>) -> Val<'k, T> {
     let number = |value| T::constant(k, value);
-    T::quotient(T::min_nan(T::max_nan(x + number(3.0), number(0.0)), number(6.0)), number(6.0))
+    // Six times the rounded sixth is 1 in both types.
+    T::min_nan(T::max_nan(x + number(3.0), number(0.0)), number(6.0)) * number(1.0 / 6.0)
 }
 
 /// `tanh(ln(1 + eˣ))` = `n / (n + 2)` with `n = e · (e + 2)`.
@@ -157,7 +158,7 @@ fn derivative<'k, T: Compute>(k: Kernel<'k>, f: UnaryOp, x: Val<'k, T>, a: &[Val
         UnaryOp::Elu { .. } => k.select(x.gt(zero), one, a[0] * T::exp(x)),
         UnaryOp::Softplus { .. } => sigmoid(x * a[0]),
         UnaryOp::HardSwish => {
-            let middle = T::quotient(k.fma(x, two, number(3.0)), number(6.0));
+            let middle = k.fma(x, two, number(3.0)) * number(1.0 / 6.0);
             k.select(x.ge(number(3.0)), one, inside(number(-3.0), number(3.0), middle))
         }
         UnaryOp::HardSigmoid => inside(number(-3.0), number(3.0), number(1.0 / 6.0)),

@@ -58,6 +58,19 @@ pub(crate) fn neighbours_of(view: &View, dims: &[u64]) -> u32 {
     1 << bits.trailing_zeros()
 }
 
+/// Whether the lines of all these views over `dims` begin equally far from a whole vector of `vector` elements, wherever that is.
+pub(crate) fn begin_alike<'v>(views: impl IntoIterator<Item = &'v View>, dims: &[u64], vector: u32) -> bool {
+    let far = |stride: u64| stride % u64::from(vector);
+    let outer = &dims[..dims.len().saturating_sub(1)];
+    let of = |view: &View| -> Vec<u64> {
+        // A dim of one element may have any stride.
+        let strides = view.strides.iter().zip(outer).map(|(&stride, &extent)| if extent > 1 { far(stride) } else { 0 });
+        strides.chain([far(view.offset)]).collect()
+    };
+    let mut views = views.into_iter().map(of);
+    views.next().is_none_or(|first| views.all(|other| other == first))
+}
+
 /// The argument for an operand with the strides of a view that begins elsewhere than its buffer does: in scratch. Of a line, the view has the strides of the
 /// dims in front of it.
 pub(crate) fn argument_at(view: &View, first: Address) -> OperandArgs {
@@ -179,6 +192,19 @@ pub(crate) struct Packed<'k> {
 impl<'k> Line<'k> {
     fn place(&self, number: Val<'k, u32>) -> Val<'k, u64> {
         self.address + number.mul_wide(self.vector * self.dtype.bytes() as u32)
+    }
+
+    /// How many of its elements, which are taken one by one, stand in front of the first that begins `vector` of them in memory.
+    #[track_caller]
+    pub(crate) fn in_front_of(&self, vector: u32) -> Val<'k, u32> {
+        let place = self.address.low32() >> (self.dtype.bytes() as u32).ilog2();
+        (self.address.kernel().constant(0u32) - place) & (vector - 1)
+    }
+
+    /// The elements from one on, of a line that is taken one by one, taken by vectors.
+    #[track_caller]
+    pub(crate) fn vectors_from(&self, element: Val<'k, u32>, vector: u32) -> Line<'k> {
+        Line { address: self.address + element.mul_wide(self.dtype.bytes() as u32), vector, ..*self }
     }
 
     /// Loads the vector of that number.
@@ -334,6 +360,9 @@ mod tests {
         ] {
             assert_eq!(neighbours_of(&view(offset, &strides), &dims), want, "{offset} {strides:?} {dims:?}");
         }
+        let alike = |other: &View| begin_alike([&view(1, &[67, 1]), other], &[5, 67], 8);
+        assert!(alike(&view(9, &[3, 1])), "the same elements of 16 bytes");
+        assert!(!alike(&view(2, &[67, 1])) && !alike(&view(1, &[68, 1])));
         let wide = View { dtype: DType::F32, ..view(0, &[64, 1]) };
         assert_eq!(vector_of([&view(0, &[64, 1]), &wide], &[5, 64]), 4, "16 bytes of the widest");
     }

@@ -1,9 +1,10 @@
 //! Pooling and its gradients ([`verdigris_graph::PoolProblem`] has the formulas).
 
 mod direct;
+mod planes;
 
 use crate::algorithm::Listed;
 use crate::engine::Engine;
 
 /// The engines of this family.
-pub static ENGINES: &[&dyn Engine] = &[&Listed::<direct::Direct>::new()];
+pub static ENGINES: &[&dyn Engine] = &[&Listed::<planes::Planes>::new(), &Listed::<direct::Direct>::new()];

@@ -3,6 +3,9 @@
 //! A team of threads has a row. Each thread loads all of its vectors before it computes with the first, keeps them as they are stored, and widens them
 //! again for what is written; a thread for which no vector is left takes the last one again and does not count it, so that loads need no condition. Rows that are too long
 //! for that are gone through in a loop, a few vectors at a time: once for maximum and sum, which are carried along together, and once for what is written.
+//!
+//! Where rows begin anywhere, vectors are those that begin at whole vectors in memory, and each thread takes besides an element or two of the edges: of those
+//! in front of the first vector and behind the last.
 
 use verdigris_kir::face::{Kernel, Val, Var};
 
@@ -23,23 +26,33 @@ pub(super) struct Stand {
     pub(super) vector: u32,
     pub(super) team: u32,
     pub(super) held: u32,
+    pub(super) edges: bool,
 }
 
 pub(super) fn rows<'k, T: Compute>(spec: &Spec, k: Kernel<'k>, stand: Stand) {
     let OfRows { rows, extent, extents, operands, loss } = OfRows::declare(k, spec);
     let operands = Strided::all(&spec.types, operands);
     let number = |value: f64| T::constant(k, value);
-    let Stand { vector, team, held } = stand;
+    let Stand { vector, team, edges, .. } = stand;
     let member = k.thread() & (team - 1);
     let row = k.cta() * (spec.threads() / team) + (k.thread() >> team.ilog2());
     // All threads stay together; those without a row take the last one and write nothing.
     let inside = row.lt(rows);
     let row = row.min(rows - 1);
     let index = extents.index(row);
-    // Rows are whole vectors, which the assembler does not know.
-    let zero = extent & (vector - 1);
-    let share = Share { k, vectors: extent >> vector.ilog2(), member, team, held, zero };
-    let line = |operand: &Strided<'k>| operand.line(&index, vector);
+    // Rows are whole vectors, or shorter than 2³¹, which the assembler does not know.
+    let zero = if edges { extent >> 31 } else { extent & (vector - 1) };
+    // All operands begin equally far from a whole vector.
+    let front = edges.then(|| operands[0].line(&index, 1).in_front_of(vector));
+    let vectors = front.map_or(extent, |front| extent - front) >> vector.ilog2();
+    let share = Share { k, extent, vectors, front, member, stand, zero };
+    let line = |operand: &Strided<'k>| match front {
+        None => Row { vectors: operand.line(&index, vector), elements: None },
+        Some(front) => {
+            let elements = operand.line(&index, 1);
+            Row { vectors: elements.vectors_from(front, vector), elements: Some(elements) }
+        }
+    };
     match (spec.kind, operands.as_slice()) {
         (Kind::Softmax | Kind::LogSoftmax, [x, y]) => {
             let x = [share.read(line(x))];
@@ -97,7 +110,7 @@ pub(super) fn rows<'k, T: Compute>(spec: &Spec, k: Kernel<'k>, stand: Stand) {
                 }
             };
             share.write(inside, &line(dlogits), &x, |part, values| {
-                let from_first = gradient.class - part.number * vector;
+                let from_first = gradient.class - share.first(&part.at);
                 let each = (0..).zip(&values[0]);
                 each.map(|(lane, &x)| gradient.of(T::fast_exp(x - whole), from_first.eq(lane))).collect()
             });
@@ -106,20 +119,45 @@ pub(super) fn rows<'k, T: Compute>(spec: &Spec, k: Kernel<'k>, stand: Stand) {
     }
 }
 
-/// A row that is read: its line, and its vectors where they are held.
-#[derive(Clone, Debug)]
-struct Reading<'k> {
-    line: Line<'k>,
-    held: Vec<Packed<'k>>,
+/// A row in memory: its vectors, and where it begins anywhere its elements one by one.
+#[derive(Clone, Copy, Debug)]
+struct Row<'k> {
+    vectors: Line<'k>,
+    elements: Option<Line<'k>>,
 }
 
-/// One vector of a thread's share.
-#[derive(Clone, Debug)]
-struct Part<'k> {
-    /// Its number in the row, or that of the last vector.
+impl<'k> Row<'k> {
+    /// By which a part is taken.
+    fn of(&self, at: &At<'k>) -> Line<'k> {
+        self.elements.filter(|_| at.is_edge).unwrap_or(self.vectors)
+    }
+
+    fn element<T: Compute>(&self, number: Val<'k, u32>) -> Val<'k, T> {
+        self.elements.unwrap_or(self.vectors).element(number)
+    }
+}
+
+/// Which vector of a thread's share, or which element of the edges.
+#[derive(Clone, Copy, Debug)]
+struct At<'k> {
+    /// Its number among the row's vectors, or elements; or that of another, if it is not the thread's own.
     number: Val<'k, u32>,
     /// It is the thread's own; where nothing is said, it is.
     inside: Option<Val<'k, bool>>,
+    is_edge: bool,
+}
+
+/// A row that is read, and its parts where they are held.
+#[derive(Clone, Debug)]
+struct Reading<'k> {
+    row: Row<'k>,
+    held: Vec<Packed<'k>>,
+}
+
+/// One vector of a thread's share, or one element of the edges.
+#[derive(Clone, Debug)]
+struct Part<'k> {
+    at: At<'k>,
     /// Of each row that is read.
     loaded: Vec<Packed<'k>>,
 }
@@ -132,7 +170,7 @@ impl<'k> Part<'k> {
     /// The sum of what it gives, or 0 if it is not the thread's own.
     fn counted<T: Compute>(&self, k: Kernel<'k>, terms: Vec<Val<'k, T>>) -> Val<'k, T> {
         let total = peak::total(terms);
-        self.inside.map_or(total, |inside| k.select(inside, total, T::constant(k, 0.0)))
+        self.at.inside.map_or(total, |inside| k.select(inside, total, T::constant(k, 0.0)))
     }
 }
 
@@ -140,55 +178,87 @@ impl<'k> Part<'k> {
 #[derive(Clone, Copy, Debug)]
 struct Share<'k> {
     k: Kernel<'k>,
-    /// Of the row.
+    /// Elements of the row.
+    extent: Val<'k, u32>,
+    /// Whole vectors of the row.
     vectors: Val<'k, u32>,
+    /// Elements in front of the first vector, where a row begins anywhere.
+    front: Option<Val<'k, u32>>,
     member: Val<'k, u32>,
-    team: u32,
-    held: u32,
+    stand: Stand,
     /// 0, but nobody can know: see [`Packed::again`].
     zero: Val<'k, u32>,
 }
 
 impl<'k> Share<'k> {
     /// Vectors that are held, or the last one in the place of those that are not there.
-    fn numbers(&self) -> Vec<(Val<'k, u32>, Val<'k, bool>)> {
+    fn vectors(&self) -> Vec<At<'k>> {
         let of = |i: u32| {
-            let number = self.member + i * self.team;
-            (number.min(self.vectors - 1), number.lt(self.vectors))
+            let number = self.member + i * self.stand.team;
+            At { number: number.min(self.vectors - 1), inside: Some(number.lt(self.vectors)), is_edge: false }
         };
-        (0..self.held).map(of).collect()
+        (0..self.stand.held).map(of).collect()
     }
 
-    fn read(&self, line: Line<'k>) -> Reading<'k> {
-        let held = self.numbers().into_iter().map(|(number, _)| line.load(number)).collect();
-        Reading { line, held }
+    /// The thread's elements of the edges, or the row's first in the place of those that are not there.
+    fn edges(&self) -> Vec<At<'k>> {
+        let Some(front) = self.front else { return Vec::new() };
+        let Stand { vector, team, .. } = self.stand;
+        let whole = self.vectors << vector.ilog2();
+        let of = |i: u32| {
+            let edge = self.member + i * team;
+            let inside = edge.lt(self.extent - whole);
+            let number = edge + self.k.select(edge.lt(front), 0u32, whole);
+            At { number: self.k.select(inside, number, 0u32), inside: Some(inside), is_edge: true }
+        };
+        // At most one short of a vector on either side.
+        (0..(2 * (vector - 1)).div_ceil(team)).map(of).collect()
     }
 
-    /// Runs `f` for each group of vectors whose loads overlap: all that are held, or a few of a long row.
+    /// The number of a part's first element in the row.
+    fn first(&self, at: &At<'k>) -> Val<'k, u32> {
+        if at.is_edge {
+            return at.number;
+        }
+        let of_vector = at.number * self.stand.vector;
+        self.front.map_or(of_vector, |front| front + of_vector)
+    }
+
+    fn load(&self, from: &[Reading<'k>], at: At<'k>) -> Part<'k> {
+        Part { at, loaded: from.iter().map(|from| from.row.of(&at).load(at.number)).collect() }
+    }
+
+    fn read(&self, row: Row<'k>) -> Reading<'k> {
+        let edges = if self.stand.held > 0 { self.edges() } else { Vec::new() };
+        let held = self.vectors().into_iter().chain(edges).map(|at| row.of(&at).load(at.number)).collect();
+        Reading { row, held }
+    }
+
+    /// Runs `f` for each group of parts whose loads overlap: all that are held, or a few of a long row.
     fn groups(&self, from: &[Reading<'k>], f: impl Fn(&[Part<'k>])) {
-        if self.held > 0 {
-            let part = |(i, (number, inside)): (usize, _)| Part {
-                number,
-                inside: Some(inside),
-                loaded: from.iter().map(|from| from.held[i].clone()).collect(),
-            };
-            return f(&self.numbers().into_iter().enumerate().map(part).collect::<Vec<_>>());
+        let Stand { team, held, .. } = self.stand;
+        if held > 0 {
+            let part = |(i, at): (usize, At<'k>)| Part { at, loaded: from.iter().map(|from| from.held[i].clone()).collect() };
+            return f(&self.vectors().into_iter().chain(self.edges()).enumerate().map(part).collect::<Vec<_>>());
         }
         let k = self.k;
-        let load = |number: Val<'k, u32>| Part { number, inside: None, loaded: from.iter().map(|from| from.line.load(number)).collect() };
+        let load = |number: Val<'k, u32>| self.load(from, At { number, inside: None, is_edge: false });
         // The vectors of this thread; fewer than there are threads leave some without one.
-        let own = k.select(self.member.lt(self.vectors), (self.vectors - self.member + (self.team - 1)) >> self.team.ilog2(), 0u32);
+        let own = k.select(self.member.lt(self.vectors), (self.vectors - self.member + (team - 1)) >> team.ilog2(), 0u32);
         let whole = own & !(UNROLL - 1);
         k.range_step(0, whole, UNROLL, |turn| {
-            f(&(0..UNROLL).map(|i| load(self.member + (turn + i) * self.team)).collect::<Vec<_>>());
+            f(&(0..UNROLL).map(|i| load(self.member + (turn + i) * team)).collect::<Vec<_>>());
         });
         k.when(whole.lt(own), || {
             let turns: Vec<Val<'k, u32>> = (0..UNROLL - 1).map(|i| whole + i).collect();
-            let parts: Vec<Part<'k>> = turns.iter().map(|turn| load(self.member + turn.min(own - 1) * self.team)).collect();
+            let parts: Vec<Part<'k>> = turns.iter().map(|turn| load(self.member + turn.min(own - 1) * team)).collect();
             for (turn, part) in turns.iter().zip(&parts) {
                 k.when(turn.lt(own), || f(std::slice::from_ref(part)));
             }
         });
+        for at in self.edges() {
+            f(&[self.load(from, at)]);
+        }
     }
 
     fn each(&self, from: &[Reading<'k>], f: impl Fn(&Part<'k>)) {
@@ -198,21 +268,21 @@ impl<'k> Share<'k> {
     /// The same rows, for another step: what is held is widened again.
     fn again(&self, from: &[Reading<'k>]) -> Vec<Reading<'k>> {
         let held = |from: &Reading<'k>| from.held.iter().map(|packed| packed.again(self.zero)).collect();
-        from.iter().map(|from| Reading { line: from.line, held: held(from) }).collect()
+        from.iter().map(|from| Reading { row: from.row, held: held(from) }).collect()
     }
 
     /// Writes what `f` makes of each vector of the rows that are read.
     fn write<T: Compute>(
         &self,
         inside: Val<'k, bool>,
-        to: &Line<'k>,
+        to: &Row<'k>,
         from: &[Reading<'k>],
         f: impl Fn(&Part<'k>, &[Vec<Val<'k, T>>]) -> Vec<Val<'k, T>>,
     ) {
         self.each(&self.again(from), |part| {
-            self.k.when(part.inside.map_or(inside, |own| own & inside), || {
+            self.k.when(part.at.inside.map_or(inside, |own| own & inside), || {
                 let values: Vec<Vec<Val<'k, T>>> = (0..from.len()).map(|i| part.values(self.k, i)).collect();
-                to.store(part.number, &f(part, &values));
+                to.of(&part.at).store(part.at.number, &f(part, &values));
             });
         });
     }
@@ -222,14 +292,15 @@ impl<'k> Share<'k> {
         let k = self.k;
         let number = |value: f64| T::constant(k, value);
         let (peak, sum, all) = (k.var(number(f64::NEG_INFINITY)), k.var(number(0.0)), k.var(number(0.0)));
-        let lanes = self.team.min(32);
+        let Stand { team, held, .. } = self.stand;
+        let lanes = team.min(32);
         let greatest = |peak: Val<'k, T>| lanes::over_lanes(k, lanes, peak, &|x, y| T::max_nan(x, y));
         self.groups(x, |parts| {
             let own = peak::greatest(parts.iter().map(|part| part.loaded[0].greatest(k)).collect());
             // What is held is shifted by the maximum of the whole warp, so that sums of its lanes need no factor.
-            let next = if self.held > 0 { greatest(own) } else { T::max_nan(peak.get(), own) };
+            let next = if held > 0 { greatest(own) } else { T::max_nan(peak.get(), own) };
             let shift = peak::shift_of(next);
-            if self.held == 0 {
+            if held == 0 {
                 sum.set(sum * T::fast_exp(peak.get() - shift));
             }
             for part in parts {
@@ -243,9 +314,9 @@ impl<'k> Share<'k> {
             peak.set(next);
         });
         let own = Peak { peak: peak.get(), sum: sum.get(), all: all.get() };
-        let of_lane = if self.held > 0 { own } else { own.shifted(greatest(own.peak)) };
+        let of_lane = if held > 0 { own } else { own.shifted(greatest(own.peak)) };
         let add = |x: Val<'k, T>| lanes::over_lanes(k, lanes, x, &|x, y| x + y);
         let of_warp = Peak { sum: add(of_lane.sum), all: if wants_all { add(of_lane.all) } else { of_lane.all }, ..of_lane };
-        of_warp.over_warps(k, self.team, wants_all).checked()
+        of_warp.over_warps(k, team, wants_all).checked()
     }
 }

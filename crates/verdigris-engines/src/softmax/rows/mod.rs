@@ -6,7 +6,7 @@
 //!
 //! | form | rows | threads |
 //! |---|---|---|
-//! | rows | elements lie side by side | a team of 8 to 1024 takes a row, 16 bytes to an access; up to some 32,000 elements are read once and kept in registers, longer rows are read once for maximum and sum, and once more, from L2 where they fit, for what is written |
+//! | rows | elements lie side by side | a team of 8 to 1024 takes a row, 16 bytes to an access, and elements in front of and behind whole vectors one by one where rows begin anywhere; up to some 32,000 elements are read once and kept in registers, longer rows are read once for maximum and sum, and once more, from L2 where they fit, for what is written |
 //! | columns | rows lie side by side | a thread takes neighbouring rows, 16 bytes to an access, and goes along their elements twice |
 //! | elements | any strides | a thread, a warp or a CTA takes a row, element by element |
 //!
@@ -81,7 +81,10 @@ impl Algorithm for Rows {
     fn knobs(form: &Form) -> Knobs {
         match *form {
             Form::Elements { team, held } => Knobs::new([("team", team), ("elements", held)]),
-            Form::Rows { vector, team, held } => Knobs::new([("vector", vector), ("team", team), ("held", held)]),
+            Form::Rows { vector, team, held, edges: false } => Knobs::new([("vector", vector), ("team", team), ("held", held)]),
+            Form::Rows { vector, team, held, edges: true } => {
+                Knobs::new([("vector", vector), ("team", team), ("held", held), ("edges", 1)])
+            }
             Form::Columns { vector, team } => Knobs::new([("rows", vector), ("team", team)]),
         }
     }
@@ -119,6 +122,13 @@ impl Algorithm for Rows {
         let mut program = Program { buffer_alignment_bytes: vec![1; p.slots().len()], ..Program::default() };
         if p.is_empty() {
             return Ok(program);
+        }
+        if let Form::Rows { vector, edges: true, .. } = *form {
+            // Rows of all operands begin equally far from whole vectors only if buffers begin with one.
+            for (_, (_, view)) in spec.operands_of(p).enumerate().filter(|(i, _)| spec.is_whole(*i)) {
+                let asked = &mut program.buffer_alignment_bytes[view.slot.0 as usize];
+                *asked = (*asked).max(u64::from(vector) * view.dtype.bytes() as u64);
+            }
         }
         let bytes = p.compute.bytes() as u64;
         let kept = matches!(spec.kind, Kind::CrossEntropy { kept: true, .. });
@@ -179,7 +189,7 @@ impl Algorithm for Rows {
                 let reads = if matches!(kind, Kind::Softmax | Kind::LogSoftmax) { 1 } else { 2 };
                 let elements = [(32, 4), (32, 32), (THREADS, 16), (THREADS, 0), (1, 0)].map(|(team, held)| Form::Elements { team, held });
                 let rows = TEAMS.iter().flat_map(|&team| HOLDS.map(|held| (team, held))).filter(|&(team, held)| is_row(team, held, reads));
-                let rows = rows.map(|(team, held)| Form::Rows { vector, team, held });
+                let rows = rows.flat_map(|(team, held)| [false, true].map(|edges| Form::Rows { vector, team, held, edges }));
                 let columns = COLUMN_TEAMS.map(|team| Form::Columns { vector, team });
                 let forms = elements.into_iter().chain(rows).chain(columns);
                 specs.extend(forms.map(|form| Spec { types: vec![dtype; reads as usize + 1], ..Spec::plain(kind, form) }));
@@ -257,10 +267,22 @@ fn vectors_of(p: &SoftmaxProblem, arch: &Arch) -> Vec<Form> {
         return teams.map(|team| Form::Columns { vector, team }).to_vec();
     }
     let dims: Vec<u64> = p.rows.iter().copied().chain([p.extent]).collect();
-    let vector = strided::vector_of(whole.iter().copied(), &dims);
-    if vector < 2 {
+    if whole.iter().any(|view| view.strides.last() != Some(&1)) {
         return Vec::new();
     }
+    let vector = strided::vector_of(whole.iter().copied(), &dims);
+    let widest = whole.iter().map(|view| view.dtype.bytes() as u32).max().unwrap_or(16);
+    let full = (16 / widest).max(1);
+    // With at least one whole vector, wherever the row begins.
+    let has_edges = vector < full && p.extent + 1 >= u64::from(2 * full) && strided::begin_alike(whole.iter().copied(), &dims, full);
+    let edges = if has_edges { rows_of(p, arch, &spec, full, true) } else { Vec::new() };
+    let plain = if vector >= 2 { rows_of(p, arch, &spec, vector, false) } else { Vec::new() };
+    // Half a vector still is as many bytes as a warp's accesses are quick with.
+    if 2 * vector < full { [edges, plain].concat() } else { [plain, edges].concat() }
+}
+
+/// The ways by vectors along rows, the best first.
+fn rows_of(p: &SoftmaxProblem, arch: &Arch, spec: &Spec, vector: u32, edges: bool) -> Vec<Form> {
     let vectors = p.extent / u64::from(vector);
     let reads = match spec.kind {
         Kind::SoftmaxBackward | Kind::LogSoftmaxBackward => 2,
@@ -273,14 +295,14 @@ fn vectors_of(p: &SoftmaxProblem, arch: &Arch) -> Vec<Form> {
         if let Some(&team) = TEAMS.iter().find(fits) {
             // A team that is mostly idle is worth nothing.
             if u64::from(team) <= (2 * vectors).max(8) {
-                forms.push(Form::Rows { vector, team, held });
+                forms.push(Form::Rows { vector, team, held, edges });
             }
         }
     }
     if vectors >= u64::from(LONG_TEAMS[1]) {
         let [few, many] = LONG_TEAMS;
         let teams = if p.row_count() < 2 * u64::from(arch.sm_count) { [many, few] } else { [few, many] };
-        forms.extend(teams.map(|team| Form::Rows { vector, team, held: 0 }));
+        forms.extend(teams.map(|team| Form::Rows { vector, team, held: 0, edges }));
     }
     forms
 }
@@ -342,7 +364,7 @@ mod tests {
                 let extent = 8 * vectors;
                 let forms = vectors_of(&softmax(4096, extent, backward), &arch);
                 for form in &forms {
-                    let Form::Rows { vector: 8, team, held } = *form else { panic!("{form:?} for {extent}") };
+                    let Form::Rows { vector: 8, team, held, edges: false } = *form else { panic!("{form:?} for {extent}") };
                     assert!(held == 0 || u64::from(team * held * 8) >= extent, "{form:?} for {extent}");
                     assert!(is_row(team, held, if backward { 2 } else { 1 }), "{form:?} is in no catalog");
                 }
@@ -352,11 +374,22 @@ mod tests {
         }
     }
 
+    /// Rows of any length go by whole vectors and the elements beside them; those too short to have a vector wherever they begin do not, nor do operands
+    /// that begin differently.
     #[test]
-    fn rows_that_fill_no_vector_go_by_elements() {
+    fn rows_that_fill_no_vector_have_edges() {
         let arch = Arch::h200();
-        assert_eq!(vectors_of(&softmax(16, 1001, false), &arch), []);
-        assert!(matches!(vectors_of(&softmax(16, 1002, false), &arch)[0], Form::Rows { vector: 2, .. }));
+        let first = |p: &SoftmaxProblem| vectors_of(p, &arch).first().copied();
+        assert_eq!(first(&softmax(16, 257, false)), Some(Form::Rows { vector: 8, team: 32, held: 1, edges: true }));
+        assert_eq!(first(&softmax(16, 1002, false)), Some(Form::Rows { vector: 8, team: 32, held: 4, edges: true }));
+        assert!(matches!(first(&softmax(16, 1004, false)), Some(Form::Rows { vector: 4, edges: false, .. })));
+        assert!(matches!(first(&softmax(16, 15, false)), Some(Form::Rows { edges: true, .. })));
+        assert_eq!(first(&softmax(16, 13, false)), None);
+        let mut beside = softmax(16, 257, false);
+        if let RowFunction::Softmax { x, .. } = &mut beside.function {
+            x.offset = 1;
+        }
+        assert_eq!(first(&beside), None);
         let mut shifted = softmax(16, 1024, false);
         if let RowFunction::Softmax { x, .. } = &mut shifted.function {
             x.offset = 4;

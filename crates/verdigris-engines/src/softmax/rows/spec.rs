@@ -62,8 +62,9 @@ pub(in crate::softmax) enum Form {
     /// Element by element, of any strides: `team` threads (1, 32 or 256) to a row, each of which holds `held` of its elements; 0 reads them again at each
     /// step.
     Elements { team: u32, held: u32 },
-    /// Elements of a row lie side by side: `team` threads to a row, each of which holds `held` vectors of `vector` elements; 0 reads them again.
-    Rows { vector: u32, team: u32, held: u32 },
+    /// Elements of a row lie side by side: `team` threads to a row, each of which holds `held` vectors of `vector` elements; 0 reads them again. `edges`:
+    /// rows begin and end anywhere, and elements in front of and behind whole vectors are taken one by one.
+    Rows { vector: u32, team: u32, held: u32, edges: bool },
     /// Rows lie side by side: a thread takes `vector` neighbouring rows, and `team` warps (1 or 8) of a CTA share their elements out.
     Columns { vector: u32, team: u32 },
 }
@@ -146,7 +147,7 @@ impl Spec {
         let double = flag(self.double, "f64");
         let form = match self.form {
             Form::Elements { team, held } => format!("team{team}x{held}"),
-            Form::Rows { vector, team, held } => format!("rows{team}x{held}v{vector}"),
+            Form::Rows { vector, team, held, edges } => format!("rows{team}x{held}v{vector}{}", flag(edges, "edges")),
             Form::Columns { vector, team } => format!("columns{team}v{vector}"),
         };
         format!("softmax_{kind}{double}_{form}_d{}_{}", self.rank, types.join("_"))
@@ -200,6 +201,7 @@ impl Spec {
         let declare = |(i, &dtype): (usize, &DType)| {
             let written = i + outputs >= self.types.len();
             match self.form {
+                Form::Rows { edges: true, .. } if self.is_whole(i) => strided::lines_declaration(dtype, self.rank, 1, written),
                 Form::Rows { vector, .. } | Form::Columns { vector, .. } if self.is_whole(i) => {
                     strided::lines_declaration(dtype, self.rank, vector, written)
                 }
@@ -238,7 +240,7 @@ impl Spec {
             (Kind::Count, _) => losses::count(self, k),
             (Kind::Part { .. } | Kind::Join { .. }, _) => losses::join::<T>(self, k),
             (_, Form::Elements { team, held }) => elements::rows::<T>(self, k, team, held),
-            (_, Form::Rows { vector, team, held }) => lines::rows::<T>(self, k, lines::Stand { vector, team, held }),
+            (_, Form::Rows { vector, team, held, edges }) => lines::rows::<T>(self, k, lines::Stand { vector, team, held, edges }),
             (_, Form::Columns { vector, team }) => columns::rows::<T>(self, k, vector, team),
         }
     }
