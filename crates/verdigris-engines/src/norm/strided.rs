@@ -6,7 +6,7 @@
 //! the rows and the warps of a CTA share the elements out. The row is read for the mean, for the squares of the deviations and for the result, one
 //! element at a time. The gradients of scale and bias are sums of their own over `x`, `dy` and the rows' statistics.
 //!
-//! **When it wins.** Where `norm.rows` does not take the rows: channels-last images by groups or instances, rows with gaps. It reads `x` three times
+//! **When it wins.** Where neither `norm.rows` nor `norm.groups` takes the rows: tensors of two memory formats, rows over several dims with gaps. It reads `x` three times
 //! (a gradient `x` and `dy` once more each for the scale), from L2 where rows of those CTAs that run at once fit there.
 //!
 //! **Numbers.** In f32 (f64 where an operand is f64): deviations are squared after the mean is known. Results repeat bit for bit.
