@@ -187,6 +187,10 @@ impl Algorithm for Groups {
     }
 
     fn catalog(target: Target) -> Vec<KernelRef> {
+        // Chips that launch kernels one after the other have them without the overlap, compiled when they are first asked for.
+        if target < Target::Sm90 {
+            return Vec::new();
+        }
         let mut specs = Vec::new();
         for dtype in [DType::F32, DType::F16, DType::Bf16] {
             let vector = 16 / dtype.bytes() as u32;
@@ -196,7 +200,7 @@ impl Algorithm for Groups {
                     for stage in [Stage::Sums, Stage::Join, Stage::Apply] {
                         let operands = names.iter().filter_map(|name| Role::of(name)).map(|role| (role, dtype)).collect();
                         let backward = names.contains(&"dy");
-                        let (given, dx, zero_centred, overlaps) = (false, false, false, target >= Target::Sm90);
+                        let (given, dx, zero_centred, overlaps) = (false, false, false, true);
                         specs.push(
                             Spec { stage, backward, given, dx, zero_centred, form, vector, team, overlaps, operands }.reduced_to_stage(),
                         );
@@ -368,5 +372,40 @@ mod tests {
         // A scale along the points, and one of two memory formats.
         assert_eq!(reason("norm forward bf16 rows=4 elements=64 x=packed scale=elements y=packed"), Reason::Layout);
         assert_eq!(reason("norm forward bf16 rows=2x8 elements=64 x=(512,1,8) y=(512,64,1)"), Reason::Layout);
+    }
+
+    /// The engine of the family that is estimated to be fastest, and that estimate.
+    fn chosen(words: &str) -> (&'static str, f64) {
+        let problem: Problem = words.parse().unwrap_or_else(|error| panic!("{words}: {error}"));
+        let estimates = super::super::ENGINES.iter().filter_map(|engine| {
+            let candidate = engine.accept(&problem, &Arch::h200()).ok()?;
+            Some((engine.id().name, candidate.cost(&candidate.best()).ok()?.us))
+        });
+        estimates.min_by(|a, b| a.1.total_cmp(&b.1)).expect("norm.strided takes all")
+    }
+
+    #[test]
+    fn images_are_this_engines_and_rows_that_registers_hold_are_not() {
+        let sizes =
+            [[16, 64, 16384, 64], [4, 256, 4096, 256], [2, 512, 16384, 32], [8, 320, 4096, 32], [64, 256, 3136, 32], [8, 1280, 256, 32]];
+        for dims in sizes {
+            for pass in ["forward", "backward"] {
+                let (engine, us) = chosen(&images(pass, dims, true));
+                assert_eq!(engine, "norm.groups", "{pass} {dims:?}: {us}");
+            }
+        }
+        for (pass, dims, engine) in [
+            ("forward", [2, 512, 16384, 32], "norm.groups"),
+            ("backward", [2, 512, 16384, 32], "norm.groups"),
+            ("backward", [16, 64, 16384, 64], "norm.groups"),
+            ("forward", [16, 64, 16384, 64], "norm.rows"),
+            ("forward", [64, 256, 3136, 32], "norm.rows"),
+        ] {
+            assert_eq!(chosen(&images(pass, dims, false)).0, engine, "{pass} {dims:?}");
+        }
+        for rows in ["rows=4096 elements=1024", "rows=64 elements=768", "rows=1 elements=4096"] {
+            assert_eq!(chosen(&format!("norm forward bf16 {rows} x=packed y=packed")).0, "norm.rows", "{rows}");
+            assert_eq!(chosen(&format!("norm backward bf16 {rows} x=packed dy=packed dx=packed")).0, "norm.rows", "{rows}");
+        }
     }
 }
