@@ -75,10 +75,12 @@ impl Algorithm for Any {
             if is_whole { view.dtype.bytes() as f64 * if *written { 1.0 } else { 3.0 } } else { 0.0 }
         };
         let bytes: f64 = self.problem.operands().iter().map(whole).sum();
-        // An element at a time, with its address.
-        let issued = elements / 32.0 * 30.0;
+        // An element at a time, with its address, for the mean, the squares and the result.
+        let issued = elements / 32.0 * 30.0 * 3.0;
+        // Items are not cut: few of them leave most of the chip idle.
+        let ctas = (self.problem.row_count() as f64 / f64::from(self.spec.form.items())).ceil();
         let launches = if self.spec.has_rows() { 1.0 } else { 0.0 } + walk::launches(&self.problem);
-        Work::default().beside([Stream::new(Traffic::Transposed, elements * bytes).issuing(issued).in_launches(launches)])
+        Work::default().beside([Stream::new(Traffic::Transposed, elements * bytes).of_ctas(ctas).issuing(issued).in_launches(launches)])
     }
 
     fn lower(&self, (): &()) -> Result<Program, Refusal> {
