@@ -43,6 +43,7 @@ const PROBLEMS: &[(&str, &str, &str)] = &[
     ("pool.planes", "pool", include_str!("../../../cases/catalog/pool.planes.toml")),
     ("resample.gather", "resample", include_str!("../../../cases/catalog/resample.gather.toml")),
     ("norm.rows", "norm", include_str!("../../../cases/catalog/norm.rows.toml")),
+    ("norm.groups", "norm", include_str!("../../../cases/catalog/norm.groups.toml")),
     ("norm.strided", "norm", include_str!("../../../cases/catalog/norm.strided.toml")),
     ("batch_norm.channels", "batch_norm", include_str!("../../../cases/catalog/batch_norm.channels.toml")),
     ("attention.forward", "attention", include_str!("../../../cases/catalog/attention.forward.toml")),

@@ -284,6 +284,7 @@ mod tests {
         ("gemm.simt", 107, &[]),
         ("gemm.wgmma", 89, &[("batch", 2), ("precision", 16)]),
         ("map.simt", 35, &[]),
+        ("norm.groups", 12, &[("layout", 16)]),
         ("norm.rows", 10, &[("layout", 30)]),
         ("norm.strided", 40, &[]),
         ("pool.direct", 96, &[]),

@@ -6,7 +6,7 @@
 //! the rows and the warps of a CTA share the elements out. The row is read for the mean, for the squares of the deviations and for the result, one
 //! element at a time. The gradients of scale and bias are sums of their own over `x`, `dy` and the rows' statistics.
 //!
-//! **When it wins.** Where `norm.rows` does not take the rows: channels-last images by groups or instances, rows with gaps. It reads `x` three times
+//! **When it wins.** Where neither `norm.rows` nor `norm.groups` takes the rows: tensors of two memory formats, rows over several dims with gaps. It reads `x` three times
 //! (a gradient `x` and `dy` once more each for the scale), from L2 where rows of those CTAs that run at once fit there.
 //!
 //! **Numbers.** In f32 (f64 where an operand is f64): deviations are squared after the mean is known. Results repeat bit for bit.
@@ -75,10 +75,12 @@ impl Algorithm for Any {
             if is_whole { view.dtype.bytes() as f64 * if *written { 1.0 } else { 3.0 } } else { 0.0 }
         };
         let bytes: f64 = self.problem.operands().iter().map(whole).sum();
-        // An element at a time, with its address.
-        let issued = elements / 32.0 * 30.0;
+        // An element at a time, with its address, for the mean, the squares and the result.
+        let issued = elements / 32.0 * 30.0 * 3.0;
+        // Items are not cut: few of them leave most of the chip idle.
+        let ctas = (self.problem.row_count() as f64 / f64::from(self.spec.form.items())).ceil();
         let launches = if self.spec.has_rows() { 1.0 } else { 0.0 } + walk::launches(&self.problem);
-        Work::default().beside([Stream::new(Traffic::Transposed, elements * bytes).issuing(issued).in_launches(launches)])
+        Work::default().beside([Stream::new(Traffic::Transposed, elements * bytes).of_ctas(ctas).issuing(issued).in_launches(launches)])
     }
 
     fn lower(&self, (): &()) -> Result<Program, Refusal> {

@@ -130,6 +130,11 @@ impl Normed<'_> {
     }
 }
 
+/// What sums are within, of which anything is to be relied on.
+fn range(compute: DType) -> f64 {
+    if compute == DType::F64 { f64::MAX } else { power_of_two(127) }
+}
+
 /// The mean and `1 / √(v + eps)` of values.
 fn statistics(spec: &NormSpec, values: &[Bounded], compute: DType) -> Statistics {
     let count = values.len() as f64;
@@ -141,7 +146,7 @@ fn statistics(spec: &NormSpec, values: &[Bounded], compute: DType) -> Statistics
         NormKind::Rms => Bounded::exact(0.0),
     };
     let epsilon = roundoff(compute);
-    let limit = if compute == DType::F64 { f64::MAX } else { power_of_two(127) };
+    let limit = range(compute);
     let least = if compute == DType::F64 { power_of_two(-1074) } else { power_of_two(-149) };
     let (mut squares, mut error) = (0.0f64, 0.0f64);
     for value in values {
@@ -246,6 +251,15 @@ struct Back<'a> {
 }
 
 impl Back<'_> {
+    /// What an element adds to the sums of `|dy|` and of `|dy · (s − μ)|`: sums of gradients may be formed before the scale and `r` come to them, and what
+    /// arithmetic makes of sums beyond its range is nothing that one could rely on.
+    fn reach(&self, index: &[u64]) -> [f64; 2] {
+        let normed = &self.normed;
+        let mean = normed.statistics(&normed.rows.statistic(index)).mean;
+        let dy = self.dy(index).value.abs();
+        [dy, dy * (normed.value(index).value - mean.value).abs()]
+    }
+
     fn dy(&self, index: &[u64]) -> Bounded {
         self.dy.read(self.dy.offset(index), self.normed.compute)
     }
@@ -263,16 +277,21 @@ impl Back<'_> {
         }
         let normed = &self.normed;
         let (mut sum, mut product) = (SumInAnyOrder::default(), SumInAnyOrder::default());
+        let mut reach = [0.0; 2];
         for index in normed.rows.elements(place) {
+            reach.iter_mut().zip(self.reach(&index)).for_each(|(reach, own)| *reach += own);
             let g = self.g(&index);
             sum.add(g);
             product.add(normed.binary(BinaryOp::Mul, g, normed.normalized(&index)));
         }
         let count = sum.count() as f64;
-        let means = (
+        let mut means = (
             sum.finish(normed.compute).shared_out(count, normed.compute),
             product.finish(normed.compute).shared_out(count, normed.compute),
         );
+        if reach.iter().any(|reach| reach.is_finite() && *reach > range(normed.compute)) {
+            (means.0.error, means.1.error) = (f64::INFINITY, f64::INFINITY);
+        }
         self.means.borrow_mut().insert(place.to_vec(), means);
         means
     }
@@ -330,13 +349,20 @@ impl Formula for OfVector<'_> {
         let extents: Vec<u64> = summed.iter().map(|&axis| whole[axis]).collect();
         let mut inner = vec![0; summed.len()];
         let mut sum = SumInAnyOrder::default();
+        let mut reach = 0.0;
         for _ in 0..extents.iter().product() {
             summed.iter().zip(&inner).for_each(|(&axis, &i)| place[axis] = i);
+            reach += if self.is_scale { self.back.reach(&place)[1] } else { 0.0 };
             let dy = self.back.dy(&place);
             sum.add(if self.is_scale { self.back.normed.binary(BinaryOp::Mul, dy, self.back.normed.normalized(&place)) } else { dy });
             advance(&mut inner, &extents);
         }
-        sum.finish(self.back.normed.compute)
+        let compute = self.back.normed.compute;
+        let mut whole = sum.finish(compute);
+        if reach.is_finite() && reach > range(compute) {
+            whole.error = f64::INFINITY;
+        }
+        whole
     }
 
     fn compute(&self) -> DType {

@@ -4,18 +4,10 @@
 //! `across` along channels, a vector of neighbours each, and the others along points; along planes a CTA has one channel. A CTA goes through a
 //! *part* of the points, and the grid through channel blocks and parts.
 //!
-//! **Statistics** of a thread: with `m` the mean so far of `n` elements, less a shift that the CTA's threads share, and `d = x − shift − m` of the next few
-//! elements,
-//!
-//! ```text
-//! s = Σ d     q = Σ d²     n' = n + their number     m' = m + s / n'     M2' = M2 + q − s² / n'
-//! ```
-//!
-//! so that no sum is of values far from the mean, and the shift keeps what a mean far from 0 would round away. Threads, and then parts, are joined by
-//! `Σ n (m − μ)²` with the whole's mean.
+//! **Statistics** of a thread are [`Moments`]; its channels' first elements of the part serve as the shift that the CTA's threads share.
 
 use serde::{Deserialize, Serialize};
-use verdigris_kir::face::{Header, Kernel, Val, Var, build};
+use verdigris_kir::face::{Header, Kernel, Val, build};
 use verdigris_kir::inst::{Cache, Special};
 use verdigris_kir::ir::{KernelBody, Target};
 use verdigris_kir::params::{Arguments, Divide, Parameter, Read, ReadWrite, Write};
@@ -30,6 +22,7 @@ use crate::fuse::operand::{OperandArgs, OperandDecl};
 use crate::fuse::strided::{self, Strided};
 use crate::fuse::value::AnyVal;
 use crate::layout::space::{Extents, Space};
+use crate::sums::moments::{Moments, pairwise};
 
 /// Threads of a CTA.
 pub(super) const THREADS: u32 = 256;
@@ -303,14 +296,6 @@ struct Tile<'k> {
     end: Val<'k, u32>,
 }
 
-/// What a thread knows of its channels while it goes through them.
-struct Moments<'k, T> {
-    shift: Vec<Val<'k, T>>,
-    mean: Vec<Var<'k, T>>,
-    m2: Vec<Var<'k, T>>,
-    count: Var<'k, T>,
-}
-
 /// What normalizes a channel.
 struct Factors<'k, T> {
     mean: Val<'k, T>,
@@ -446,11 +431,10 @@ impl<'s, 'k> Run<'s, 'k> {
             *inner = *inner * spec.vector;
         }
         let shift = x.load_many(&first, many).into_iter().map(|value| value.get::<T>(k)).collect();
-        let zeros = || (0..many).map(|_| k.var(self.number::<T>(0.0))).collect::<Vec<_>>();
-        let moments = Moments { shift, mean: zeros(), m2: zeros(), count: k.var(self.number::<T>(0.0)) };
+        let moments = Moments::new(k, shift);
         self.turns(tile, false, |points| {
             let loaded: Vec<Elements<'k>> = points.iter().map(|index| x.load(index)).collect();
-            self.take(&moments, &self.by_channel(&loaded));
+            moments.take(&self.by_channel(&loaded));
         });
         let zero = self.number::<T>(0.0);
         let means: Vec<Val<'k, T>> = moments.mean.iter().map(|mean| mean.get()).collect();
@@ -483,24 +467,6 @@ impl<'s, 'k> Run<'s, 'k> {
                 self.store_part(tile, columns, [shift + mean, m2.get()]);
             }),
         }
-    }
-
-    /// Takes the next elements of each channel in; the module's head has the formulas.
-    fn take<T: Compute>(&self, so_far: &Moments<'k, T>, values: &[Vec<Val<'k, T>>]) {
-        let k = self.k;
-        let count = so_far.count.get() + self.number::<T>(values[0].len() as f64);
-        let share = T::divide(self.number(1.0), count);
-        for (channel, values) in values.iter().enumerate() {
-            let (shift, mean, m2) = (so_far.shift[channel], &so_far.mean[channel], &so_far.m2[channel]);
-            let before = mean.get();
-            let apart: Vec<Val<'k, T>> = values.iter().map(|&value| (value - shift) - before).collect();
-            let sum = pairwise(&apart);
-            let squares = apart[1..].iter().fold(apart[0] * apart[0], |squares, &apart| k.fma(apart, apart, squares));
-            let step = sum * share;
-            mean.set(before + step);
-            m2.set(m2.get() + k.fma(-sum, step, squares));
-        }
-        so_far.count.set(count);
     }
 
     fn gradient_sums<T: Compute>(&self, tile: &Tile<'k>) {
@@ -824,16 +790,5 @@ impl<'s, 'k> Run<'s, 'k> {
                 k.when(tile.inside, || dx.store(index, &results));
             }
         });
-    }
-}
-
-/// A sum by halves.
-fn pairwise<'k, T: Compute>(values: &[Val<'k, T>]) -> Val<'k, T> {
-    match values {
-        [value] => *value,
-        values => {
-            let (low, high) = values.split_at(values.len() / 2);
-            pairwise(low) + pairwise(high)
-        }
     }
 }

@@ -247,14 +247,21 @@ impl Algorithm for Rows {
             Along::Line if !matches!(operand.spec.role, Role::Scale | Role::Bias) => reads * operand.spec.dtype.bytes() as f64,
             _ => 0.0,
         };
-        let bytes = elements * self.operands.iter().map(of).sum::<f64>();
+        // Sums behind the rows read `x` and `dy` again.
+        let summed = match &self.problem.pass {
+            NormPass::Backward { x, dy, .. } if self.summed == Summed::Behind => (x.dtype.bytes() + dy.dtype.bytes()) as f64,
+            _ => 0.0,
+        };
+        let bytes = elements * (self.operands.iter().map(of).sum::<f64>() + summed);
         let issued = elements / 32.0 * (10.0 + 20.0 / f64::from(config.vector));
         let launches = match self.summed {
             Summed::None => 1.0,
             Summed::Beside => 2.0,
             Summed::Behind => 1.0 + walk::launches(&self.problem),
         };
-        Work::default().beside([Stream::new(Traffic::Lines, bytes).issuing(issued).in_launches(launches)])
+        // A CTA goes through a long row by itself, however few there are.
+        let ctas = if spec.held == 0 { self.problem.row_count() as f64 } else { f64::INFINITY };
+        Work::default().beside([Stream::new(Traffic::Lines, bytes).of_ctas(ctas).issuing(issued).in_launches(launches)])
     }
 
     fn lower(&self, config: &Config) -> Result<Program, Refusal> {

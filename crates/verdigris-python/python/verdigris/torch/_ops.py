@@ -75,7 +75,7 @@ def _gradients(name, places, saves, has_one_result):
     # The gradient of a tensor that is not saved needs the tensor's dims, unless a result of the same dims is saved.
     is_told = places not in saves
     told = tuple(place for place in range(places) if is_told and place not in saves)
-    is_activation, is_gradient = name == "activation", name == "gradient"
+    is_activation, is_gradient, is_norm = name == "activation", name == "gradient", name == "norm"
 
     def save_some(ctx, inputs, used, output):
         ctx.attributes, ctx.policy = inputs[places], _current_policy()
@@ -117,6 +117,9 @@ def _gradients(name, places, saves, has_one_result):
         gradients = [None] * len(needs)
         if types:
             saved = _as_used(saved)
+        if is_norm and dy.is_cuda and dy.stride() != saved[0].stride() and dy.dim() > 3:
+            # Engines that sum what is side by side read one memory format: a pass over memory costs less than going element by element.
+            dy = torch.empty_like(saved[0], dtype=dy.dtype).copy_(dy)
         if is_gradient and " as" in attributes.split("|", 1)[0]:
             # The gradient that was taken is one of a tensor before it was rounded; what it came from is of the type behind that.
             dy = dy.to(saved[0].dtype)

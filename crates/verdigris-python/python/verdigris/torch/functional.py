@@ -445,19 +445,6 @@ def rms_norm(input, normalized_shape, weight=None, eps=None):
     return _over_last("rms", input, normalized_shape, weight, None, eps)
 
 
-class _Laid(torch.autograd.Function):
-    """A tensor in one memory format, and its gradient in another."""
-
-    @staticmethod
-    def forward(ctx, x, there, back):
-        ctx.back = back
-        return x.contiguous(memory_format=there)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient.contiguous(memory_format=ctx.back), None, None
-
-
 def _of_channels(x, groups, first, weight, bias, eps):
     channels = x.shape[1]
     for name, vector in (("weight", weight), ("bias", bias)):
@@ -468,11 +455,6 @@ def _of_channels(x, groups, first, weight, bias, eps):
         if first == 1:
             return torch.nn.functional.group_norm(x, groups, weight, bias, eps)
         return torch.nn.functional.instance_norm(x, weight=weight, bias=bias, eps=eps)
-    if x.dim() in (4, 5) and x.is_cuda and _ops._is_channels_last(x):
-        # The engine of strided rows goes element by element: two more passes over memory cost far less.
-        last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
-        y = _ops.norm(_Laid.apply(x, torch.contiguous_format, last), weight, bias, attributes)
-        return _Laid.apply(y, last, torch.contiguous_format)
     return _ops.norm(x, weight, bias, attributes)
 
 

@@ -1,0 +1,412 @@
+//! `norm.groups`: group and instance norm of images, channels first and last, and their gradients ([`verdigris_graph::NormProblem`] has the formulas).
+//!
+//! It takes normalization by mean and variance over the points of an image and neighbouring channels: channels are neighbours in memory (*lines*: any
+//! number of them, in groups of any size) or points are (*planes*, and rows of any length without a scale along them). Scale and bias are one a channel,
+//! or one a channel of each image, or absent; statistics may be given and written. There is no residual, and no gradient of the bias alone.
+//!
+//! **Method.** A first launch reads `x` (a gradient `dy` too) and leaves sums of the channels of parts, a second one joins the parts of each group (a
+//! warp or a CTA a group), a third goes through the elements once more, from the parts that were read last, which may still lie in L2. An image is cut into
+//! as many parts as fill the chip. The sums of a gradient are of each channel, so that those of scale and bias come of the same read: the third launch
+//! adds them up. Statistics that are not given come of that read too. Threads take up to 16 bytes at a time.
+//!
+//! **When it wins.** Channels-last images, whose groups `norm.strided` reads element by element; rows that are too few, or too long to be held in
+//! registers, for `norm.rows`.
+//!
+//! **Numbers.** In f32. Squares are of differences from the mean so far, and parts are joined by the formula of parallel variances
+//! ([`crate::sums::moments`]); a mean far from 0 costs nothing. Results repeat bit for bit on a device, and depend on its count of SMs.
+//!
+//! **Source.** Channel sums of parts that two launches read are those of apex's group norm for channels-last images (github.com/NVIDIA/apex).
+
+mod geometry;
+mod kernel;
+
+use verdigris_graph::{NormKind, NormPass, NormProblem, Problem, View};
+use verdigris_kir::ir::Target;
+use verdigris_kir::program::{Address, KernelRef, Launch, Program};
+use verdigris_tensor::DType;
+
+use super::walk::LIMIT;
+use crate::algorithm::Algorithm;
+use crate::arch::Arch;
+use crate::cost::{Stream, Traffic, Work};
+use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
+use crate::fuse::compute;
+use crate::fuse::strided;
+use geometry::{Form, Geometry};
+use kernel::{KernelArgs, Role, Spec, Stage, THREADS, UNROLL, WARPS};
+
+/// Threads along channels that are neighbours, at the most: lines of 128 bytes, or of 512.
+const ACROSS: [u32; 2] = [8, 32];
+/// Entries of a group that a warp joins by itself.
+const WARP_ENTRIES: u64 = 128;
+
+/// An accepted problem.
+#[derive(Clone, Debug)]
+pub(super) struct Groups {
+    problem: NormProblem,
+    geometry: Geometry,
+    sm_count: u32,
+    l2_bytes: f64,
+    overlaps: bool,
+}
+
+/// One way to do it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Config {
+    form: Form,
+    /// Neighbours that one access takes.
+    vector: u32,
+}
+
+/// How a problem is laid over the grid.
+#[derive(Clone, Copy, Debug)]
+struct Grid {
+    blocks: u32,
+    images: u32,
+    points: u32,
+    points_of_part: u32,
+    parts: u32,
+    elements_of_point: u32,
+}
+
+impl Grid {
+    fn ctas(self) -> u64 {
+        u64::from(self.blocks) * u64::from(self.images) * u64::from(self.parts)
+    }
+}
+
+impl Algorithm for Groups {
+    const ID: EngineId = EngineId { name: "norm.groups", number: 702 };
+    const VERSION: u32 = 1;
+    type Config = Config;
+
+    fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
+        let Problem::Norm(problem) = problem else {
+            return Err(Self::ID.refusal(Reason::Problem, format_args!("{}, taken is norm", problem.kind())));
+        };
+        let is_layer = problem.kind == NormKind::Layer;
+        Self::ID.require(is_layer, Reason::Problem, format_args!("root-mean-square norm, taken is by mean and variance"))?;
+        Self::ID.require(problem.compute == DType::F32, Reason::DType, format_args!("computed in {}, taken is f32", problem.compute))?;
+        let (rows, extent) = (problem.row_count(), problem.row_elements());
+        Self::ID.require(extent > 0 && rows > 0, Reason::Extent, format_args!("{rows} rows of {extent} elements, taken are some"))?;
+        Self::ID.require(extent < LIMIT, Reason::Extent, format_args!("rows of {extent} elements, taken below 2^31"))?;
+        for (name, ..) in problem.operands() {
+            Self::ID.require(Role::of(name).is_some(), Reason::Epilogue, format_args!("{name}, taken is normalization by itself"))?;
+        }
+        if let NormPass::Backward { dx, dscale, .. } = &problem.pass {
+            let has_products = dx.is_some() || dscale.is_some();
+            Self::ID.require(
+                has_products,
+                Reason::Problem,
+                format_args!("the gradient of the bias alone, taken is one of x or of the scale"),
+            )?;
+        }
+        let Some(geometry) = Geometry::of(problem) else {
+            let told =
+                format_args!("rows {:?} of {:?}, taken are images of neighbouring channels or points", problem.rows, problem.elements);
+            return Err(Self::ID.refusal(Reason::Layout, told));
+        };
+        let channels = geometry.images * geometry.channels;
+        Self::ID.require(channels < 1 << 24, Reason::Extent, format_args!("{channels} channels of images, taken below 2^24"))?;
+        let target = compute::target_of_all(problem.operands().iter().map(|(_, view, _)| view.dtype));
+        Self::ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
+        let (sm_count, l2_bytes, overlaps) = (arch.sm_count, arch.l2_bytes as f64, arch.runs(Target::Sm90));
+        Ok(Groups { problem: problem.clone(), geometry, sm_count, l2_bytes, overlaps })
+    }
+
+    fn configs(&self) -> Vec<Config> {
+        let wholes = self.operands().into_iter().filter(|(role, _)| role.is_whole()).map(|(_, view)| view);
+        let vector = self.geometry.neighbours(wholes);
+        if !self.geometry.channels_last {
+            return vec![Config { form: Form::Planes, vector }];
+        }
+        let vectors = self.geometry.channels / u64::from(vector);
+        let mut forms = Vec::new();
+        for most in ACROSS {
+            // Half of the threads at least have channels.
+            let across = vectors.next_power_of_two().min(u64::from(most)) as u32;
+            if !forms.contains(&across) && (most == ACROSS[0] || vectors > u64::from(most / 2)) {
+                forms.push(across);
+            }
+        }
+        forms.into_iter().map(|across| Config { form: Form::Lines { across }, vector }).collect()
+    }
+
+    fn knobs(&Config { form, vector }: &Config) -> Knobs {
+        let across = match form {
+            Form::Lines { across } => across,
+            Form::Planes => 0,
+        };
+        Knobs::new([("across", across), ("vector", vector)])
+    }
+
+    fn notes(&self, _: &Config) -> Notes {
+        Notes::of(self.problem.compute)
+    }
+
+    fn work(&self, config: &Config) -> Work {
+        let elements = self.geometry.images as f64 * self.geometry.channels as f64 * self.geometry.points as f64;
+        let bytes_of = |stage: Stage| -> f64 {
+            let spec = self.spec(stage, *config);
+            spec.operands.iter().filter(|(role, _)| role.is_whole()).map(|(_, dtype)| elements * dtype.bytes() as f64).sum()
+        };
+        let (first, again) = (bytes_of(Stage::Sums), bytes_of(Stage::Apply));
+        // What the third launch reads first was read last, and may lie in L2; and it is read beside what is written.
+        let kept = (0.5 * self.l2_bytes).min(0.5 * again).min(first);
+        let ctas = self.grid(*config).ctas() as f64;
+        // Of a CTA that joins its threads' sums and reads what is kept, each time; and of an element.
+        let issued = ctas * f64::from(WARPS) * 250.0 + elements / 32.0 * (12.0 + 20.0 / f64::from(config.vector));
+        let stream = Stream::new(Traffic::Lines, first + again - kept).of_ctas(ctas).issuing(issued);
+        // Launches that begin while the one in front ends hide a part of what each costs.
+        Work::default().beside([stream.in_launches(if self.overlaps { 2.0 } else { 3.0 })])
+    }
+
+    fn lower(&self, config: &Config) -> Result<Program, Refusal> {
+        let (p, geometry) = (&self.problem, &self.geometry);
+        let mut program = Program { buffer_alignment_bytes: vec![1; p.slots().len()], ..Program::default() };
+        let grid = self.grid(*config);
+        let bytes = p.compute.bytes() as u64;
+        let stages = [Stage::Sums, Stage::Join, Stage::Apply].map(|stage| self.spec(stage, *config));
+        let sums_bytes = geometry.images * geometry.channels * u64::from(grid.parts) * bytes;
+        let sums = SUMS[..stages[0].sums()].iter().map(|name| program.add_scratch(name, sums_bytes)).collect::<Vec<_>>();
+        let kept_bytes = geometry.images * geometry.groups * bytes;
+        let kept = KEPT[..stages[1].kept()].iter().map(|name| program.add_scratch(name, kept_bytes)).collect::<Vec<_>>();
+        for spec in stages {
+            let rows = (geometry.images * geometry.groups) as u32;
+            let ctas = match spec.stage {
+                Stage::Join => rows.div_ceil(THREADS / spec.team),
+                // The gradients of scale and bias alone.
+                Stage::Apply if spec.backward && !spec.dx => (geometry.channels as u32).div_ceil(WARPS),
+                Stage::Sums | Stage::Apply => grid.ctas() as u32,
+            };
+            let args = self.arguments(&spec, grid, &sums, &kept).bound(&spec);
+            let overlaps = spec.overlaps;
+            let launch = Launch::new(spec.kernel(), [ctas, 1, 1], args);
+            program.launch(if overlaps { launch.overlapping() } else { launch });
+        }
+        Ok(program)
+    }
+
+    fn catalog(target: Target) -> Vec<KernelRef> {
+        // Chips that launch kernels one after the other have them without the overlap, compiled when they are first asked for.
+        if target < Target::Sm90 {
+            return Vec::new();
+        }
+        let mut specs = Vec::new();
+        for dtype in [DType::F32, DType::F16, DType::Bf16] {
+            let vector = 16 / dtype.bytes() as u32;
+            let lines = ACROSS.map(|across| (Form::Lines { across }, vector));
+            for (form, vector) in lines.into_iter().chain([(Form::Planes, vector)]) {
+                for (names, team) in CATALOG.iter().flat_map(|names| [(names, 32), (names, THREADS)]) {
+                    for stage in [Stage::Sums, Stage::Join, Stage::Apply] {
+                        let operands = names.iter().filter_map(|name| Role::of(name)).map(|role| (role, dtype)).collect();
+                        let backward = names.contains(&"dy");
+                        let (given, dx, zero_centred, overlaps) = (false, false, false, true);
+                        specs.push(
+                            Spec { stage, backward, given, dx, zero_centred, form, vector, team, overlaps, operands }.reduced_to_stage(),
+                        );
+                    }
+                }
+            }
+        }
+        let mut seen = std::collections::HashSet::new();
+        specs.retain(|spec| spec.target() <= target && seen.insert(spec.clone()));
+        specs.into_iter().map(Spec::kernel).collect()
+    }
+}
+
+/// What a network's layers ask for.
+const CATALOG: &[&[&str]] = &[
+    &["x", "scale", "bias", "y"],
+    &["x", "y"],
+    &["x", "dy", "scale", "dx", "dscale", "dbias"],
+    &["x", "dy", "dx"],
+    &["x", "dy", "scale", "dscale", "dbias"],
+];
+
+/// The numbers of a channel of a part, and of a group, in the order of the kernels; some have fewer.
+const SUMS: [&str; 4] = ["first sums", "second sums", "third sums", "fourth sums"];
+const KEPT: [&str; 5] = ["mean", "inv", "shifted mean", "slope", "offset"];
+
+impl Groups {
+    fn operands(&self) -> Vec<(Role, &View)> {
+        self.problem.operands().into_iter().filter_map(|(name, view, _)| Some((Role::of(name)?, view))).collect()
+    }
+
+    fn spec(&self, stage: Stage, config: Config) -> Spec {
+        let backward = matches!(self.problem.pass, NormPass::Backward { .. });
+        let operands = self.operands().into_iter().map(|(role, view)| (role, view.dtype)).collect();
+        let Config { form, vector } = config;
+        let (zero_centred, overlaps) = (self.problem.zero_centred, self.overlaps);
+        let spec = Spec { stage, backward, given: false, dx: false, zero_centred, form, vector, team: 32, overlaps, operands };
+        let mut spec = spec.reduced_to_stage();
+        if stage == Stage::Join && self.entries(config) > WARP_ENTRIES {
+            spec.team = THREADS;
+        }
+        spec
+    }
+
+    /// Entries of sums that a group has.
+    fn entries(&self, config: Config) -> u64 {
+        self.geometry.channels_of_group() * u64::from(self.grid(config).parts)
+    }
+
+    /// The same for the launches that go through elements, so that the second meets what the first read last.
+    fn grid(&self, config: Config) -> Grid {
+        let (geometry, spec) = (&self.geometry, self.spec(Stage::Sums, config));
+        let points = (geometry.points / u64::from(spec.elements_of_point())) as u32;
+        let blocks = (geometry.channels as u32).div_ceil(spec.width());
+        let images = geometry.images as u32;
+        // Twice as many CTAs as the chip holds, each with whole turns of several points.
+        let wanted = (2 * self.sm_count * spec.ctas_per_sm()).div_ceil(blocks.saturating_mul(images)).max(1);
+        let points_of_part = points.div_ceil(wanted).next_multiple_of(spec.lines() * UNROLL);
+        Grid { blocks, images, points, points_of_part, parts: points.div_ceil(points_of_part), elements_of_point: spec.elements_of_point() }
+    }
+
+    fn arguments(&self, spec: &Spec, grid: Grid, sums: &[Address], kept: &[Address]) -> KernelArgs {
+        let (p, geometry) = (&self.problem, &self.geometry);
+        let all = self.operands();
+        let operand = |&(role, _): &(Role, DType)| {
+            let (_, view) = all.iter().find(|(known, _)| *known == role).expect("operands of a stage are the problem's");
+            let [image, channel, point] = geometry.strides(view);
+            let strides = match role {
+                Role::X if spec.stage == Stage::Join => vec![image, channel],
+                _ if role.is_whole() => vec![image, if geometry.channels_last { point } else { channel }],
+                Role::Mean | Role::Inv => geometry.strides_of_rows(view).to_vec(),
+                Role::Dscale | Role::Dbias => vec![channel],
+                _ => vec![image, channel],
+            };
+            strided::argument(&View { strides, ..(*view).clone() }, &[])
+        };
+        // A join counts elements.
+        let elements = if spec.stage == Stage::Join { grid.elements_of_point } else { 1 };
+        let when = |used: bool, list: &[Address]| if used { list.to_vec() } else { Vec::new() };
+        KernelArgs {
+            images: grid.images,
+            channels: geometry.channels as u32,
+            blocks: grid.blocks,
+            parts: grid.parts,
+            points: grid.points * elements,
+            points_of_part: grid.points_of_part * elements,
+            groups: geometry.groups as u32,
+            channels_of_group: geometry.channels_of_group() as u32,
+            count: p.row_elements() as f64,
+            eps: p.eps.0,
+            operands: spec.operands.iter().map(operand).collect(),
+            sums_to: when(spec.stage == Stage::Sums, sums),
+            sums_from: when(spec.reads_sums(), sums),
+            kept_to: when(spec.stage == Stage::Join, kept),
+            kept_from: when(spec.stage == Stage::Apply, kept),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn accepted(words: &str) -> Result<Groups, Refusal> {
+        let problem: Problem = words.parse().unwrap_or_else(|error| panic!("{words}: {error}"));
+        Groups::accept(&problem, &Arch::h200())
+    }
+
+    fn names(words: &str) -> Vec<String> {
+        let accepted = accepted(words).unwrap_or_else(|refusal| panic!("{words}: {refusal}"));
+        accepted.configs().iter().map(|config| Groups::knobs(config).to_string()).collect()
+    }
+
+    /// A normalization of images `[n, c, points]` by groups, channels last or first.
+    fn images(pass: &str, [n, c, points, groups]: [u64; 4], channels_last: bool) -> String {
+        let own = c / groups;
+        let (elements, whole, along) = match (own, channels_last) {
+            (1, true) => (format!("{points}"), format!("({},1,{c})", points * c), vec![0, 1, 0]),
+            (1, false) => (format!("{points}"), format!("({},{points},1)", points * c), vec![0, 1, 0]),
+            (_, true) => (format!("{points}x{own}"), format!("({},{own},{c},1)", points * c), vec![0, own, 0, 1]),
+            (_, false) => (format!("{own}x{points}"), format!("({},{},{points},1)", points * c, own * points), vec![0, own, 1, 0]),
+        };
+        let vector = along.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
+        let operands = match pass {
+            "forward" => format!("x={whole} scale=({vector}) bias=({vector}) y={whole}"),
+            _ => format!("x={whole} dy={whole} scale=({vector}) dx={whole} dscale=({vector}) dbias=({vector})"),
+        };
+        format!("norm {pass} bf16 rows={n}x{groups} elements={elements} {operands}")
+    }
+
+    #[test]
+    fn vectors_run_along_what_is_neighbours_in_memory() {
+        for pass in ["forward", "backward"] {
+            let of = |dims: [u64; 4], last: bool| names(&images(pass, dims, last));
+            assert_eq!(of([2, 320, 64, 32], true), ["across=8,vector=8", "across=32,vector=8"]);
+            assert_eq!(of([2, 64, 64, 64], true), ["across=8,vector=8"]);
+            assert_eq!(of([2, 24, 64, 8], true), ["across=4,vector=8"]);
+            assert_eq!(of([2, 12, 64, 3], true), ["across=4,vector=4"]);
+            assert_eq!(of([2, 7, 64, 7], true), ["across=8,vector=1"]);
+            assert_eq!(of([2, 320, 64, 32], false), ["across=0,vector=8"]);
+            assert_eq!(of([2, 320, 49, 320], false), ["across=0,vector=1"]);
+        }
+    }
+
+    #[test]
+    fn every_config_lays_all_elements_over_the_grid() {
+        for dims in [[16, 64, 16384, 64], [2, 512, 16384, 32], [8, 1280, 256, 32], [8, 320, 4096, 32], [3, 7, 1, 7], [1, 40, 129, 4]] {
+            for (pass, last) in [("forward", true), ("backward", true), ("forward", false), ("backward", false)] {
+                let accepted = accepted(&images(pass, dims, last)).expect("taken");
+                for config in accepted.configs() {
+                    let spec = accepted.spec(Stage::Sums, config);
+                    let Grid { blocks, points, points_of_part, parts, elements_of_point, .. } = accepted.grid(config);
+                    assert_eq!(u64::from(points * elements_of_point), dims[2], "{dims:?}: {config:?}");
+                    assert!(points_of_part * (parts - 1) < points && points <= points_of_part * parts, "{dims:?}: {config:?}");
+                    assert!(u64::from(blocks * spec.width()) >= dims[1], "{dims:?}: {config:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_taken_is_refused_by_name() {
+        let reason = |words: &str| accepted(words).expect_err("refused").reason;
+        assert_eq!(reason("gemm bf16 m=4 n=4 k=4"), Reason::Problem);
+        assert_eq!(reason("norm forward bf16 kind=rms rows=4 elements=64 x=packed y=packed"), Reason::Problem);
+        assert_eq!(reason("norm forward f64 rows=4 elements=64 compute=f64 x=packed y=packed"), Reason::DType);
+        assert_eq!(reason("norm forward bf16 rows=4 elements=64 x=packed residual=packed y=packed"), Reason::Epilogue);
+        assert_eq!(reason("norm backward bf16 rows=4 elements=64 x=packed dy=packed dbias=rows"), Reason::Problem);
+        // A scale along the points, and one of two memory formats.
+        assert_eq!(reason("norm forward bf16 rows=4 elements=64 x=packed scale=elements y=packed"), Reason::Layout);
+        assert_eq!(reason("norm forward bf16 rows=2x8 elements=64 x=(512,1,8) y=(512,64,1)"), Reason::Layout);
+    }
+
+    /// The engine of the family that is estimated to be fastest, and that estimate.
+    fn chosen(words: &str) -> (&'static str, f64) {
+        let problem: Problem = words.parse().unwrap_or_else(|error| panic!("{words}: {error}"));
+        let estimates = super::super::ENGINES.iter().filter_map(|engine| {
+            let candidate = engine.accept(&problem, &Arch::h200()).ok()?;
+            Some((engine.id().name, candidate.cost(&candidate.best()).ok()?.us))
+        });
+        estimates.min_by(|a, b| a.1.total_cmp(&b.1)).expect("norm.strided takes all")
+    }
+
+    #[test]
+    fn images_are_this_engines_and_rows_that_registers_hold_are_not() {
+        let sizes =
+            [[16, 64, 16384, 64], [4, 256, 4096, 256], [2, 512, 16384, 32], [8, 320, 4096, 32], [64, 256, 3136, 32], [8, 1280, 256, 32]];
+        for dims in sizes {
+            for pass in ["forward", "backward"] {
+                let (engine, us) = chosen(&images(pass, dims, true));
+                assert_eq!(engine, "norm.groups", "{pass} {dims:?}: {us}");
+            }
+        }
+        for (pass, dims, engine) in [
+            ("forward", [2, 512, 16384, 32], "norm.groups"),
+            ("backward", [2, 512, 16384, 32], "norm.groups"),
+            ("backward", [16, 64, 16384, 64], "norm.groups"),
+            ("forward", [16, 64, 16384, 64], "norm.rows"),
+            ("forward", [64, 256, 3136, 32], "norm.rows"),
+        ] {
+            assert_eq!(chosen(&images(pass, dims, false)).0, engine, "{pass} {dims:?}");
+        }
+        for rows in ["rows=4096 elements=1024", "rows=64 elements=768", "rows=1 elements=4096"] {
+            assert_eq!(chosen(&format!("norm forward bf16 {rows} x=packed y=packed")).0, "norm.rows", "{rows}");
+            assert_eq!(chosen(&format!("norm backward bf16 {rows} x=packed dy=packed dx=packed")).0, "norm.rows", "{rows}");
+        }
+    }
+}
