@@ -153,3 +153,15 @@ def test_the_command_leaves_a_record_that_the_page_shows(tmp_path, capsys):
 def test_without_the_package_peers_are_measured_alone():
     row = measured(layer(), ours.Absent("no package here"))
     assert row["refused"].startswith("Refused: no package here") and row["sides"]["pytorch"]["us"] > 0
+
+
+def test_one_rounding_of_a_single_value_passes():
+    exact = [torch.full((64,), -1.0036, dtype=torch.float64)]
+    once = [exact[0].to(torch.bfloat16)]
+    (of_once,) = layers.error(exact, once)
+    # A peer that rounded twice and came nearer by chance; what is off by two roundings does not pass.
+    (most,) = layers.allowed([of_once / 10], exact, once, 2.0**-9)
+    (of_twice,) = layers.error(exact, [once[0] + 2.0**-7])
+    assert of_once > 2.0**-9 and of_once <= most < of_twice
+    (most,) = layers.allowed([0.0], [torch.ones(4, dtype=torch.float64)], [torch.ones(4)], 2.0**-9)
+    assert most == 2.0**-9

@@ -390,36 +390,38 @@ def gradients(model, x, labels, autocast):
 
 @pytest.mark.parametrize("name", ["resnet50", "convnext_t"])
 def test_networks_are_as_accurate_as_with_cudnn(name):
-    """Logits and gradients under bf16 autocast: error against f32 at most 1.25 times PyTorch's own, tensor by tensor."""
+    """Logits and gradients under bf16 autocast: error against f32 at most 1.25 times PyTorch's own, tensor by tensor, in the geometric mean of eight batches: of one, errors
+    of a few logits reach every gradient, and the worst of 161 tensors is 1.2 to 2.5 times PyTorch's by chance, with a mean of 0.92 to 1.07 over all of them."""
     from networks import ConvNeXt, ResNet
 
-    model = (ResNet() if name == "resnet50" else ConvNeXt()).cuda().to(memory_format=torch.channels_last)
-    # Batch statistics of few images would make small errors large in both. Running statistics as a trained network has them: with those that modules begin with a norm
-    # multiplies by 1 / sqrt(1 + eps), so that sums with a residual lie just below the middle of two bf16 numbers wherever a norm that rounds by itself has ties.
-    model.eval()
-    for module in model.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
-            module.running_mean.normal_(0, 0.1)
-            module.running_var.uniform_(0.8, 1.25)
-            module.weight.data.uniform_(0.8, 1.25)
-            module.bias.data.normal_(0, 0.1)
-    x = cuda(16, 3, 224, 224, format=torch.channels_last)
-    labels = torch.randint(1000, (16,), device="cuda")
-    truth = gradients(model, x, labels, False)
-    theirs = gradients(model, x, labels, True)
-    ours_model, report = vt.convert(model)
+    ratios = {}
+    for seed in range(8):
+        torch.manual_seed(seed)
+        model = (ResNet() if name == "resnet50" else ConvNeXt()).cuda().to(memory_format=torch.channels_last)
+        # Batch statistics of few images would make small errors large in both. Running statistics as a trained network has them: with those that modules begin with a norm
+        # multiplies by 1 / sqrt(1 + eps), so that sums with a residual lie just below the middle of two bf16 numbers wherever a norm that rounds by itself has ties.
+        model.eval()
+        for module in model.modules():
+            if isinstance(module, torch.nn.BatchNorm2d):
+                module.running_mean.normal_(0, 0.1)
+                module.running_var.uniform_(0.8, 1.25)
+                module.weight.data.uniform_(0.8, 1.25)
+                module.bias.data.normal_(0, 0.1)
+        x = cuda(16, 3, 224, 224, format=torch.channels_last)
+        labels = torch.randint(1000, (16,), device="cuda")
+        truth = gradients(model, x, labels, False)
+        theirs = gradients(model, x, labels, True)
+        ours_model, report = vt.convert(model)
+        ours = gradients(ours_model, x, labels, True)
+        for key, value in truth.items():
+            mine, peer = ((result[key] - value).norm().item() for result in (ours, theirs))
+            ratios.setdefault(key, []).append(mine / max(peer, 1e-6 * (value.norm().item() or 1.0)))
     print(f"\n{name}: {len(report.swapped)} modules swapped")
-    ours = gradients(ours_model, x, labels, True)
-    worst = []
-    for key, value in truth.items():
-        norm = value.norm().item() or 1.0
-        mine, peer = ((result[key] - value).norm().item() / norm for result in (ours, theirs))
-        worst.append((mine / max(peer, 1e-6), key, mine, peer))
-    worst.sort(reverse=True)
-    for ratio, key, mine, peer in worst[:5]:
-        print(f"  {key}: error {mine:.3g}, cuDNN's {peer:.3g}, ratio {ratio:.2f}")
-    ratio, key, mine, peer = worst[0]
-    assert ratio <= 1.25, f"{key}: error {mine:.3g} against {peer:.3g} with cuDNN"
+    worst = sorted(((statistics.geometric_mean(max(ratio, 1e-6) for ratio in of_key), key) for key, of_key in ratios.items()), reverse=True)
+    for ratio, key in worst[:5]:
+        print(f"  {key}: error over cuDNN's {ratio:.2f}")
+    ratio, key = worst[0]
+    assert ratio <= 1.25, f"{key}: error {ratio:.3g} times that with cuDNN"
 
 
 def test_import_to_first_convolution(tmp_path):
