@@ -49,9 +49,9 @@ const LANES: [u32; 2] = [8, 32];
 const PARTS: [(u64, u64); 2] = [(16, 16), (4, 4)];
 /// The most parts that a reduction is cut into.
 const MOST_PARTS: u64 = 512;
-/// Threads that may take the parts of a result: as many as there are parts for, while the results have too few threads to fill the chip.
-const JOIN_TEAMS: [u32; 3] = [1, 32, THREADS];
-/// Threads of a team that joins, for all results together, at most for each SM: what it holds at a time.
+/// Threads that may take the parts of a result: a warp while all results have no more threads than the chip holds at a time.
+const JOIN_TEAMS: [u32; 2] = [1, 32];
+/// Threads that an SM holds.
 const JOINING_OF_SM: u64 = 2048;
 /// Accesses of a thread that are on their way at a time.
 const UNROLL: u32 = 4;
@@ -178,7 +178,7 @@ impl Algorithm for ReduceSimt {
         let count = p.depth() as f64;
         for kept in &kept_regions {
             let results = kept.points(1);
-            let join = join.clone().of_team(self.join_team(results, parts));
+            let join = join.clone().of_team(self.join_team(results));
             let mut part = 0u64;
             for (reduced, &(part_depth, count_of_parts)) in reduced_regions.iter().zip(&cuts) {
                 let (outer, inner) = if self.columns { (reduced, kept) } else { (kept, reduced) };
@@ -591,10 +591,9 @@ impl ReduceSimt {
     }
 
     /// How many threads add up the parts of each of so many results.
-    fn join_team(&self, results: u32, parts: u32) -> u32 {
+    fn join_team(&self, results: u32) -> u32 {
         let most = JOINING_OF_SM * u64::from(self.arch.sm_count);
-        let fits = |team: &u32| *team <= parts && u64::from(results) * u64::from(*team) <= most;
-        JOIN_TEAMS.into_iter().rev().find(fits).unwrap_or(1)
+        JOIN_TEAMS.into_iter().rev().find(|&team| u64::from(results) * u64::from(team) <= most).unwrap_or(1)
     }
 
     /// How threads stand for accesses of `vector` elements.

@@ -115,30 +115,31 @@ fn functions_behind_products_assemble_without_spills() {
         UnaryOp::Softplus { beta: Real(2.0) },
     ];
     let binary = [BinaryOp::Div, BinaryOp::Prelu, BinaryOp::Backward(UnaryOp::GeluErf), BinaryOp::Backward(UnaryOp::Mish)];
-    let product = |behind: &dyn Fn(&mut GraphBuilder, Uid) -> Uid| {
+    let product = |extent: u64, behind: &dyn Fn(&mut GraphBuilder, Uid) -> Uid| {
         let mut g = GraphBuilder::new("product");
-        let (a, b) = (g.tensor("a", DType::Bf16, rows(&[4096, 4096])), g.tensor("b", DType::Bf16, rows(&[4096, 4096])));
+        let (a, b) = (g.tensor("a", DType::Bf16, rows(&[extent, 4096])), g.tensor("b", DType::Bf16, rows(&[4096, extent])));
         let sum = g.matmul("sum", a, b, Precision::Fp32).expect("fits");
         let y = behind(&mut g, sum);
         g.store(y, "y", DType::Bf16).expect("stores");
         only_part(g)
     };
-    let mut problems: Vec<Problem> = unary.into_iter().map(|f| product(&|g, sum| g.unary("f", f, sum).expect("fits"))).collect();
+    let mut problems: Vec<Problem> = unary.into_iter().map(|f| product(4096, &|g, sum| g.unary("f", f, sum).expect("fits"))).collect();
     problems.extend(binary.into_iter().map(|f| {
-        product(&|g, sum| {
+        product(4096, &|g, sum| {
             let z = g.tensor("z", DType::Bf16, rows(&[4096, 4096]));
             g.binary("f", f, sum, z).expect("fits")
         })
     }));
     for by_value in [false, true] {
-        problems.push(product(&|g, sum| {
+        // More numbers than these are drawn by a map.
+        problems.push(product(512, &|g, sum| {
             let state = match by_value {
                 true => RandomState::by_value(g.host_scalar("seed", DType::I64), g.host_scalar("offset", DType::I64)),
                 false => g.tensor("state", DType::I32, rows(&[4])).into(),
             };
             let active = g.unary("gelu", UnaryOp::GeluErf, sum).expect("fits");
             let dropped = g.dropout("dropout", active, state, 0.1).expect("fits");
-            let residual = g.tensor("residual", DType::Bf16, rows(&[4096, 4096]));
+            let residual = g.tensor("residual", DType::Bf16, rows(&[512, 512]));
             g.binary("add", BinaryOp::Add, dropped, residual).expect("fits")
         }));
     }
