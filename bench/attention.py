@@ -2,7 +2,7 @@
 
 Sides are `verdigris.torch.functional`, planned by estimate; PyTorch's `scaled_dot_product_attention` with cuDNN and with FlashAttention-2, of ragged rows its
 `varlen_attn` (FlashAttention-2's kernels); and FlashAttention-4 (`flash_attn.cute`) where it can be imported and takes the row. One head of the last batch is held against f64 (relative norm of the difference, of the result
-and of each gradient; with dropout the difference from what our own mask says, of ours alone) before anything is timed; then all sides take turns, in blocks of about 8 ms, and medians are kept. Operands rotate where they would stay
+and of each gradient; with dropout the difference from what our own mask says, of ours alone and up to 1,024 positions; peers of paged rows, whose caches are others, are not judged) before anything is timed; then all sides take turns, in blocks of about 8 ms, and medians are kept. Operands rotate where they would stay
 in the L2. Calls shorter than 60 µs are replayed as CUDA graphs on every side that can be captured. A causal row counts half of the products and a row with
 a window what lies inside of it, a gradient two and a half times those of its forward call; decoding counts the bytes of keys and values.
 
@@ -123,6 +123,7 @@ ROWS = [
     Row(32, 32, 8, 512, 4096, 128, 128, True, backward=False, page=64, ragged=True),
     Row(8, 32, 8, 2048, 2048, 128, 128, True, ragged=True),
     Row(32, 16, 16, 512, 512, 64, 64, True, ragged=True),
+    Row(4, 16, 16, 1024, 1024, 128, 128, True, dropout=0.1),
     Row(4, 16, 16, 4096, 4096, 128, 128, True, dropout=0.1),
     Row(4, 32, 32, 4096, 4096, 64, 64, dropout=0.1),
     Row(4, 16, 16, 1024, 1024, 128, 128, bias=True, bias_gradient=True),

@@ -10,7 +10,7 @@
 //! first. Scores and what is made of them never leave the registers. Heads are padded to the next of 64, 96, 128, 192 and 256 elements by TMA. Blocks of keys
 //! to which no query of a tile attends are not read; blocks in which each key is attended to are not masked. Tiles that a diagonal cuts differ in length: the
 //! longest are first, and CTAs take one each, or stay and take the next when they are free (`persistent` 2), so that a tile's first keys and values are
-//! brought while the one in front ends.
+//! brought while the one in front ends; its queries too where outputs have shared memory of their own (heads of up to 128 elements, blocks of up to 128 keys).
 //!
 //! **When it wins.** On compute capability 9.0, wherever it takes the problem.
 //!

@@ -12,13 +12,13 @@ use verdigris_kir::tile::staging::STAGE_BYTES;
 use super::super::half::Half;
 use super::super::tile::HeadTile;
 use super::kernel;
-use crate::hopper::{FIRST_BARRIER, WARPGROUP};
+use crate::hopper::{FIRST_BARRIER, SHARED_BYTES, WARPGROUP};
 
 /// Queries of a warpgroup.
 pub(super) const OWN_QUERIES: u32 = 64;
 
-/// Shared memory of a CTA for tensors: 227 KiB without what barriers and handed out tiles take.
-const MOST_BYTES: u32 = 226 << 10;
+/// Shared memory of a CTA for tensors: all but what barriers and handed out tiles take.
+const MOST_BYTES: u32 = SHARED_BYTES - 1024;
 
 /// Which scores a kernel may mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

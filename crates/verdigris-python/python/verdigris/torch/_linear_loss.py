@@ -275,7 +275,8 @@ def linear_cross_entropy(
 
     Rows are computed `chunk_size` at a time: by default an eighth of them, as far as their logits have at most 256 MiB, at least 256, rounded up to a multiple of
     128. Beside results and gradients, memory is that of two times a chunk's logits, in the type of the operands, and of the weight's gradient in `accum_dtype` while
-    it is added up, by default float32 (float64 of float64). 16-bit operands may add up in their own type: half the memory, rounded once a chunk.
+    it is added up, by default float32 (float64 of float64). 16-bit operands may add up in their own type: half the memory, rounded once a chunk. The gradient of the
+    input is kept in float32 (float64) until the backward pass, which scales and rounds it.
 
     Gradients are computed with the loss, by three products, and the backward pass multiplies them by one number; a loss without gradients is one product.
     `reduction="none"` computes the logits again in the backward pass, four products in all. Results repeat bit for bit for one `chunk_size`. The host reads nothing
