@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import types
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("verdigris._native")
 
-from verdigris.bench import bars, cli, layers, measure, ours, record, render
+from verdigris.bench import ahead, bars, cli, layers, measure, ours, record, render
 from verdigris.bench.layers import Layer
 from verdigris.bench.problems import CHANNELS_FIRST, CHANNELS_LAST, ListError
 from verdigris.bench.suites import lists_folder
@@ -165,3 +166,53 @@ def test_one_rounding_of_a_single_value_passes():
     assert of_once > 2.0**-9 and of_once <= most < of_twice
     (most,) = layers.allowed([0.0], [torch.ones(4, dtype=torch.float64)], [torch.ones(4)], 2.0**-9)
     assert most == 2.0**-9
+
+
+def test_a_sample_of_rows_and_the_shares_of_processes(capsys):
+    def rows_of(*words):
+        assert cli.main(["norm", "--seed", "5", "--dry-run", "--device", "cpu", *words]) == 0
+        return capsys.readouterr().out.split()
+
+    every = rows_of()
+    some = rows_of("--sample", "12")
+    assert len(set(some)) == 12 and some == [row for row in every if row in some] == rows_of("--sample", "12")
+    assert {row.rsplit("-", 1)[1] for row in some} == set(layers.DIRECTIONS)
+    assert rows_of("--sample", "100000") == every
+    shares = [ahead.share(every, f"{part}/3") for part in range(3)]
+    assert sorted(sum(shares, [])) == sorted(every) and max(map(len, shares)) - min(map(len, shares)) <= 1
+    assert cli.main(["norm", "--sample", "0", "--dry-run", "--device", "cpu"]) == 2
+
+
+def test_each_row_is_compiled_for_itself(monkeypatch):
+    """Rows share a line of code, of which dynamo compiles eight graphs before it leaves the rest eager."""
+    graphs, real = [], torch.compile
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph
+
+    monkeypatch.setattr(torch, "compile", lambda call, **_: real(call, backend=backend, dynamic=False))
+    for n in range(12):
+        row = layer("relu", (4, 8 + n))
+        measured(row, peers=("pytorch", "compile"))
+    assert len(graphs) >= 12
+
+
+def test_processes_that_compile_ahead_leave_no_picked_configs(monkeypatch, tmp_path):
+    """The cache stays, what was picked beside others goes, and a process that fails is told of."""
+    monkeypatch.setenv(ahead.CACHE, str(tmp_path))
+    monkeypatch.setenv(ahead.THREADS, "7")
+    (tmp_path / "ab").mkdir()
+    for name in ("one.best_config", "kernel.py"):
+        (tmp_path / "ab" / name).write_text("")
+    said = []
+    ahead.compile_in(2, ["norm", "--filter", "no such row", "--device", "cpu", "--no-drawn"], said.append)
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["kernel.py"]
+    assert said == ["2 of 2 compiling processes failed: their rows are compiled while they are measured"]
+    assert os.environ[ahead.THREADS] == "1"
+    asked = []
+    monkeypatch.setattr(ahead, "compile_in", lambda processes, command, say: asked.append((processes, command)))
+    monkeypatch.setattr(layers, "measure", lambda row, *_: {"key": row.key, "sides": {}, "bar_kind": row.op, "direction": row.direction, "layout": row.layout})
+    words = ["norm", "--filter", "rms_norm", "--sample", "9", "--seed", "3", "--device", "cpu", "--peers", "pytorch,compile", "--workers", "3", "--json", str(tmp_path / "r.jsonl")]
+    assert cli.main(words) == 0
+    assert asked == [(3, ["norm", "--filter", "rms_norm", "--device", "cpu", "--sample", "9", "--seed", "3"])]

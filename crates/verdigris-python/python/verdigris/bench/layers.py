@@ -13,6 +13,7 @@ tensor is judged against the same function in f64: its error, the norm of the di
 import dataclasses
 import math
 import random
+import sys
 import time
 import zlib
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
-from . import bars, drawn, machine, ours, record, summary
+from . import ahead, bars, drawn, machine, ours, record, summary
 from .measure import CudaTimer, HostTimer, Side, interleave
 from .problems import CHANNELS_FIRST, CHANNELS_LAST, DRAWN, ListError, _table
 from .row import first_line
@@ -391,8 +392,38 @@ def allowed(peers: Sequence[float], exact: Sequence[torch.Tensor], found: Sequen
 
 
 def _compiled(operands: Operands) -> Callable:
+    # Rows share a line of code, and of one line dynamo compiles eight graphs; what comes behind them would be eager.
+    torch._dynamo.reset()
     call = torch.compile(lambda t: operands.forward(functional, t), mode="max-autotune-no-cudagraphs", dynamic=False)
     return lambda of, tensors: call(tensors)
+
+
+def _sampled(rows: List[Layer], count: Optional[int]) -> List[Layer]:
+    """So many of the rows, the same at every call, in their order."""
+    if count is None or count >= len(rows):
+        return rows
+    if count < 1:
+        raise ListError(f"--sample {count}: at least 1")
+    return [rows[place] for place in sorted(random.Random(f"{count} of {len(rows)}").sample(range(len(rows)), count))]
+
+
+def _compile(row: Layer, device: torch.device) -> None:
+    """Leaves in Inductor's cache what the peer `compile` needs of a row."""
+    try:
+        operands = Operands(row, device)
+        operands.prepared(functional, _compiled(operands), operands.first)()
+    except Exception as trouble:  # the row itself says so when it is measured
+        print(f"{row.key}: {first_line(trouble)}", file=sys.stderr)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _selection(arguments, device: torch.device, seed: Optional[int]) -> List[str]:
+    """The command line that selects the same rows."""
+    command = [arguments.command, "--filter", arguments.filter, "--device", str(device)]
+    command += [] if arguments.sample is None else ["--sample", str(arguments.sample)]
+    command += ["--only-drawn"] if arguments.only_drawn else []
+    return command + (["--no-drawn"] if seed is None else ["--seed", str(seed)])
 
 
 def measure(row: Layer, device: torch.device, timer, door, peers: Sequence[str], seconds: float, limits: dict) -> dict:
@@ -512,12 +543,19 @@ def run(arguments, device: torch.device, seed: Optional[int], say: Callable[[str
         raise ListError("no bench/lists in this folder or above it: run in a checkout")
     rows = [row for row in load(folder / "layers.toml", arguments.command, seed) if arguments.filter in row.key]
     rows = [row for row in rows if not (arguments.only_drawn and not row.cls.startswith(DRAWN))]
+    rows = _sampled(rows, arguments.sample)
     if not rows:
         raise ListError("no row is left by --filter")
     if arguments.dry_run:
         for row in rows:
             say(row.key)
         return 0
+    if arguments.compile_share:
+        for row in ahead.share(rows, arguments.compile_share):
+            _compile(row, device)
+        return 0
+    if arguments.workers and "compile" in asked_peers(arguments.peers):
+        ahead.compile_in(min(arguments.workers, len(rows)), _selection(arguments, device, seed), say)
     torch.backends.cudnn.benchmark = True
     door, started = ours.open_door(device), machine.now()
     timer = CudaTimer(math.inf) if device.type == "cuda" else HostTimer()

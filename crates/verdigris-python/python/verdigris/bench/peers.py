@@ -180,6 +180,8 @@ def compiled(row: Problem, device: torch.device) -> Launch:
     """``torch.compile`` with ``max-autotune``, where a user would have it: backward convolutions are calls of ATen there as well."""
     if isinstance(row, Conv) and row.direction != "fprop":
         raise Refused("torch.compile calls ATen for backward convolutions")
+    # Rows share a line of code, and of one line dynamo compiles eight graphs; what comes behind them would be eager.
+    torch._dynamo.reset()
     return torch.compile(pytorch(row, device), mode="max-autotune-no-cudagraphs", dynamic=False)
 
 
