@@ -113,10 +113,12 @@ pub(crate) enum Function {
     WindowSums,
     /// `x, index, positions` → the sums over the last `sum=` dims of what has the position that the index says, row-major.
     WindowPick,
+    /// `x` → y, as `MaxPool` without an index: for calls whose gradient nobody asks for.
+    MaxPoolValues,
 }
 
 impl Function {
-    pub(crate) const ALL: [Function; 36] = [
+    pub(crate) const ALL: [Function; 37] = [
         Function::ConvFprop,
         Function::ConvNorm,
         Function::ConvDgrad,
@@ -153,6 +155,7 @@ impl Function {
         Function::Scaled,
         Function::WindowSums,
         Function::WindowPick,
+        Function::MaxPoolValues,
     ];
 
     pub(crate) fn numbered(number: u8) -> Option<Function> {
@@ -163,6 +166,7 @@ impl Function {
     pub(crate) const fn signature(self) -> (usize, bool) {
         match self {
             Function::MaxPool
+            | Function::MaxPoolValues
             | Function::AveragePool
             | Function::Activation
             | Function::Softmax
@@ -205,7 +209,7 @@ impl Function {
             | Function::Scan
             | Function::ResponseNorm => Some(Autocast::F32),
             Function::MaxPool | Function::AveragePool | Function::Activation | Function::Dropout | Function::Gradient => None,
-            Function::Resample | Function::Pad | Function::Shuffle | Function::ScanWithPlace => None,
+            Function::Resample | Function::Pad | Function::Shuffle | Function::ScanWithPlace | Function::MaxPoolValues => None,
             // Statistics are f32 whatever the input is.
             Function::BatchNorm | Function::BatchNormBackward | Function::BatchNormInference => None,
             // Its tensors are what the forward call kept, cast already.
@@ -239,7 +243,7 @@ impl Function {
             Function::Attention | Function::AttentionBackward | Function::Dropout | Function::ScanWithPlace => &[],
             Function::MlpInference | Function::Mlp | Function::MlpBackward => &[],
             Function::Fused | Function::FusedKeeping => &[],
-            Function::LinearLoss | Function::Scaled | Function::WindowSums | Function::WindowPick => &[],
+            Function::LinearLoss | Function::Scaled | Function::WindowSums | Function::WindowPick | Function::MaxPoolValues => &[],
             Function::BatchNormInference => &[Tensor(0), Tensor(1), Tensor(2), Tensor(3), Tensor(4)],
             Function::ElementLoss => &[Tensor(0), Tensor(1), Tensor(2), Tensor(3)],
             Function::Activation | Function::Scan | Function::ResponseNorm => &[Tensor(0)],
@@ -289,6 +293,7 @@ impl Function {
             Function::Scaled => "scaled",
             Function::WindowSums => "window_sums",
             Function::WindowPick => "window_pick",
+            Function::MaxPoolValues => "max_pool_values",
         }
     }
 }
@@ -583,6 +588,7 @@ impl Function {
                 let index = if attributes.get("index") == Some("i64") { DType::I64 } else { DType::I32 };
                 F::MaxPool(windows(attributes)?, Some(index))
             }
+            Function::MaxPoolValues => F::MaxPool(windows(attributes)?, None),
             Function::AveragePool => F::AveragePool(windows(attributes)?, divisor(attributes)?),
             Function::Resample => F::Resample(sampling(attributes)?),
             Function::Pad => F::Pad {
@@ -755,7 +761,7 @@ fn gradient(attributes: &str, place: u64, given: &[Option<Input>], extents: Vec<
             "a call with steps behind it is made where gradients have been taken, and has none; call function and steps by themselves",
         ));
     }
-    if matches!(of, Function::LinearLoss | Function::Scaled | Function::WindowSums | Function::WindowPick) {
+    if matches!(of, Function::LinearLoss | Function::Scaled | Function::WindowSums | Function::WindowPick | Function::MaxPoolValues) {
         return Err(raise(Kind::Unsupported, format!("{name} has no gradient of its own; the function that calls it has")));
     }
     let with_respect_to = usize::try_from(place).unwrap_or(usize::MAX);

@@ -59,12 +59,20 @@ struct Shape {
     consumers: u32,
     block: u32,
     ping_pong: bool,
+    /// Of so many blocks of 8 keys one has its exponentials from a polynomial.
+    polynomial: u32,
     /// What it is there for.
     masks: &'static [Mask],
 }
 
 const fn shape(head: u32, value: u32, consumers: u32, block: u32, ping_pong: bool, masks: &'static [Mask]) -> Shape {
-    Shape { head, value, consumers, block, ping_pong, masks }
+    Shape { head, value, consumers, block, ping_pong, polynomial: 0, masks }
+}
+
+impl Shape {
+    const fn with_polynomials(self, polynomial: u32) -> Shape {
+        Shape { polynomial, ..self }
+    }
 }
 
 const ALL: &[Mask] = &[Mask::End, Mask::Causal, Mask::Band];
@@ -82,6 +90,19 @@ const SHAPES: &[Shape] = &[
     shape(192, 128, 2, 128, true, ALL),
     shape(192, 192, 2, 112, false, ALL),
     shape(256, 256, 2, 80, false, ALL),
+    shape(64, 64, 3, 128, true, ALL).with_polynomials(4),
+    shape(64, 64, 3, 128, true, ALL).with_polynomials(3),
+    shape(64, 64, 3, 128, true, ALL).with_polynomials(2),
+    shape(64, 64, 2, 128, true, ALL).with_polynomials(4),
+    shape(64, 64, 2, 128, true, ALL).with_polynomials(2),
+    shape(64, 64, 3, 128, false, ALL),
+    shape(64, 64, 3, 128, false, ALL).with_polynomials(4),
+    shape(64, 64, 3, 128, false, ALL).with_polynomials(2),
+    shape(64, 64, 3, 96, true, ALL),
+    shape(64, 64, 3, 96, true, ALL).with_polynomials(4),
+    shape(64, 64, 2, 192, true, ALL),
+    shape(64, 64, 2, 192, true, ALL).with_polynomials(4),
+    shape(64, 64, 2, 176, true, ALL).with_polynomials(3),
 ];
 
 /// From so many keys on, turns are not taken first.
@@ -115,9 +136,24 @@ impl Shape {
     }
 
     fn spec_of(&self, ty: Half, mask: Mask, [dynamic, score_mod]: [bool; 2], [ragged, paged]: [bool; 2]) -> Spec {
-        let Shape { head, value, consumers, ping_pong, .. } = *self;
+        let Shape { head, value, consumers, ping_pong, polynomial, .. } = *self;
         let block = if score_mod { self.modified_block() } else { self.block };
-        Spec { ty, head, value, consumers, block, stages: STAGES, mask, ping_pong, dynamic, score_mod, ragged, paged, dropout: false }
+        Spec {
+            ty,
+            head,
+            value,
+            consumers,
+            block,
+            stages: STAGES,
+            mask,
+            ping_pong,
+            polynomial,
+            dynamic,
+            score_mod,
+            ragged,
+            paged,
+            dropout: false,
+        }
     }
 
     /// Keys of a block where scores are made of products, or some dropped: what that is done with takes some registers, which sums of 128 values and more do not leave.

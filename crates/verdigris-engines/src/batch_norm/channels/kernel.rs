@@ -87,6 +87,8 @@ pub(super) struct Spec {
     /// Dims of the rows.
     pub rank: usize,
     pub double: bool,
+    /// Its launch starts while the one in front of it ends.
+    pub overlaps: bool,
     /// What the stage reads and writes, in the order of the problem's operands.
     pub operands: Vec<(Name, DType)>,
 }
@@ -105,7 +107,8 @@ impl Spec {
         let flag = |set: bool, word: &str| if set { format!("_{word}") } else { String::new() };
         let operands: String = self.operands.iter().map(|(name, dtype)| format!("_{}{dtype}", name.word())).collect();
         let (stage, double, relu) = (self.stage.word(), flag(self.double, "f64"), flag(self.relu, "relu"));
-        format!("batch_norm_{pass}_{stage}{relu}{double}_{form}x{}_d{}{operands}", self.vector, self.rank)
+        let overlapped = flag(self.overlaps, "overlapped");
+        format!("batch_norm_{pass}_{stage}{relu}{double}_{form}x{}_d{}{operands}{overlapped}", self.vector, self.rank)
     }
 
     /// Without what does not shape the stage: a join knows nothing of how elements lie, and the sums of statistics nothing of what follows.
@@ -121,7 +124,8 @@ impl Spec {
     }
 
     pub(super) fn target(&self) -> Target {
-        compute::target_of_all(self.operands.iter().map(|(_, dtype)| *dtype))
+        let own = if self.overlaps { Target::Sm90 } else { Target::Sm80 };
+        compute::target_of_all(self.operands.iter().map(|(_, dtype)| *dtype)).max(own)
     }
 
     pub(super) fn kernel(self) -> KernelRef {
@@ -211,6 +215,10 @@ impl Spec {
 
     fn body<'k, T: Compute>(&self, k: Kernel<'k>) {
         let values = Values::declare(k, self);
+        if self.overlaps {
+            k.griddep_wait();
+            k.griddep_launch();
+        }
         let run = Run::new(k, self, values);
         match self.stage {
             Stage::Sums => run.sums::<T>(&run.tile(k.cta())),

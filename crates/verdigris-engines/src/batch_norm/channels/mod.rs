@@ -7,7 +7,7 @@
 //! to channels (one warp a channel), a third goes through the elements once more, from the parts that were read last, which may still lie in L2. Small
 //! tensors do all three in one launch, with barriers of the grid between them. Threads stand along channels where these are neighbours in memory
 //! (*lines*), along the elements of one channel where those are (*planes*), and take up to 16 bytes at a time; tensors that allow neither are read element
-//! by element.
+//! by element. Where the chip can, each of three launches starts while the one in front of it ends, and waits for what that writes.
 //!
 //! The gradient behind ReLU sees what passed by the sign of `(x − mean) · inv · scale + bias`, worked out again by the forward kernel's instructions,
 //! so that the result need not be read; where something was added, it reads the result, and stores the gradient of what was added on the way.
@@ -47,6 +47,7 @@ pub(super) struct Channels {
     relu: bool,
     sm_count: u32,
     l2_bytes: f64,
+    overlaps: bool,
 }
 
 /// One way to do it.
@@ -94,7 +95,8 @@ impl Algorithm for Channels {
             ChannelFunction::Backward { relu, .. } => (Pass::Backward, *relu),
             ChannelFunction::Statistics { .. } => (Pass::Statistics, false),
         };
-        let accepted = Channels { problem: problem.clone(), pass, relu, sm_count: arch.sm_count, l2_bytes: arch.l2_bytes as f64 };
+        let (sm_count, l2_bytes, overlaps) = (arch.sm_count, arch.l2_bytes as f64, arch.runs(Target::Sm90));
+        let accepted = Channels { problem: problem.clone(), pass, relu, sm_count, l2_bytes, overlaps };
         let any = Config { form: Form::Lines { across: 32 }, vector: 1, fused: false };
         let target = accepted.stages(any).into_iter().map(|stage| accepted.spec(stage, any).target()).max().unwrap_or(Target::Sm80);
         Self::ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
@@ -153,7 +155,12 @@ impl Algorithm for Channels {
         // What the third launch reads first was read last, and may lie in L2; and it is read beside what is written.
         let kept = (0.5 * self.l2_bytes).min(0.5 * again).min(first);
         let ctas = self.grid(*config).ctas();
-        let launches = if config.fused { 2.0 } else { 3.0 };
+        // Barriers of the grid, and the arrivals that are set to 0 in front of it, cost more than launches that overlap.
+        let launches = match (config.fused, self.overlaps) {
+            (true, _) => 4.0,
+            (false, true) => 2.0,
+            (false, false) => 3.0,
+        };
         // Some eight instructions an element, of which a few serve a vector.
         let issued = elements / 32.0 * if config.vector == 1 { 24.0 } else { 10.0 };
         let stream = Stream::new(Traffic::Lines, first + again - kept).of_ctas(f64::from(ctas)).issuing(issued);
@@ -180,13 +187,19 @@ impl Algorithm for Channels {
         for spec in specs {
             let args = self.arguments(&spec, grid, parts, joined, arrivals).bound(&spec);
             let ctas = if spec.stage == Stage::Join { (p.channels as u32).div_ceil(WARPS) } else { grid.ctas() };
+            let overlaps = spec.overlaps;
             let launch = Launch::new(spec.kernel(), [ctas, 1, 1], args);
-            program.launch(if config.fused { launch.resident() } else { launch });
+            program.launch(match (config.fused, overlaps) {
+                (true, _) => launch.resident(),
+                (false, true) => launch.overlapping(),
+                (false, false) => launch,
+            });
         }
         Ok(program)
     }
 
     fn catalog(target: Target) -> Vec<KernelRef> {
+        // Chips that launch kernels one after the other have them without the overlap, compiled when they are first asked for.
         let mut specs = Vec::new();
         for dtype in [DType::F32, DType::F16, DType::Bf16] {
             let vector = 16 / dtype.bytes() as u32;
@@ -201,7 +214,8 @@ impl Algorithm for Channels {
                             .collect();
                         let operands = of_stage(stage, *pass, *relu, &all);
                         let rank = if form == Form::Planes { 2 } else { 1 };
-                        specs.push(Spec { stage, pass: *pass, relu: *relu, form, vector, rank, double: false, operands });
+                        let overlaps = stage != Stage::Fused;
+                        specs.push(Spec { stage, pass: *pass, relu: *relu, form, vector, rank, double: false, overlaps, operands });
                     }
                 }
             }
@@ -260,7 +274,9 @@ impl Channels {
         let Channels { pass, relu, .. } = *self;
         let rank = self.problem.rows.len();
         let operands = of_stage(stage, pass, relu, &all);
-        Spec { stage, pass, relu, form: config.form, vector: config.vector, rank, double, operands }.reduced_to_stage()
+        // A launch whose CTAs wait for each other begins when the chip is free.
+        let overlaps = self.overlaps && stage != Stage::Fused;
+        Spec { stage, pass, relu, form: config.form, vector: config.vector, rank, double, overlaps, operands }.reduced_to_stage()
     }
 
     /// The launches.

@@ -100,12 +100,23 @@ impl Spec {
     /// CTAs of one SM that stay: as many as its threads and registers hold, by a count of what a thread keeps.
     pub(super) fn ctas_of_sm(&self) -> u32 {
         let words = |dtype: DType| self.held * strided::words_of(dtype, self.vector);
-        // Each row as it is stored, twice; the sums, and the values of a row on their way.
         let compute = if self.double { DType::F64 } else { DType::F32 };
-        let streamed = self.operands.iter().filter(|operand| is_streamed(operand.role));
-        let rows: u32 = streamed.map(|operand| 2 * words(operand.dtype)).sum();
-        let sums = self.sums.iter().filter(|&&summed| summed).count() as u32;
-        let registers = (48 + rows + (sums + 1) * words(compute)).clamp(32, 255);
+        let of = |has: &dyn Fn(&OperandSpec) -> bool| -> u32 {
+            self.operands.iter().filter(|operand| has(operand)).map(|operand| words(operand.dtype)).sum()
+        };
+        // Each row as it is stored, twice.
+        let rows = 2 * of(&|operand| is_streamed(operand.role));
+        let registers = match self.backward {
+            // The sums, and the values of a row on their way.
+            true => 48 + rows + (self.sums.iter().filter(|&&summed| summed).count() as u32 + 1) * words(compute),
+            // Scales and biases that are the same for all rows stay where they are few; else they are on their way. Counted beside what the assembler says of the catalog.
+            false => {
+                let is_kept = |operand: &OperandSpec| operand.along == Along::Shared && words(operand.dtype) <= KEPT_WORDS;
+                let kept = of(&is_kept);
+                if kept > 0 { 32 + rows + kept } else { 48 + rows }
+            }
+        };
+        let registers = registers.clamp(32, 255);
         (65_536 / (registers * self.threads())).min(2048 / self.threads()).max(1)
     }
 

@@ -46,6 +46,8 @@ pub(super) struct Rows {
     /// Whether the gradients of scale and bias are summed while rows are at hand, with the strides of each along a row.
     summed: Summed,
     sm_count: u32,
+    /// Whether launches may overlap.
+    overlaps: bool,
 }
 
 /// How the gradients of scale and bias are formed.
@@ -323,7 +325,7 @@ impl Algorithm for Rows {
         if let (Some(all), NormPass::Backward { dscale, dbias, .. }) = (all, &p.pass) {
             let vectors = [dscale, dbias].into_iter().zip(spec.sums).filter(|&(_, summed)| summed);
             let to: Vec<&View> = vectors.filter_map(|(view, _)| view.as_ref()).collect();
-            let join = JoinSpec::new(to.iter().map(|view| view.dtype).collect(), p.compute, p.elements.len());
+            let join = JoinSpec::new(to.iter().map(|view| view.dtype).collect(), p.compute, p.elements.len(), self.overlaps);
             let along = |view: &View| View { strides: view.strides[p.rows.len()..].to_vec(), ..view.clone() };
             let grid = [(extent as u32).div_ceil(parts::COLUMNS), to.len() as u32, 1];
             let args = JoinArgs {
@@ -333,7 +335,8 @@ impl Algorithm for Rows {
                 parts: all,
                 to: to.iter().map(|view| strided::argument(&along(view), &[])).collect(),
             };
-            program.launch(Launch::new(join.clone().kernel(), grid, args.bound(&join)));
+            let launch = Launch::new(join.clone().kernel(), grid, args.bound(&join));
+            program.launch(if join.overlaps { launch.overlapping() } else { launch });
         }
         if let Some(statistics) = statistics {
             walk::sum_vectors(p, &statistics, &mut program);
@@ -344,7 +347,7 @@ impl Algorithm for Rows {
     fn catalog(target: Target) -> Vec<KernelRef> {
         let mut kernels = kernel::catalog(target);
         for dtype in [DType::F32, DType::F16, DType::Bf16] {
-            kernels.extend([1, 2].map(|vectors| JoinSpec::new(vec![dtype; vectors], DType::F32, 1).kernel()));
+            kernels.extend([1, 2].map(|vectors| JoinSpec::new(vec![dtype; vectors], DType::F32, 1, target >= Target::Sm90).kernel()));
         }
         kernels.extend(VectorSpec::catalog().into_iter().filter(|spec| spec.target() <= target).map(VectorSpec::kernel));
         kernels
@@ -427,7 +430,7 @@ impl Rows {
             Operand { spec: OperandSpec { role, dtype: view.dtype, along: lies }, view }
         };
         let operands = list.into_iter().map(operand).collect();
-        Rows { problem, operands, summed, sm_count: arch.sm_count }
+        Rows { problem, operands, summed, sm_count: arch.sm_count, overlaps: arch.runs(Target::Sm90) }
     }
 
     /// The widest access that strides and offsets allow: the largest of 8, 4, 2 and 1, at most 16 bytes of the narrowest element.

@@ -29,6 +29,8 @@ pub(super) struct JoinSpec {
     double: bool,
     /// Dims of the vectors.
     rank: usize,
+    /// It starts while the launch in front of it ends.
+    pub(super) overlaps: bool,
 }
 
 verdigris_kir::parameters! {
@@ -44,8 +46,8 @@ verdigris_kir::parameters! {
 }
 
 impl JoinSpec {
-    pub(super) fn new(dtypes: Vec<DType>, compute: DType, rank: usize) -> JoinSpec {
-        JoinSpec { dtypes, double: compute == DType::F64, rank }
+    pub(super) fn new(dtypes: Vec<DType>, compute: DType, rank: usize, overlaps: bool) -> JoinSpec {
+        JoinSpec { dtypes, double: compute == DType::F64, rank, overlaps }
     }
 
     fn bytes(&self) -> u32 {
@@ -54,11 +56,13 @@ impl JoinSpec {
 
     fn name(&self) -> String {
         let dtypes: String = self.dtypes.iter().map(|dtype| format!("_{dtype}")).collect();
-        format!("norm_rows_join{}_d{}{dtypes}", if self.double { "_f64" } else { "" }, self.rank)
+        let overlapped = if self.overlaps { "_overlapped" } else { "" };
+        format!("norm_rows_join{}_d{}{dtypes}{overlapped}", if self.double { "_f64" } else { "" }, self.rank)
     }
 
     fn target(&self) -> Target {
-        compute::target_of_all(self.dtypes.iter().copied())
+        let own = if self.overlaps { Target::Sm90 } else { Target::Sm80 };
+        compute::target_of_all(self.dtypes.iter().copied()).max(own)
     }
 
     pub(super) fn kernel(self) -> KernelRef {
@@ -73,6 +77,9 @@ impl JoinSpec {
     /// Lanes stand along columns, warps share the lines out; CTAs of another `y` have another vector.
     fn body<'k, T: Compute>(&self, k: Kernel<'k>) {
         let Join { columns, lines, space, parts, to } = Join::declare(k, self);
+        if self.overlaps {
+            k.griddep_wait();
+        }
         let bytes = T::TY.bytes();
         let to: Vec<Strided<'k>> = self.dtypes.iter().zip(to).map(|(&dtype, to)| Strided::new(dtype, to)).collect();
         let vector = k.special(Special::CtaY);

@@ -137,7 +137,8 @@ pub(super) fn build<'k>(spec: &Spec, k: Kernel<'k>) {
     };
     let back = spec.back()[0];
     let end = first + rows;
-    let windows = Rows { first: k.select(first.gt(back), first - back, 0u32), end: end.min(out_height) };
+    // Where no window reaches the band, the last one, of which no block has an element.
+    let windows = Rows { first: k.select(first.gt(back), first - back, 0u32).min(out_height - 1), end: end.min(out_height) };
     let dy = cta.stage(operands[0], cta.narrow, windows, shared + narrow_at);
     let handed_on = Piece { at: shared + windows_at, rows: windows, sheet: cta.narrow, bytes: 4 };
     match spec.kind {

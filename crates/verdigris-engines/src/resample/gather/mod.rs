@@ -172,6 +172,7 @@ impl Algorithm for Gather {
 
     fn catalog(target: Target) -> Vec<KernelRef> {
         let few = |together, full| Along::Few { together, full };
+        let even = |length, together| Along::Even { length, together };
         let (same, one) = (Along::Same, Along::One);
         let mut specs = Vec::new();
         for dtype in [DType::F32, DType::F16, DType::Bf16] {
@@ -182,13 +183,18 @@ impl Algorithm for Gather {
             };
             // Nearest and borders; linear up and its gradient; cubic up. Images alone: other ranks are made when they are asked for.
             put(Walk::Channels, [same, one, one], full);
-            put(Walk::Channels, [same, few(2, false), few(2, false)], full);
-            put(Walk::Channels, [same, few(2, true), few(2, true)], full);
-            put(Walk::Channels, [same, few(2, false), few(4, false)], full);
             put(Walk::Outputs, [same, one, one], full);
-            put(Walk::Outputs, [same, few(2, false), few(2, false)], 4);
-            put(Walk::Outputs, [same, few(2, true), few(2, true)], 4);
-            put(Walk::Outputs, [same, few(4, false), few(4, false)], 1);
+            put(Walk::Channels, [same, even(2, 2), even(2, 2)], full);
+            put(Walk::Outputs, [same, even(2, 2), even(2, 2)], 4);
+            if dtype == DType::F32 {
+                put(Walk::Channels, [same, few(2, false), few(2, false)], full);
+                put(Walk::Channels, [same, few(2, false), few(4, false)], full);
+                put(Walk::Outputs, [same, few(2, false), few(2, false)], 4);
+                put(Walk::Outputs, [same, few(4, false), few(4, false)], 1);
+            } else {
+                put(Walk::Channels, [same, even(4, 2), even(4, 4)], full);
+                put(Walk::Outputs, [same, even(4, 4), even(4, 4)], 1);
+            }
         }
         specs.into_iter().filter(|spec| spec.target() <= target).map(Spec::kernel).collect()
     }

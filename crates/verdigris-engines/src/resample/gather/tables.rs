@@ -18,6 +18,13 @@ pub(super) enum Along {
     Same,
     /// One element with the weight 1: a table of their numbers.
     One,
+    /// Lists of one length, with weights: a table of the lists alone.
+    Even {
+        /// Elements of each list.
+        length: u32,
+        /// Elements of a list that are taken together.
+        together: u32,
+    },
     /// Any number of elements with weights: a table of where each list begins and how long it is, and the lists.
     Few {
         /// Elements of a list that are taken together.
@@ -25,6 +32,21 @@ pub(super) enum Along {
         /// Every list has whole so many of them, and one at least.
         full: bool,
     },
+}
+
+/// The longest lists that are made even.
+const MOST_EVEN: u64 = 4;
+
+/// A list of at least one element as one of `length`: the last element stands for several, which share its weight by halves, so that their sum is the same to rounding, and no
+/// element is multiplied by a 0 that was not there.
+fn filled_up(mut row: Vec<(u64, f64)>, length: usize) -> Vec<(u64, f64)> {
+    while let Some(&(element, weight)) = row.last()
+        && row.len() < length
+    {
+        row.pop();
+        row.extend([(element, weight / 2.0); 2]);
+    }
+    row
 }
 
 impl Along {
@@ -39,13 +61,20 @@ impl Along {
         }
         let longest = rows.iter().map(Vec::len).max().unwrap_or(1).max(1) as u64;
         let together = longest.min(u64::from(most)) as u32;
+        // What fills a list up costs a rounding of a sum, which results of 16 bits do not show.
+        let is_even = rows.iter().all(|row| row.len() as u64 == longest) && longest.is_multiple_of(u64::from(together));
+        let may_fill = problem.compute == DType::F32 && problem.to.dtype.bytes() < 4 && rows.iter().all(|row| !row.is_empty());
+        if longest <= MOST_EVEN && (is_even || may_fill) {
+            // Whole so many as are taken together.
+            return (Along::Even { length: longest.next_multiple_of(u64::from(together)) as u32, together }, longest);
+        }
         let full = rows.iter().all(|row| !row.is_empty() && row.len().is_multiple_of(together as usize));
         (Along::Few { together, full }, longest)
     }
 
     /// Whether one element alone is read, with the weight 1.
     pub(super) fn is_single(self) -> bool {
-        !matches!(self, Along::Few { .. })
+        !matches!(self, Along::Few { .. } | Along::Even { .. })
     }
 
     /// The word in kernel names.
@@ -53,6 +82,8 @@ impl Along {
         match self {
             Along::Same => "s".to_owned(),
             Along::One => "o".to_owned(),
+            Along::Even { length, together } if length == together => format!("{length}e"),
+            Along::Even { length, together } => format!("{length}e{together}"),
             Along::Few { together, full } => format!("{together}{}", if full { "f" } else { "p" }),
         }
     }
@@ -65,9 +96,9 @@ verdigris_kir::parameters! {
         /// The number of the only element of each position, a u32.
         elements: Option<Read> = (*along == Along::One).then_some(4),
         /// Where the list of each position begins, and its length: two u32.
-        lists: Option<Read> = (!along.is_single()).then_some(8),
+        lists: Option<Read> = matches!(along, Along::Few { .. }).then_some(8),
         /// The lists: a u32, then the weight, as f32 or at the next multiple of 8 bytes as f64.
-        taps: Option<Read> = (!along.is_single()).then_some(8),
+        taps: Option<Read> = (!along.is_single()).then_some(if matches!(along, Along::Even { .. }) { 16 } else { 8 }),
     }
 }
 
@@ -84,7 +115,7 @@ impl TableArgs {
                 let only = |row: Vec<(u64, f64)>| (row.first().map_or(0, |(i, _)| *i) as u32).to_le_bytes();
                 TableArgs { elements: Some(constant(problem.rows(axis).into_iter().flat_map(only).collect())), lists: None, taps: None }
             }
-            Along::Few { .. } => {
+            Along::Few { .. } | Along::Even { .. } => {
                 let (mut lists, mut taps, mut count) = (Vec::new(), Vec::new(), 0u32);
                 let put = |taps: &mut Vec<u8>, i: u64, weight: f64| {
                     taps.extend((i as u32).to_le_bytes());
@@ -95,6 +126,12 @@ impl TableArgs {
                         taps.extend((weight as f32).to_le_bytes());
                     }
                 };
+                if let Along::Even { length, .. } = along {
+                    for row in problem.rows(axis) {
+                        filled_up(row, length as usize).into_iter().for_each(|(i, weight)| put(&mut taps, i, weight));
+                    }
+                    return TableArgs { elements: None, lists: None, taps: Some(constant(taps)) };
+                }
                 for row in problem.rows(axis) {
                     lists.extend(count.to_le_bytes());
                     lists.extend((row.len() as u32).to_le_bytes());
@@ -157,11 +194,34 @@ impl<'k> Axis<'k> {
         (words[0], T::from_f32(words[1].bitcast()))
     }
 
+    /// So many entries from `at` on, of which two stand in 16 bytes as f32.
+    fn entries<T: Compute>(&self, at: Val<'k, u32>, count: u32) -> Vec<Tap<'k, T>> {
+        if T::DTYPE == DType::F64 || !count.is_multiple_of(2) {
+            let one = |i| {
+                let (index, weight) = self.entry(at + i);
+                Tap { index, weight: Some(weight), counts: None }
+            };
+            return (0..count).map(one).collect();
+        }
+        let (k, taps) = (self.k, self.table.taps.expect("a table of lists has them"));
+        let two = |pair: u32| {
+            let words = k.ld_global_vector::<u32>(taps.at(at, 8), i64::from(16 * pair), 4, Cache::Default);
+            [(words[0], words[1]), (words[2], words[3])]
+        };
+        let tap = |(index, weight): (Val<'k, u32>, Val<'k, u32>)| Tap { index, weight: Some(T::from_f32(weight.bitcast())), counts: None };
+        (0..count / 2).flat_map(two).map(tap).collect()
+    }
+
     /// Runs `body` for the taps of a position, so many at a time as are taken together.
     pub(super) fn each<T: Compute>(&self, position: Val<'k, u32>, body: &dyn Fn(&[Tap<'k, T>])) {
         match self.along {
             Along::Same => body(&[Tap::whole(position)]),
             Along::One => body(&[Tap::whole(self.only(position))]),
+            Along::Even { length, together } => {
+                for first in (0..length).step_by(together as usize) {
+                    body(&self.entries(position * length + first, together));
+                }
+            }
             Along::Few { together, full } => {
                 let [first, count] = self.list(position);
                 self.k.range_step(0, count, together, |at| {
@@ -182,6 +242,7 @@ impl<'k> Axis<'k> {
         match self.along {
             Along::Same => vec![Tap::whole(position)],
             Along::One => vec![Tap::whole(self.only(position))],
+            Along::Even { length, .. } => self.entries(position * length, length),
             Along::Few { together, full } => {
                 let [first, count] = self.list(position);
                 let last = if full { count } else { count.max(1u32) - 1 };

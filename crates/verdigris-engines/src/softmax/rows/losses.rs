@@ -145,7 +145,7 @@ impl<'k, T: Compute> Gradient<'k, T> {
 
 /// CTAs go through all labels, and add how many of them are not ignored: whole numbers, so that any order gives the same.
 pub(super) fn count(spec: &Spec, k: Kernel<'_>) {
-    let Count { rows, ignore_index, extents, labels, count } = Count::declare(k, spec);
+    let Count { rows, is_alone, ignore_index, extents, labels, count } = Count::declare(k, spec);
     let labels = Strided::new(spec.types[0], labels);
     let sum = k.var(0u32);
     let first = k.cta() * (LOSS_THREADS * UNROLL) + k.thread();
@@ -157,7 +157,11 @@ pub(super) fn count(spec: &Spec, k: Kernel<'_>) {
         });
     }
     let whole = lanes::over_team(k, LOSS_THREADS, sum.get(), &|x, y| x + y);
-    k.when(k.thread().eq(0), || k.red_global(Atomic::Add, count.address(), 0, &[whole.widen()], Order::Relaxed(Scope::Gpu)));
+    k.when(k.thread().eq(0), || {
+        let whole = whole.widen();
+        let add = || k.red_global(Atomic::Add, count.address(), 0, &[whole], Order::Relaxed(Scope::Gpu));
+        k.when_else(is_alone.ne(0), || k.st_global(count.address(), 0, whole), add);
+    });
 }
 
 /// Labels that a CTA of [`count`] goes through.

@@ -145,12 +145,15 @@ impl Algorithm for Rows {
         // At most 2^30 rows each, so that their numbers fit; the innermost dim is cut between vectors.
         let regions = Region::all(&p.rows, 1);
         if let (Some(count), RowFunction::CrossEntropyBackward { labels, .. }) = (count, &p.function) {
-            program.steps.push(Step::Fill { at: count, bytes: 8, value: 0 });
+            let is_alone = matches!(regions[..], [ref one] if one.points(1) <= losses::COUNTED_ROWS);
+            if !is_alone {
+                program.steps.push(Step::Fill { at: count, bytes: 8, value: 0 });
+            }
             let counting = spec.behind(Kind::Count, vec![labels.dtype]);
             for region in &regions {
                 let rows = region.points(1);
                 let labels = strided::argument(labels, &region.first);
-                let args = CountArgs { rows, ignore_index, extents: region.extents.clone(), labels, count };
+                let args = CountArgs { rows, is_alone: u32::from(is_alone), ignore_index, extents: region.extents.clone(), labels, count };
                 program.launch(Launch::new(counting.clone().kernel(), [rows.div_ceil(losses::COUNTED_ROWS), 1, 1], args.bound(&counting)));
             }
         }

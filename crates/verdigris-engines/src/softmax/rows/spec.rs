@@ -258,6 +258,8 @@ verdigris_kir::parameters! {
     /// Of the kernel that counts rows.
     pub(super) struct Count / CountArgs of Spec as spec {
         pub(super) rows: u32,
+        /// One CTA goes through all rows: it stores the number, else CTAs add to it.
+        pub(super) is_alone: u32,
         pub(super) ignore_index: i64,
         pub(super) extents: Extents = spec.rank,
         pub(super) labels: OperandArgs = strided::declaration(spec.types[0], spec.rank + 1, false),

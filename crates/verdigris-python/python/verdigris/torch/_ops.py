@@ -565,6 +565,21 @@ def _keep_nothing(ctx, inputs, used, output):
     return output
 
 
+def _refuse_gradient_of_values(ctx, *_):
+    raise UnsupportedError("the gradient of a maximum whose place was not kept; call max_pool, which keeps it")
+
+
+#: For calls whose gradient nobody asks for: no index is written.
+max_pool_values = _operator(
+    "max_pool_values",
+    ["Tensor x"],
+    "Tensor",
+    False,
+    lambda x, attributes: _max_pool_fake(x, attributes)[0],
+    gradients=(_keep_nothing, _refuse_gradient_of_values),
+)
+
+
 def _refuse_gradients(ctx, *_):
     raise UnsupportedError("the gradient of batch normalization has no gradient; compose the normalization from means to have one")
 

@@ -207,7 +207,14 @@ def _max_pool(spatial, x, window, stride, padding, dilation, ceil_mode, return_i
     dims = tuple(x.shape[-spatial:]) if ceil_mode else None
     words = "index=i64" if return_indices else ""
     attributes = pool_attributes(spatial, _tuple(window), _tuple(stride), _tuple(padding), _tuple(dilation), ceil_mode, dims, words)
-    y, index = _pooled(_ops.max_pool, spatial, x, attributes)
+    return _maxima(spatial, x, attributes, return_indices)
+
+
+def _maxima(spatial, x, attributes, return_indices, may_be_empty=None):
+    """Places of maxima are half of the bytes that are written, or more: without a gradient nobody reads them."""
+    if not (return_indices or torch.is_grad_enabled() and x.requires_grad):
+        return _pooled(_ops.max_pool_values, spatial, x, attributes, may_be_empty)
+    y, index = _pooled(_ops.max_pool, spatial, x, attributes, may_be_empty)
     return (y, index) if return_indices else y
 
 
@@ -296,9 +303,8 @@ def _adaptive_max(spatial, x, output_size, return_indices):
     if 0 in sizes:
         y = _nothing(x, spatial, sizes)
         return (y, torch.empty_like(y, dtype=torch.int64)) if return_indices else y
-    words = "index=i64" if return_indices else "index=i32"
-    y, index = _pooled(_ops.max_pool, spatial, x, f"{_words(adaptive=sizes)} {words}", 1)
-    return (y, index) if return_indices else y
+    words = " index=i64" if return_indices else ""
+    return _maxima(spatial, x, f"{_words(adaptive=sizes)}{words}", return_indices, 1)
 
 
 def adaptive_max_pool1d(input, output_size, return_indices=False):
