@@ -257,10 +257,14 @@ impl Variant {
 
     /// Puts the parts' programs behind another, each with scratch of its own, or all in one workspace.
     fn append_to(&self, program: &mut Program, slots: &mut Vec<Uid>, in_workspace: bool) -> Result<(), String> {
-        for (part, config) in self.partition.parts.iter().zip(&self.configs) {
+        // As a plan lays them.
+        let Partition { parts, temporaries } = &self.partition;
+        let first_of = pattern::in_place(parts, temporaries).map_err(|error| error.to_string())?;
+        for (part, config) in parts.iter().zip(&self.configs) {
             let slot_of = |uid: &Uid| {
-                slots.iter().position(|slot| slot == uid).unwrap_or_else(|| {
-                    slots.push(*uid);
+                let uid = first_of.get(uid).copied().unwrap_or(*uid);
+                slots.iter().position(|&slot| slot == uid).unwrap_or_else(|| {
+                    slots.push(uid);
                     slots.len() - 1
                 })
             };

@@ -3,13 +3,14 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use verdigris_engines::arch::Arch;
-use verdigris_engines::engines;
+use verdigris_engines::{engine, engines};
 use verdigris_graph::pattern::partition;
 use verdigris_graph::{
-    BinaryOp, ChainStep, GraphBuilder, HostScalar, Precision, Problem, RandomState, Real, ReductionOp, Slot, Uid, UnaryOp,
+    Access, BinaryOp, ChainStep, CrossEntropyBackward, CrossEntropySpec, GraphBuilder, HostScalar, LossReduction, Precision, Problem,
+    RandomState, Real, ReductionOp, Slot, Uid, UnaryOp,
 };
 use verdigris_kir::interp::{self, Kernels, Memory, Options};
-use verdigris_kir::program::KernelRef;
+use verdigris_kir::program::{KernelRef, Program};
 use verdigris_kir::ptx::{Isa, print, read_back};
 use verdigris_tensor::{DType, Layout};
 
@@ -208,6 +209,78 @@ fn a_reduction_may_store_in_the_place_of_what_it_reads() {
             interp::run(&program, &kernels, &mut memory, &options)
                 .unwrap_or_else(|findings| panic!("{dims:?} {axes:?} {knobs}: {findings}"));
             assert!(memory.to_vec(0) == bytes(&halves) && memory.to_vec(1) == bytes(&greatest), "{dims:?} {axes:?} {knobs}");
+        }
+    }
+}
+
+/// A bf16 as f32.
+fn widened(half: u16) -> f32 {
+    f32::from_bits(u32::from(half) << 16)
+}
+
+/// Where the log-sum-exp is given, the gradient of logits takes their place: no thread reads what another one writes, in whatever form rows are taken.
+#[test]
+fn the_gradient_of_a_loss_may_lie_in_the_place_of_the_logits() {
+    let (kernels, arch) = (Kernels::new(), Arch::virtual_device(4));
+    // Rows that are held, long ones, such as begin anywhere, and such as lie side by side, each fewer than a whole number of teams.
+    let cases = [([5, 24], 1), ([3, 520], 1), ([5, 261], 1), ([2, 16_400], 1), ([2, 33_001], 1), ([67, 16], 0), ([19, 40], 0), ([3, 9], 1)];
+    for (dims, axis) in cases {
+        let laid = |dims: &[u64]| rows(dims);
+        let (rows, classes) = (dims[1 - axis], dims[axis]);
+        let of_rows: Vec<u64> = (0..2).map(|dim| if dim == axis { 1 } else { rows }).collect();
+        let mut g = GraphBuilder::new("in place");
+        let (logits, labels) = (g.tensor("logits", DType::Bf16, laid(&dims)), g.tensor("labels", DType::I32, laid(&of_rows)));
+        let (dloss, lse) = (g.tensor("dloss", DType::F32, laid(&of_rows)), g.tensor("lse", DType::F32, laid(&of_rows)));
+        let spec = CrossEntropySpec { ignore_index: Some(-100), ..CrossEntropySpec::new(axis as u32, LossReduction::None) };
+        let back = CrossEntropyBackward { spec, logits, labels, dloss, lse: Some(lse), dlogits: logits };
+        let dlogits = g.cross_entropy_backward("dlogits", back).expect("fits");
+        g.store(dlogits, "dlogits", DType::Bf16).expect("stores");
+        let problem = only_part(g);
+        let operands = problem.buffers().expect("valid");
+        let written = operands.iter().position(|operand| operand.access == Access::Written).expect("the gradient");
+        let read = operands.iter().position(|operand| operand.access == Access::ReadInPlace).expect("the logits");
+        assert!(operands[read].is_same_elements(&operands[written]));
+
+        let elements = (rows * classes) as usize;
+        let at = |row: u64, class: u64| (if axis == 1 { row * classes + class } else { class * rows + row }) as usize;
+        let values: Vec<u16> = (0..elements).map(|i| ((((i * 7919) % 1009) as f32 / 400.0 - 1.25).to_bits() >> 16) as u16).collect();
+        let labels: Vec<i32> = (0..rows).map(|row| if row == 1 { -100 } else { (row * 13 % classes) as i32 }).collect();
+        let factors: Vec<f32> = (0..rows).map(|row| 1.0 + row as f32).collect();
+        let sums: Vec<f32> =
+            (0..rows).map(|row| (0..classes).map(|class| widened(values[at(row, class)]).exp()).sum::<f32>().ln()).collect();
+        let contents = |name: &str| -> Vec<u8> {
+            match name {
+                "logits" => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+                "labels" => labels.iter().flat_map(|value| value.to_le_bytes()).collect(),
+                "dloss" => factors.iter().flat_map(|value| value.to_le_bytes()).collect(),
+                _ => sums.iter().flat_map(|value| value.to_le_bytes()).collect(),
+            }
+        };
+        let candidate = engine("softmax.rows").expect("registered").accept(&problem, &arch).expect("taken");
+        for knobs in candidate.knobs().configs() {
+            let places: Vec<usize> = (0..operands.len()).map(|i| if i == written { read } else { i }).collect();
+            let mut program = Program::default();
+            program.append(&candidate.program(knobs).expect("a config of its own"), &places).expect("goes behind nothing");
+            for seed in 0..3 {
+                let mut memory = Memory::new();
+                operands.iter().enumerate().filter(|(i, _)| *i != written).for_each(|(_, operand)| {
+                    memory.add(&contents(operand.name));
+                });
+                let ran = interp::run(&program, &kernels, &mut memory, &Options::schedule(seed));
+                ran.unwrap_or_else(|findings| panic!("{dims:?} {knobs}: {findings}"));
+                let found: Vec<f32> =
+                    memory.to_vec(read).chunks_exact(2).map(|half| widened(u16::from_le_bytes([half[0], half[1]]))).collect();
+                for row in 0..rows {
+                    for class in 0..classes {
+                        let i = row as usize;
+                        let hit = if labels[i] == class as i32 { 1.0 } else { 0.0 };
+                        let exact =
+                            if labels[i] == -100 { 0.0 } else { factors[i] * ((widened(values[at(row, class)]) - sums[i]).exp() - hit) };
+                        let off = (found[at(row, class)] - exact).abs();
+                        assert!(off <= 0.005 * exact.abs() + 1e-6, "{dims:?} {knobs}: {off} of {exact} for row {row}, class {class}");
+                    }
+                }
+            }
         }
     }
 }

@@ -81,10 +81,11 @@ def test_each_form_beside_pytorch(form, reduction, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_narrow_operands(dtype, reduction):
-    """No further from f64 than PyTorch in the same type, which rounds the logits and their gradients as well."""
-    given = operands(300, 70, 40, dtype, scale=0.3)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("rows, inputs", [(300, 40), (80, 40), (81, 40), (301, 400)])
+def test_narrow_operands(dtype, reduction, rows, inputs):
+    """No further from f64 than PyTorch in the same type, which rounds the logits and their gradients as well; in several chunks, and in one of all rows."""
+    given = operands(rows, 70, inputs, dtype, scale=0.3 * (40 / inputs) ** 0.5)
     ours, exact = both(given, reduction=reduction)
     x, w, target, bias = (value if value.dtype == torch.int64 else value.detach().requires_grad_() for value in given)
     loss = truth(x, w, target, bias, reduction=reduction)
@@ -104,11 +105,36 @@ def test_edges_of_chunks(rows, chunk):
 
 def test_the_rule_of_chunks():
     rule = _linear_loss.rows_of_chunk
-    assert [rule(rows, 50304, 2) for rows in (0, 1, 255, 256, 2048, 4096, 8192, 8193)] == [1, 1, 255, 256, 256, 512, 1024, 1152]
-    # 256 MiB of logits.
-    assert rule(1 << 20, 128256, 2) == 1152 and rule(1 << 20, 1 << 30, 4) == 256
-    # Two chunks of logits are less than a tenth of what PyTorch has of them at once, which is three times all.
-    assert all(3 * rows / (2 * rule(rows, 50304, 2)) > 10 for rows in (4096, 8192, 16384, 1 << 20))
+    assert [rule(rows, 50304, 2) for rows in (0, 1, 255, 256, 1024, 4096, 8192, 8193)] == [1, 1, 255, 256, 256, 1024, 2048, 2176]
+    # 512 MiB of logits.
+    assert rule(1 << 20, 128256, 2) == 2176 and rule(1 << 20, 1 << 30, 4) == 256
+    # Of logits and their gradient, where both are there.
+    assert [rule(rows, 50304, 2, False) for rows in (255, 2048, 4096, 8193)] == [255, 256, 512, 1152] and rule(1 << 20, 128256, 2, False) == 1152
+    # One chunk of logits is less than a tenth of what PyTorch has of them at once, which is three times all.
+    assert all(3 * rows / rule(rows, 50304, 2) > 10 for rows in (4096, 8192, 16384, 1 << 20))
+
+
+def test_the_rule_of_one_chunk():
+    rule = _linear_loss.is_one_chunk
+    assert rule(4096, 2048, torch.bfloat16, "mean") and not rule(4097, 2048, torch.bfloat16, "mean")
+    assert rule(4096, 2048, torch.float16, "none") and not rule(4096, 2048, torch.float16, "mean") and not rule(4096, 2048, torch.float16, "sum")
+    assert not rule(1, 2048, torch.float32, "mean") and not rule(1, 2048, torch.float64, "none")
+    # The logits are no more bytes than sums of the weight's gradient in float32, which are not there then.
+    assert all(rows * 50304 * 2 <= 50304 * inputs * 4 for rows in range(1, 300) for inputs in range(1, 100) if rule(rows, inputs, torch.bfloat16, "sum"))
+
+
+def test_one_chunk_rounds_the_gradient_of_the_mean_once():
+    """Bit for bit what chunks give whose sums stay wide, where the backward pass multiplies by a power of two, and in the type that the rule says."""
+    x, w, target, bias = (value if value.dtype == torch.int64 else value.requires_grad_() for value in operands(64, 33, 40, torch.bfloat16, scale=0.2))
+    target[1] = 0
+    found = []
+    for accum in (None, torch.float32):
+        loss = vt.linear_cross_entropy(x, w, target, bias, accum_dtype=accum, reduction="mean")
+        kept = [value for value in loss.grad_fn.saved_tensors if value.shape == w.shape]
+        assert [value.dtype for value in kept] == [accum or torch.bfloat16]
+        found.append(torch.autograd.grad(loss * 0.25, (x, w, bias)))
+    # 64 rows count: what a mean divides by rounds nothing either.
+    assert all(torch.equal(*pair) for pair in zip(*found))
 
 
 def test_leading_dims_and_strides():

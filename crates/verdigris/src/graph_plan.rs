@@ -196,19 +196,24 @@ pub(crate) struct Memory {
 impl Memory {
     /// Places the temporaries.
     pub(crate) fn of_temporaries(parts: &[Subgraph], temporaries: &[TensorDesc]) -> Result<Memory, Error> {
+        // Those that lie in one place are one piece, needed from the first one's first part to the last one's last.
+        let first_of = verdigris_graph::pattern::in_place(parts, temporaries)?;
+        let place_of = |uid: Uid| first_of.get(&uid).copied().unwrap_or(uid);
         let mut lives: HashMap<Uid, (usize, usize)> = HashMap::new();
         for (number, part) in parts.iter().enumerate() {
-            part.bindings.iter().for_each(|&uid| lives.entry(uid).or_insert((number, number)).1 = number);
+            part.bindings.iter().for_each(|&uid| lives.entry(place_of(uid)).or_insert((number, number)).1 = number);
         }
         let mut pieces = Vec::new();
-        for tensor in temporaries {
+        for tensor in temporaries.iter().filter(|tensor| !first_of.contains_key(&tensor.uid)) {
             let Some(&(first, last)) = lives.get(&tensor.uid) else { continue };
             let bytes = u64::try_from(tensor.layout.span_bytes(tensor.dtype)).unwrap_or(u64::MAX);
             pieces.push((tensor.uid, Piece { bytes, first, last }));
         }
         let list: Vec<Piece> = pieces.iter().map(|&(_, piece)| piece).collect();
         let (offsets, bytes) = place(&list).ok_or(Error::NoWorkspace { needed_bytes: u64::MAX, lent_bytes: 0 })?;
-        let temporaries = pieces.into_iter().zip(offsets).map(|((uid, piece), offset)| (uid, (piece, offset))).collect();
+        let placed: HashMap<Uid, (Piece, u64)> =
+            pieces.into_iter().zip(offsets).map(|((uid, piece), offset)| (uid, (piece, offset))).collect();
+        let temporaries = temporaries.iter().filter_map(|tensor| Some((tensor.uid, *placed.get(&place_of(tensor.uid))?))).collect();
         Ok(Memory { temporaries, bytes })
     }
 

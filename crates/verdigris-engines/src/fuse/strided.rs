@@ -223,6 +223,15 @@ impl<'k> Line<'k> {
         Packed { dtype: self.dtype, vector: self.vector, words }
     }
 
+    /// Loads the vector of that number where a condition holds; elsewhere zeros.
+    #[track_caller]
+    pub(crate) fn load_where(&self, inside: Val<'k, bool>, number: Val<'k, u32>) -> Packed<'k> {
+        let k = self.address.kernel();
+        let kept = Kept::new(k, self.dtype, self.vector);
+        k.when(inside, || kept.set(&self.load(number)));
+        kept.get()
+    }
+
     /// Loads the element of that number.
     #[track_caller]
     pub(crate) fn element<T: Compute>(&self, number: Val<'k, u32>) -> Val<'k, T> {

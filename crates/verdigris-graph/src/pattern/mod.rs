@@ -17,7 +17,7 @@
 //!
 //! A virtual tensor that one problem writes and another reads needs memory after all: it is a *temporary*, with the layout that it was
 //! declared with. The value of a tensor is what its type holds, so a value that stays in registers is rounded to the type of its tensor: the
-//! fused result is that of the unfused graph.
+//! fused result is that of the unfused graph. Some lie where another did ([`in_place`]).
 //!
 //! Two parts become one only if no third has to run between them. That is looked for around the two (`parts.rs`), with a bound on what one
 //! join and one op may cost, so that cutting takes time by the number of ops.
@@ -26,6 +26,7 @@ mod account;
 mod conv;
 mod cut;
 mod gemm;
+mod in_place;
 mod map;
 mod order;
 mod parts;
@@ -42,6 +43,7 @@ use crate::tensor::{TensorDesc, Uid};
 
 pub use account::{Account, Decision, FusionText, fusions};
 use cut::Cut;
+pub use in_place::in_place;
 
 /// A problem, and what the caller calls its slots.
 #[derive(Clone, PartialEq, Eq, Debug)]

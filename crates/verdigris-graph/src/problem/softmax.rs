@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use verdigris_tensor::DType;
 
 use super::chain::{Chain, ChainStep, View, canonical_dims};
-use super::{Operand, Slot, views};
+use super::{Access, Operand, Slot, views};
 use crate::error::Error;
 use crate::op::Real;
 use crate::ops::softmax::LossReduction;
@@ -186,10 +186,15 @@ impl SoftmaxProblem {
         dims
     }
 
-    /// What [`super::Problem::buffers`] says.
+    /// What [`super::Problem::buffers`] says. Beside a log-sum-exp the gradient of a logit is made from that logit alone, and may lie in its place.
     pub(super) fn buffers(&self) -> Result<Vec<Operand>, Error> {
+        let is_element_by_element = matches!(self.function, RowFunction::CrossEntropyBackward { lse: Some(_), .. });
+        let access = |name, written| match name {
+            "logits" if is_element_by_element => Access::ReadInPlace,
+            _ => views::access(written),
+        };
         (self.operands().into_iter())
-            .map(|(name, view, written)| views::operand(name, view, &self.dims_of(name, view), views::access(written)))
+            .map(|(name, view, written)| views::operand(name, view, &self.dims_of(name, view), access(name, written)))
             .collect()
     }
 

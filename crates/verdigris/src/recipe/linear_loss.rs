@@ -23,6 +23,9 @@ use crate::error::Error;
 /// with `s` the share of the row and `v` the weight of each class (both 1 where they are not given) and `g` the gradient of the row's loss (1 likewise). Rows
 /// whose label is ignored have loss and gradient 0.
 ///
+/// The gradient of the logits lies in their place, so that a call's workspace is the logits' and little beside; with a cap, with `z`, and with weights of classes
+/// beside smoothing it may lie beside them.
+///
 /// ```
 /// use verdigris::recipe::{Function, Input, LinearLoss, draw};
 /// use verdigris::{CrossEntropySpec, DType, Layout, LossReduction, Precision, Real};
@@ -121,8 +124,10 @@ impl Drawing {
         let is_plain = z_loss.0 == 0.0 && weights.is_none() && (share.is_none() || loss.label_smoothing.0 == 0.0);
         let op = if is_plain { loss } else { CrossEntropySpec { label_smoothing: Real(0.0), ..loss } };
         let (own, lse) = self.g.cross_entropy_with_lse("cross entropy", op, logits, labels)?;
-        let counts = if is_plain { None } else { Some(self.counts(loss, labels, lse)?) };
-        let each = match counts {
+        // Behind the op another step would follow for a cap, and a tensor between them: of terms, all of the gradient is one part.
+        let is_gradient_plain = is_plain && (soft_cap.is_none() || !(of_x || of_w || of_bias));
+        let counts = if is_gradient_plain { None } else { Some(self.counts(loss, labels, lse)?) };
+        let each = match counts.filter(|_| !is_plain) {
             None => match share {
                 Some(share) => self.g.binary("loss", BinaryOp::Mul, own, share)?,
                 None => own,
@@ -336,6 +341,7 @@ mod tests {
     use super::super::{Function, Input, draw};
     use super::*;
     use crate::binding::Bound;
+    use crate::graph_plan::Memory;
 
     fn tensor(dtype: DType, dims: &[u64]) -> Option<Input> {
         Some(Input { dtype, layout: in_format(dims, false).expect("a packed layout"), alignment_bytes: None })
@@ -406,6 +412,41 @@ mod tests {
         assert_eq!(kinds_of.iter().filter(|kind| **kind == "gemm").count(), 3, "{kinds_of:?}");
         assert!(kinds_of.len() <= 6, "{kinds_of:?}");
         assert_eq!(kinds(LinearLoss { wanted: [false; 3], ..spec() }, &given).len(), 2);
+    }
+
+    /// What the tensors between the parts of a call take, in bytes of the logits.
+    #[test]
+    fn the_gradient_of_the_logits_lies_in_their_place() {
+        let (rows, classes, inputs) = (64, 4096, 16);
+        let mut found = Vec::new();
+        for dtype in [DType::Bf16, DType::F32] {
+            let precision = Precision::usual(dtype, dtype).expect("a precision");
+            let logits = rows * classes * dtype.bytes() as u64;
+            let (of_rows, of_classes) = (tensor(DType::F32, &[rows]), tensor(DType::F32, &[classes]));
+            let (x, w) = (tensor(dtype, &[rows, inputs]), tensor(dtype, &[classes, inputs]));
+            let labels = tensor(DType::I64, &[rows]);
+            for (smoothing, z, cap, is_weighted, most) in [
+                (0.0, 0.0, None, false, 1.25),
+                (0.1, 0.0, None, false, 1.25),
+                (0.0, 0.0, None, true, 1.25),
+                (0.0, 0.0, Some(30.0), false, 2.25),
+                (0.1, 1e-4, Some(5.0), false, 2.25),
+                (0.1, 0.0, None, true, 2.25),
+            ] {
+                let mut spec = LinearLoss { precision, z_loss: Real(z), soft_cap: cap.map(Real), ..spec() };
+                spec.loss.label_smoothing = Real(smoothing);
+                let share = of_rows.filter(|_| is_weighted);
+                let weights = of_classes.filter(|_| is_weighted && smoothing != 0.0);
+                let dw = tensor(DType::F32, &[classes, inputs]);
+                let given = [x, w, of_classes, labels, share, weights, of_rows, of_rows, x, dw, of_classes];
+                let recipe = draw(&Function::LinearLoss(spec), &given).expect("drawn");
+                let cut = partition(&recipe.graph).expect("cut");
+                let bytes = Memory::of_temporaries(&cut.parts, &cut.temporaries).expect("placed").bytes();
+                let times = bytes as f64 / logits as f64;
+                found.push((dtype, smoothing, z, cap, is_weighted, times, most));
+            }
+        }
+        assert!(found.iter().all(|&(.., times, most)| (1.0..most).contains(&times)), "{found:#?}");
     }
 
     #[test]

@@ -26,7 +26,8 @@ pub(super) fn rows<'k, T: Compute>(spec: &Spec, k: Kernel<'k>, vector: u32, team
     let inside = point.lt(rows);
     let point = point.min(rows - 1);
     let outer = extents.index(point);
-    let share = Share { k, extent, member, team, vector, outer };
+    let is_own_alone = matches!(spec.kind, Kind::CrossEntropyBackward { lse: true, .. });
+    let share = Share { k, extent, member, team, vector, outer, is_own_alone };
     // Rows one by one, for what has one value for each.
     let row_of = |lane: u32| {
         let mut index = share.outer.clone();
@@ -84,19 +85,21 @@ pub(super) fn rows<'k, T: Compute>(spec: &Spec, k: Kernel<'k>, vector: u32, team
         }
         (Kind::CrossEntropyBackward { .. }, [logits, labels, dloss, lse @ .., dlogits]) => {
             let loss = Loss::new(k, spec, loss);
-            let gradients: Vec<_> = (0..vector)
-                .map(|lane| {
+            let write = |whole: Vec<Val<'k, T>>| {
+                let gradient = |lane| {
                     let (_, index) = row_of(lane);
                     loss.gradient(dloss.load::<T>(&index), Label::load(labels, &index, extent))
-                })
-                .collect();
-            let whole: Vec<Val<'k, T>> = match lse.first() {
-                Some(lse) => (0..vector).map(|lane| lse.load(&row_of(lane).1)).collect(),
-                None => share.peaks::<T>(logits, false).iter().map(|peak| peak.peak + math::log(peak.sum)).collect(),
+                };
+                let gradients: Vec<_> = (0..vector).map(gradient).collect();
+                share.write(inside, dlogits, &[logits], |class, lane, values| {
+                    gradients[lane].of(T::fast_exp(values[0] - whole[lane]), class.eq(gradients[lane].class))
+                });
             };
-            share.write(inside, dlogits, &[logits], |class, lane, values| {
-                gradients[lane].of(T::fast_exp(values[0] - whole[lane]), class.eq(gradients[lane].class))
-            });
+            match lse.first() {
+                // Results may lie in the place of the logits: a thread without rows reads no other's.
+                Some(lse) => k.when(inside, || write((0..vector).map(|lane| lse.load(&row_of(lane).1)).collect())),
+                None => write(share.peaks::<T>(logits, false).iter().map(|peak| peak.peak + math::log(peak.sum)).collect()),
+            }
         }
         (kind, operands) => unreachable!("{kind:?} of {} operands", operands.len()),
     }
@@ -123,6 +126,8 @@ struct Share<'k> {
     vector: u32,
     /// The index of the vector of rows.
     outer: Vec<Val<'k, u32>>,
+    /// What is not the thread's own is not loaded: somebody may have written there.
+    is_own_alone: bool,
 }
 
 impl<'k> Share<'k> {
@@ -145,7 +150,11 @@ impl<'k> Share<'k> {
                 let number = first + i * self.team;
                 let inside = number.lt(self.extent);
                 let number = number.min(self.extent - 1);
-                let loaded = from.iter().map(|from| self.line(from, number).load(self.inner())).collect();
+                let load = |from: &&Strided<'k>| match self.is_own_alone {
+                    true => self.line(from, number).load_where(inside, self.inner()),
+                    false => self.line(from, number).load(self.inner()),
+                };
+                let loaded = from.iter().map(load).collect();
                 Part { number, inside, loaded }
             };
             f(&(0..UNROLL).map(part).collect::<Vec<_>>());

@@ -65,20 +65,23 @@ pub(super) fn rows<'k, T: Compute>(spec: &Spec, k: Kernel<'k>, team: u32, held: 
         }
         (Kind::CrossEntropyBackward { .. }, [logits, labels, dloss, lse @ .., dlogits]) => {
             let loss = Loss::new(k, spec, loss);
-            let x = share.hold::<T>(logits, &index);
-            let whole = match lse.first() {
-                Some(lse) => lse.load::<T>(&index),
-                None => {
-                    let (peak, sum) = share.peak_and_sum(&x);
-                    peak + math::log(sum)
-                }
+            let write = |x: &Held<'k, T>, whole: Val<'k, T>| {
+                let gradient = loss.gradient(dloss.load::<T>(&index), Label::load(labels, &index, extent));
+                let to = dlogits.at(&index);
+                share.each(|at, slot| {
+                    let value = gradient.of(T::exp(x.value(at, slot) - whole), at.eq(gradient.class));
+                    k.when(inside, || to.store(&[at], AnyVal::of(value)));
+                });
             };
-            let gradient = loss.gradient(dloss.load::<T>(&index), Label::load(labels, &index, extent));
-            let to = dlogits.at(&index);
-            share.each(|at, slot| {
-                let value = gradient.of(T::exp(x.value(at, slot) - whole), at.eq(gradient.class));
-                k.when(inside, || to.store(&[at], AnyVal::of(value)));
-            });
+            match lse.first() {
+                // Results may lie in the place of the logits: a thread without a row reads no other's.
+                Some(lse) => k.when(inside, || write(&share.hold(logits, &index), lse.load(&index))),
+                None => {
+                    let x = share.hold::<T>(logits, &index);
+                    let (peak, sum) = share.peak_and_sum(&x);
+                    write(&x, peak + math::log(sum));
+                }
+            }
         }
         (kind, operands) => unreachable!("{kind:?} of {} operands", operands.len()),
     }

@@ -6,6 +6,8 @@
 //!
 //! Where rows begin anywhere, vectors are those that begin at whole vectors in memory, and each thread takes besides an element or two of the edges: of those
 //! in front of the first vector and behind the last.
+//!
+//! The gradient of a loss may lie in the place of the logits, where the log-sum-exp is given: there a thread loads only what it writes itself.
 
 use verdigris_kir::face::{Kernel, Val, Var};
 
@@ -45,7 +47,8 @@ pub(super) fn rows<'k, T: Compute>(spec: &Spec, k: Kernel<'k>, stand: Stand) {
     // All operands begin equally far from a whole vector.
     let front = edges.then(|| operands[0].line(&index, 1).in_front_of(vector));
     let vectors = front.map_or(extent, |front| extent - front) >> vector.ilog2();
-    let share = Share { k, extent, vectors, front, member, stand, zero };
+    let is_own_alone = matches!(spec.kind, Kind::CrossEntropyBackward { lse: true, .. });
+    let share = Share { k, extent, vectors, front, member, stand, zero, is_own_alone };
     let line = |operand: &Strided<'k>| match front {
         None => Row { vectors: operand.line(&index, vector), elements: None },
         Some(front) => {
@@ -100,20 +103,23 @@ pub(super) fn rows<'k, T: Compute>(spec: &Spec, k: Kernel<'k>, stand: Stand) {
         }
         (Kind::CrossEntropyBackward { .. }, [logits, labels, dloss, lse @ .., dlogits]) => {
             let loss = Loss::new(k, spec, loss);
-            let x = [share.read(line(logits))];
-            let gradient = loss.gradient(dloss.load::<T>(&index), Label::load(labels, &index, extent));
-            let whole = match lse.first() {
-                Some(lse) => lse.load::<T>(&index),
-                None => {
-                    let Peak { peak, sum, .. } = share.peak::<T>(&x, false);
-                    peak + math::log(sum)
-                }
+            let write = |x: &[Reading<'k>], whole: Val<'k, T>| {
+                let gradient = loss.gradient(dloss.load::<T>(&index), Label::load(labels, &index, extent));
+                share.write(inside, &line(dlogits), x, |part, values| {
+                    let from_first = gradient.class - share.first(&part.at);
+                    let each = (0..).zip(&values[0]);
+                    each.map(|(lane, &x)| gradient.of(T::fast_exp(x - whole), from_first.eq(lane))).collect()
+                });
             };
-            share.write(inside, &line(dlogits), &x, |part, values| {
-                let from_first = gradient.class - share.first(&part.at);
-                let each = (0..).zip(&values[0]);
-                each.map(|(lane, &x)| gradient.of(T::fast_exp(x - whole), from_first.eq(lane))).collect()
-            });
+            match lse.first() {
+                // Nothing is shared in a team: threads without a row need not come along.
+                Some(lse) => k.when(inside, || write(&[share.read(line(logits))], lse.load(&index))),
+                None => {
+                    let x = [share.read(line(logits))];
+                    let Peak { peak, sum, .. } = share.peak::<T>(&x, false);
+                    write(&x, peak + math::log(sum));
+                }
+            }
         }
         (kind, operands) => unreachable!("{kind:?} of {} operands", operands.len()),
     }
@@ -188,6 +194,8 @@ struct Share<'k> {
     stand: Stand,
     /// 0, but nobody can know: see [`Packed::again`].
     zero: Val<'k, u32>,
+    /// What is not the thread's own is not loaded: somebody may have written there.
+    is_own_alone: bool,
 }
 
 impl<'k> Share<'k> {
@@ -225,12 +233,19 @@ impl<'k> Share<'k> {
     }
 
     fn load(&self, from: &[Reading<'k>], at: At<'k>) -> Part<'k> {
-        Part { at, loaded: from.iter().map(|from| from.row.of(&at).load(at.number)).collect() }
+        Part { at, loaded: from.iter().map(|from| self.load_of(&from.row, &at)).collect() }
+    }
+
+    fn load_of(&self, row: &Row<'k>, at: &At<'k>) -> Packed<'k> {
+        match at.inside.filter(|_| self.is_own_alone) {
+            Some(inside) => row.of(at).load_where(inside, at.number),
+            None => row.of(at).load(at.number),
+        }
     }
 
     fn read(&self, row: Row<'k>) -> Reading<'k> {
         let edges = if self.stand.held > 0 { self.edges() } else { Vec::new() };
-        let held = self.vectors().into_iter().chain(edges).map(|at| row.of(&at).load(at.number)).collect();
+        let held = self.vectors().into_iter().chain(edges).map(|at| self.load_of(&row, &at)).collect();
         Reading { row, held }
     }
 

@@ -1,9 +1,12 @@
 """A linear layer with a cross-entropy behind it, whose logits are never all there at once, which `functional` shows.
 
 Rows are computed in chunks: their logits, the loss, the gradient of the logits, and what the gradients of input, weight and bias get of it, all in one native
-call whose workspace holds the chunk's logits and their gradient. Gradients are computed with the loss, of the sum of all rows' losses, and the backward pass
-multiplies them by the gradient of the loss over what a mean divides by: neither is known to the host. The loss of each row (`reduction="none"`) has a gradient for
-each row, which only the backward pass knows: it computes the chunks' logits again.
+call whose workspace holds the chunk's logits, in whose place their gradient comes. Gradients are computed with the loss, and the backward pass multiplies them by
+the gradient of the loss, and by what a mean divides by where they are those of the sum of all rows' losses: neither is known to the host. The loss of each row
+(`reduction="none"`) has a gradient for each row, which only the backward pass knows: it computes the chunks' logits again.
+
+The weight's gradient is added up over chunks in wide numbers, which each chunk reads and writes. Where all logits are no more bytes than these sums, all rows are
+one chunk instead: there are no sums, and the gradient is rounded where it is made, as PyTorch rounds it.
 """
 
 import functools
@@ -14,19 +17,38 @@ from .._errors import GraphError, OutOfRangeError, UnsupportedError
 from . import _ops, _policy
 
 _CHUNK = _ops.operator_number("linear_loss")
-#: The least rows of a chunk and what their number is a multiple of, the most bytes of a chunk's logits, and into how many chunks rows are cut while neither bounds them.
-_LEAST, _STEP, _MOST_BYTES, _CHUNKS = 256, 128, 1 << 28, 8
+#: The least rows of a chunk and what their number is a multiple of, the most bytes of a chunk's logits and of their gradient together, and into how many chunks rows are cut
+#: while neither bounds them, where the gradient lies in the logits' place.
+_LEAST, _STEP, _MOST_BYTES, _CHUNKS = 256, 128, 1 << 29, 4
 _WORDS = {dtype: word for word, dtype in _ops._WIDTHS.items()}
 
 
-def rows_of_chunk(rows, classes, element_bytes):
-    """How many rows a chunk has, where the caller does not say: an eighth of them, as far as their logits have at most 256 MiB, at least 256, rounded up to a multiple of 128.
+def rows_of_chunk(rows, classes, element_bytes, is_in_place=True):
+    """How many rows a chunk has, where the caller does not say: a quarter of them, as far as their logits have at most 512 MiB, at least 256, rounded up to a multiple of 128;
+    an eighth and 256 MiB where the gradient of the logits does not lie in their place: on the CPU, and where `_is_in_place` says so.
 
-    An eighth keeps the products of a chunk large: each chunk reads and writes the sum of the weight's gradient once.
+    Few chunks, for each reads and writes the sums of the weight's gradient once.
     """
-    most = max(_MOST_BYTES // max(classes * element_bytes, 1), 1)
-    wanted = max(min(-(-rows // _CHUNKS), most), _LEAST)
+    copies = 1 if is_in_place else 2
+    most = max(_MOST_BYTES // max(copies * classes * element_bytes, 1), 1)
+    wanted = max(min(-(-rows // (_CHUNKS * copies)), most), _LEAST)
     return min(-(-wanted // _STEP) * _STEP, max(rows, 1))
+
+
+def _is_in_place(a, class_weight):
+    """Whether the gradient of the logits is one op, which writes where it reads them."""
+    return "cap" not in a and float(a["z"]) == 0.0 and (class_weight is None or float(a["smoothing"]) == 0.0)
+
+
+def is_one_chunk(rows, inputs, compute, reduction):
+    """Whether all rows are one chunk, where the caller says neither how many nor what the weight's gradient is added up in: where all logits are no more bytes than the
+    sums of the weight's gradient would be, which are not needed then: rows are at most twice the inputs.
+
+    Of 16-bit operands; wider ones spend their time on products. In float16 only where the gradients of the rows' losses are known: gradients of the sum of all rows'
+    losses may leave its range, and those of a mean, before a loss is scaled.
+    """
+    is_in_range = compute == torch.bfloat16 or reduction == "none"
+    return _is_narrow(compute) and is_in_range and rows * compute.itemsize <= inputs * _wide(compute).itemsize
 
 
 def _is_narrow(dtype):
@@ -41,13 +63,19 @@ def _wide(compute):
     return torch.float64 if compute == torch.float64 else torch.float32
 
 
+def _is_whole(a, of_w):
+    return a.get("whole") == "1" and of_w
+
+
 def _sums(a, compute):
     """The type in which the gradient of the weight is added up."""
+    if _is_whole(a, True):
+        return compute
     return _ops._WIDTHS[a["sums"]] if "sums" in a else _wide(compute)
 
 
-def _chunks(a, rows, classes, compute):
-    size = int(a["chunk"]) or rows_of_chunk(rows, classes, compute.itemsize)
+def _chunks(a, rows, classes, compute, of_w, is_in_place):
+    size = max(rows, 1) if _is_whole(a, of_w) else int(a["chunk"]) or rows_of_chunk(rows, classes, compute.itemsize, is_in_place)
     return [(first, min(first + size, rows)) for first in range(0, rows, size)]
 
 
@@ -67,27 +95,24 @@ def _check_labels(target, classes, ignored):
         raise OutOfRangeError(f"label {int(target[row])} of row {row} for {classes} classes; a label is a class, or the index that is ignored")
 
 
-def _of_rows(x, w, target, bias, class_weight, dloss, attributes, wanted):
-    """The losses of rows and the sums of gradients over all of them: `(losses, dx, dw, dbias)`, and the rows' shares in a mean."""
-    a = _ops.parse(attributes)
+def _of_rows(x, w, target, bias, class_weight, share, dloss, a, wanted, dx_dtype):
+    """The losses of rows and the sums of gradients over all of them: `(losses, dx, dw, dbias)`. `share`: those of the rows in a mean, where they are not 1."""
     compute, (classes, inputs), rows = _computed_in(a, x), w.shape, target.numel()
     wide = _wide(compute)
     is_smoothed, ignored = float(a["smoothing"]) != 0.0, int(a["ignore"])
     of_x, of_w, of_bias = wanted
-    bounds = _chunks(a, rows, classes, compute)
+    bounds = _chunks(a, rows, classes, compute, of_w, x.device.type != "cpu" and _is_in_place(a, class_weight))
     target = target.reshape(-1)
     if target.device.type == "cpu":
         _check_labels(target, classes, ignored)
     values, weight = x.reshape(-1, inputs).to(compute), w.to(compute)
     bias = bias if bias is None or bias.dtype == compute or _is_narrow(compute) and bias.dtype == torch.float32 else bias.to(compute)
-    share = None if class_weight is None else _share_of(class_weight, target, ignored, wide)
     spread = class_weight.to(wide) if class_weight is not None and is_smoothed else None
     dloss = None if dloss is None else dloss.reshape(-1).to(wide)
     made = torch.zeros if rows == 0 else torch.empty
     place = dict(device=x.device)
     losses = made(rows, dtype=wide, **place)
-    # Unrounded: the backward pass multiplies it, and rounds once. The loss of each row is multiplied before.
-    dx = made((rows, inputs) if of_x else (0, 0), dtype=wide if dloss is None else x.dtype, **place)
+    dx = made((rows, inputs) if of_x else (0, 0), dtype=dx_dtype, **place)
     dw = made((classes, inputs) if of_w else (0, 0), dtype=_sums(a, compute), **place)
     dbias = made(classes if of_bias else 0, dtype=wide, **place)
     words = f"smoothing={a['smoothing']} ignore={ignored} z={a['z']} wanted={''.join('01'[want] for want in wanted)}"
@@ -112,27 +137,35 @@ def _of_rows(x, w, target, bias, class_weight, dloss, attributes, wanted):
             dbias if of_bias else None,
             f"{words} add={int(first > 0)}",
         )
-    return losses, dx.reshape(x.shape) if of_x else dx, dw, dbias, share
+    return losses, dx.reshape(x.shape) if of_x else dx, dw, dbias
 
 
 def _compute(x, w, target, bias, class_weight, attributes):
-    """The loss, the gradients of the sum of all rows' losses, and the factor that makes them those of the loss."""
+    """The loss, the gradients of it or of the sum of all rows' losses, and the factor that makes them those of the loss."""
     a = _ops.parse(attributes)
-    reduction = a["reduction"]
+    reduction, ignored = a["reduction"], int(a["ignore"])
     wanted = tuple(want == "1" for want in a["wanted"])
-    losses, dx, dw, dbias, share = _of_rows(x, w, target, bias, class_weight, None, attributes, wanted)
+    wide = _wide(_computed_in(a, x))
+    share = None if class_weight is None else _share_of(class_weight, target.reshape(-1), ignored, wide)
+    shares = each = None
+    factor = torch.ones((), dtype=wide, device=x.device)
+    if reduction == "mean":
+        counts = target.reshape(-1) != ignored
+        shares = (counts if share is None else share).sum(dtype=wide)
+        # Where no row counts, the mean is 0 / 0 and its gradient 0, as PyTorch's are.
+        of_mean = torch.where(counts.any(), 1 / shares, torch.zeros_like(shares))
+        if _is_whole(a, wanted[1]):
+            # What is rounded is the gradient of the mean: a loss that nobody multiplies rounds it once.
+            each = of_mean.expand(target.numel()).contiguous()
+        else:
+            factor = of_mean
+    # The gradient of the input is unrounded: the backward pass multiplies it, and rounds once.
+    losses, dx, dw, dbias = _of_rows(x, w, target, bias, class_weight, share, each, a, wanted, wide)
     result = _ops._WIDTHS[a["result"]]
-    factor = losses.new_ones(())
     if reduction == "none":
         return losses.reshape(target.shape).to(result), dx, dw, dbias, factor
     total = losses.sum()
-    if reduction == "mean":
-        counts = target.reshape(-1) != int(a["ignore"])
-        shares = (counts if share is None else share).sum(dtype=losses.dtype)
-        total = total / shares
-        # Where no row counts, the mean is 0 / 0 and its gradient 0, as PyTorch's are.
-        factor = torch.where(counts.any(), 1 / shares, torch.zeros_like(shares))
-    return total.to(result), dx, dw, dbias, factor
+    return (total if shares is None else total / shares).to(result), dx, dw, dbias, factor
 
 
 def _fake(x, w, target, bias, class_weight, attributes):
@@ -149,7 +182,8 @@ def _compute_rows(dloss, x, w, target, bias, class_weight, attributes):
     """The gradients of each row's loss, times `dloss`."""
     a = _ops.parse(attributes)
     wanted = tuple(want == "1" for want in a["wanted"])
-    _, dx, dw, dbias, _ = _of_rows(x, w, target, bias, class_weight, dloss, attributes, wanted)
+    share = None if class_weight is None else _share_of(class_weight, target.reshape(-1), int(a["ignore"]), _wide(_computed_in(a, x)))
+    _, dx, dw, dbias = _of_rows(x, w, target, bias, class_weight, share, dloss, a, wanted, x.dtype)
     dw = scaled(dw, dw.new_ones(()), f"as={_WORDS[w.dtype]}") if wanted[1] and dw.dtype != w.dtype else dw.to(w.dtype)
     return dx, dw, dbias if bias is None else dbias.to(bias.dtype)
 
@@ -273,10 +307,16 @@ def linear_cross_entropy(
     log-sum-exp is added to its loss, not together with `class_weight`. `softcap` replaces each logit `y` by `softcap * tanh(y / softcap)`. The result has the type
     of the input, float32 under autocast, as `cross_entropy` of `linear` has.
 
-    Rows are computed `chunk_size` at a time: by default an eighth of them, as far as their logits have at most 256 MiB, at least 256, rounded up to a multiple of
-    128. Beside results and gradients, memory is that of two times a chunk's logits, in the type of the operands, and of the weight's gradient in `accum_dtype` while
-    it is added up, by default float32 (float64 of float64). 16-bit operands may add up in their own type: half the memory, rounded once a chunk. The gradient of the
-    input is kept in float32 (float64) until the backward pass, which scales and rounds it.
+    Rows are computed `chunk_size` at a time: by default a quarter of them, as far as their logits have at most 512 MiB, at least 256, rounded up to a multiple of
+    128. Beside results and gradients, memory is that of a chunk's logits in the type of the operands, in whose place their gradient comes (of both on the CPU, with
+    `softcap` or `z_loss`, and with `class_weight` beside `label_smoothing`; chunks are half as large there), and of the weight's gradient in `accum_dtype` while it is
+    added up, by default float32 (float64 of float64). 16-bit operands may add up in their own type: half the memory, rounded once a chunk. The gradient of the input
+    is kept in float32 (float64) until the backward pass, which scales and rounds it.
+
+    Where rows are at most twice the inputs, of bfloat16 (of float16 with `reduction="none"`), without the options just named, `chunk_size` and `accum_dtype`, all
+    logits are no more bytes than the weight's gradient in float32, and take its place: all rows are one chunk, and the weight's gradient is rounded in the forward
+    pass, in the type of the operands, as PyTorch rounds it. The backward pass rounds it again where it multiplies it by anything but a power of two. `chunk_size` or
+    `accum_dtype` keep it in float32.
 
     Gradients are computed with the loss, by three products, and the backward pass multiplies them by one number; a loss without gradients is one product.
     `reduction="none"` computes the logits again in the backward pass, four products in all. Results repeat bit for bit for one `chunk_size`. The host reads nothing
@@ -321,5 +361,7 @@ def linear_cross_entropy(
     words = f"ignore={int(ignore_index)} reduction={reduction} smoothing={float(label_smoothing)!r} z={float(z_loss)!r} chunk={int(chunk_size or 0)}"
     words += "" if softcap is None else f" cap={float(softcap)!r}"
     words += "" if accum_dtype is None else f" sums={_WORDS[accum_dtype]}"
+    is_free = chunk_size is None and accum_dtype is None and _is_in_place(_ops.parse(words), class_weight)
+    words += " whole=1" if is_free and is_one_chunk(target.numel(), inputs, compute, reduction) else ""
     words += f" compute={_WORDS[compute]} result={_WORDS[torch.float32 if under_autocast else input.dtype]}"
     return _ops._namespace.linear_cross_entropy.default(input, weight, target, bias, class_weight, words)
