@@ -2,7 +2,7 @@
 //!
 //! A block of the generator has the words of four pairs, queries and keys 8 apart. In the registers of a tensor core's product they are a thread's own, in two
 //! blocks of 8 columns that follow each other, whether rows are queries or keys: each word that is drawn is used by the thread that drew it. That is a
-//! quarter of ten rounds, about ten instructions, for each score; a forward kernel draws while the values of the block in front are added.
+//! quarter of seven rounds, about seven instructions, for each score; a forward kernel draws while the values of the block in front are added.
 
 use std::panic::Location;
 
@@ -109,7 +109,7 @@ impl<'k> HeadDraws<'k> {
     /// Of four pairs, whether they are kept: by query and key, each 8 apart, from these folded numbers on.
     fn four(&self, k: Kernel<'k>, query: Val<'k, u32>, key: Val<'k, u32>) -> [[Val<'k, bool>; 2]; 2] {
         let (low, high) = k.split32(self.counter);
-        let [a, b, c, d] = Generator::new(k, self.key).words([low, high, query + 1, key]);
+        let [a, b, c, d] = Generator::new(k, self.key, DropoutMask::ROUNDS).words([low, high, query + 1, key]);
         [[a, b], [c, d]].map(|of_query| of_query.map(|word| word.gt(self.last_dropped)))
     }
 
@@ -118,7 +118,7 @@ impl<'k> HeadDraws<'k> {
     pub(super) fn is_kept(&self, k: Kernel<'k>, query: Val<'k, u32>, key: Val<'k, u32>) -> Val<'k, bool> {
         k.scope(Location::caller(), || {
             let (low, high) = k.split32(self.counter);
-            let [a, b, c, d] = Generator::new(k, self.key).words([low, high, fold(query) + 1, fold(key)]);
+            let [a, b, c, d] = Generator::new(k, self.key, DropoutMask::ROUNDS).words([low, high, fold(query) + 1, fold(key)]);
             let of_query = (query & 8).ne(0);
             let (even, odd) = (k.select(of_query, c, a), k.select(of_query, d, b));
             k.select((key & 8).ne(0), odd, even).gt(self.last_dropped)
