@@ -1,8 +1,12 @@
-//! Philox4x32-10: random numbers that depend on a state and a number alone. The counter scheme is that of [`verdigris_graph::Pointwise::Random`].
+//! Philox4x32: random numbers that depend on a state and a number alone. The counter schemes are those of [`verdigris_graph::Pointwise::Random`], with ten
+//! rounds, and of [`DropoutMask`], with its own.
 
 use verdigris_graph::{Drawn, DropoutMask, Uid};
 
 use crate::graph_plan::Context;
+
+/// Rounds of [`Stream::numbers`].
+const ROUNDS: u32 = 10;
 
 /// Seed and offset.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +36,7 @@ impl Stream {
             let (place, folded) = ((j % 8) as usize, DropoutMask::fold(j));
             if held[place] != Some(folded) {
                 let counter = [counter as u32, (counter >> 32) as u32, 1 + DropoutMask::fold(i) as u32, folded as u32];
-                (held[place], block[place]) = (Some(folded), philox(counter, self.key));
+                (held[place], block[place]) = (Some(folded), philox(counter, self.key, DropoutMask::ROUNDS));
             }
             block[place][DropoutMask::word(i, j)]
         }
@@ -52,7 +56,7 @@ impl Stream {
                 Some((held, words)) if held == block => words,
                 _ => {
                     let counter = self.offset.wrapping_add(block);
-                    philox([counter as u32, (counter >> 32) as u32, 0, 0], self.key)
+                    philox([counter as u32, (counter >> 32) as u32, 0, 0], self.key, ROUNDS)
                 }
             };
             last = Some((block, words));
@@ -79,10 +83,10 @@ fn normal([a, b]: [u32; 2]) -> [f32; 2] {
 }
 
 /// The four words of a counter under a key.
-fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
+fn philox(counter: [u32; 4], key: [u32; 2], rounds: u32) -> [u32; 4] {
     let wide = |a: u32, b: u32| u64::from(a) * u64::from(b);
     let (mut c, mut key) = (counter, key);
-    for _ in 0..10 {
+    for _ in 0..rounds {
         let (first, second) = (wide(c[0], 0xd251_1f53), wide(c[2], 0xcd9e_8d57));
         c = [(second >> 32) as u32 ^ c[1] ^ key[0], second as u32, (first >> 32) as u32 ^ c[3] ^ key[1], first as u32];
         key = [key[0].wrapping_add(0x9e37_79b9), key[1].wrapping_add(0xbb67_ae85)];
@@ -98,10 +102,13 @@ mod tests {
     #[test]
     fn known_answers() {
         let ones = u32::MAX;
-        assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
-        assert_eq!(philox([ones; 4], [ones; 2]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
+        assert_eq!(philox([0; 4], [0; 2], 10), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
+        assert_eq!(philox([ones; 4], [ones; 2], 10), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
         let counter = [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344];
-        assert_eq!(philox(counter, [0xa409_3822, 0x299f_31d0]), [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]);
+        assert_eq!(philox(counter, [0xa409_3822, 0x299f_31d0], 10), [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]);
+        assert_eq!(philox([0; 4], [0; 2], 7), [0x5f6f_b709, 0x0d89_3f64, 0x4f12_1f81, 0x4f73_0a48]);
+        assert_eq!(philox([ones; 4], [ones; 2], 7), [0x5207_ddc2, 0x4516_5e59, 0x4d8e_e751, 0x8c52_f662]);
+        assert_eq!(philox(counter, [0xa409_3822, 0x299f_31d0], 7), [0x4dfc_caba, 0x190a_87f0, 0xc473_62ba, 0xb6b5_242a]);
     }
 
     #[test]
@@ -109,10 +116,10 @@ mod tests {
         let key = [7, 9];
         let mut last = Stream::new([7, 9, u32::MAX, u32::MAX]).numbers(Drawn::Uniform);
         let as_number = |word: u32| (word >> 8) as f32 / 16_777_216.0;
-        assert_eq!(last(3), as_number(philox([u32::MAX, u32::MAX, 0, 0], key)[3]));
-        assert_eq!(last(4), as_number(philox([0; 4], key)[0]));
+        assert_eq!(last(3), as_number(philox([u32::MAX, u32::MAX, 0, 0], key, ROUNDS)[3]));
+        assert_eq!(last(4), as_number(philox([0; 4], key, ROUNDS)[0]));
         // Element 2³⁴ + 1 is in block 2³².
-        assert_eq!(Stream::new([7, 9, 0, 0]).numbers(Drawn::Uniform)((1 << 34) + 1), as_number(philox([0, 1, 0, 0], key)[1]));
+        assert_eq!(Stream::new([7, 9, 0, 0]).numbers(Drawn::Uniform)((1 << 34) + 1), as_number(philox([0, 1, 0, 0], key, ROUNDS)[1]));
     }
 
     /// No word gives more than the least `u` does, and none ∞ or NaN.

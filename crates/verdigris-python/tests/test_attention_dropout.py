@@ -21,7 +21,7 @@ def kept(state, dims, p):
     mask = torch.empty(dims, dtype=torch.bool)
     for batch, head, i, j in itertools.product(*map(range, dims)):
         at = ((high << 32 | low) + batch * h + head) % 2**64
-        words = philox([at & 0xFFFFFFFF, at >> 32, 1 + i // 16 * 8 + i % 8, j // 16 * 8 + j % 8], [seed_low, seed_high])
+        words = philox([at & 0xFFFFFFFF, at >> 32, 1 + i // 16 * 8 + i % 8, j // 16 * 8 + j % 8], [seed_low, seed_high], 7)
         mask[batch, head, i, j] = (words[i // 8 % 2 * 2 + j // 8 % 2] >> 8) / 2**24 >= p
     return mask
 

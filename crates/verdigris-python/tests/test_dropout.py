@@ -13,10 +13,10 @@ from torch.utils.checkpoint import checkpoint
 torch.set_num_threads(1)
 
 
-def philox(counter, key):
-    """Philox4x32-10 as the paper has it."""
+def philox(counter, key, rounds=10):
+    """Philox4x32 as the paper has it."""
     mask = 0xFFFFFFFF
-    for turn in range(10):
+    for turn in range(rounds):
         first, second = counter[0] * 0xD2511F53, counter[2] * 0xCD9E8D57
         k = [(key[0] + turn * 0x9E3779B9) & mask, (key[1] + turn * 0xBB67AE85) & mask]
         counter = [second >> 32 ^ counter[1] ^ k[0], second & mask, first >> 32 ^ counter[3] ^ k[1], first & mask]
@@ -36,6 +36,7 @@ def test_philox_is_that_of_the_paper():
     assert philox([0] * 4, [0] * 2) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
     counter = [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344]
     assert philox(counter, [0xA4093822, 0x299F31D0]) == [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1]
+    assert philox([0] * 4, [0] * 2, 7) == [0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48]
 
 
 STATES = [[1, 2, 3, 4], [-1, -2**31, 7, 0], [5, 0, -3, -1]]

@@ -1,4 +1,5 @@
-//! Random numbers by Philox4x32-10, by the counter scheme of [`verdigris_graph::Pointwise::Random`].
+//! Random numbers by Philox4x32: ten rounds by the counter scheme of [`verdigris_graph::Pointwise::Random`], seven by that of
+//! [`verdigris_graph::DropoutMask`].
 
 use verdigris_graph::Drawn;
 use verdigris_tensor::DType;
@@ -44,7 +45,7 @@ impl State {
         let counter = (self.offset + u128::from(head)) % (1 << 64);
         let number = |x: u64| (x / 16) * 8 + x % 8;
         let place = (i % 16 / 8) * 2 + j % 16 / 8;
-        let words = philox([(counter % (1 << 32)) as u64, (counter >> 32) as u64, number(i) + 1, number(j)], self.seed);
+        let words = philox([(counter % (1 << 32)) as u64, (counter >> 32) as u64, number(i) + 1, number(j)], self.seed, 7);
         Some((words[place as usize] / 256) as f64 / f64::from(1 << 24) < f64::from(p as f32))
     }
 }
@@ -79,7 +80,7 @@ impl Numbers {
             return Bounded { value: 0.0, error: f64::INFINITY };
         }
         let block = (self.state.offset + number / 4) % (1 << 64);
-        let words = philox([(block % (1 << 32)) as u64, (block >> 32) as u64, 0, 0], self.state.seed);
+        let words = philox([(block % (1 << 32)) as u64, (block >> 32) as u64, 0, 0], self.state.seed, 10);
         let (place, unit) = ((number % 4) as usize, |word: u64| (word / 256) as f64 / f64::from(1 << 24));
         if self.distribution == Drawn::Uniform {
             return Bounded::exact(unit(words[place]));
@@ -93,10 +94,10 @@ impl Numbers {
     }
 }
 
-/// The ten rounds, in numbers wider than words, each brought back to 32 bits.
-fn philox(mut counter: [u64; 4], seed: [u64; 2]) -> [u64; 4] {
+/// The rounds, in numbers wider than words, each brought back to 32 bits.
+fn philox(mut counter: [u64; 4], seed: [u64; 2], rounds: u64) -> [u64; 4] {
     const WORD: u64 = 1 << 32;
-    for round in 0..10 {
+    for round in 0..rounds {
         let key = [(seed[0] + round * 0x9e37_79b9) % WORD, (seed[1] + round * 0xbb67_ae85) % WORD];
         let products = [counter[0] * 0xd251_1f53, counter[2] * 0xcd9e_8d57];
         let [left, right] = products.map(|product| (product / WORD, product % WORD));
@@ -113,10 +114,13 @@ mod tests {
     #[test]
     fn known_answers() {
         let ones = u64::from(u32::MAX);
-        assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
-        assert_eq!(philox([ones; 4], [ones; 2]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
+        assert_eq!(philox([0; 4], [0; 2], 10), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
+        assert_eq!(philox([ones; 4], [ones; 2], 10), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
         let counter = [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344];
-        assert_eq!(philox(counter, [0xa409_3822, 0x299f_31d0]), [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]);
+        assert_eq!(philox(counter, [0xa409_3822, 0x299f_31d0], 10), [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]);
+        assert_eq!(philox([0; 4], [0; 2], 7), [0x5f6f_b709, 0x0d89_3f64, 0x4f12_1f81, 0x4f73_0a48]);
+        assert_eq!(philox([ones; 4], [ones; 2], 7), [0x5207_ddc2, 0x4516_5e59, 0x4d8e_e751, 0x8c52_f662]);
+        assert_eq!(philox(counter, [0xa409_3822, 0x299f_31d0], 7), [0x4dfc_caba, 0x190a_87f0, 0xc473_62ba, 0xb6b5_242a]);
     }
 
     /// 2²⁰ numbers in 256 classes: the statistic of 255 degrees of freedom lies within five deviations of its mean.

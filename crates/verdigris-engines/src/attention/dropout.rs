@@ -2,12 +2,15 @@
 //!
 //! A block of the generator has the words of four pairs, queries and keys 8 apart. In the registers of a tensor core's product they are a thread's own, in two
 //! blocks of 8 columns that follow each other, whether rows are queries or keys: each word that is drawn is used by the thread that drew it. That is a
-//! quarter of ten rounds, about ten instructions, for each score; a forward kernel draws while the values of the block in front are added.
+//! quarter of seven rounds, about seven instructions, for each score, of which those that look at one operand's place alone are made once. They run while products do: a
+//! forward kernel draws while the values of the block in front are added, a backward kernel draws the bits of the next turn while the gradients of this
+//! one are multiplied, and holds them as one word.
 
+use std::ops::Range;
 use std::panic::Location;
 
 use verdigris_graph::{AttentionProblem, DropoutMask, Slot};
-use verdigris_kir::face::{Kernel, Val};
+use verdigris_kir::face::{Kernel, Val, Var};
 use verdigris_kir::inst::CvtRound;
 use verdigris_kir::params::{AtExecution, HostNumber, Read};
 use verdigris_kir::tile::fragment::Fragment;
@@ -35,7 +38,7 @@ verdigris_kir::parameters! {
 }
 
 /// Instructions that draw a pair's word and use it.
-pub(super) const INSTRUCTIONS: f64 = 13.0;
+pub(super) const INSTRUCTIONS: f64 = 9.0;
 
 /// For engines that drop nothing.
 ///
@@ -78,9 +81,24 @@ impl<'k> Dropout<'k> {
         self.factor.convert(CvtRound::Nearest)
     }
 
-    /// What a head draws from.
+    /// The random state, which all threads of a warp have in common, so that it takes no register of each: they call it together.
     #[track_caller]
-    pub(super) fn of_head(&self, k: Kernel<'k>, batch: Val<'k, u32>, head: Val<'k, u32>) -> HeadDraws<'k> {
+    pub(super) fn state(&self, k: Kernel<'k>) -> State<'k> {
+        k.scope(Location::caller(), || {
+            let State { key, offset, .. } = self.own_state(k);
+            let (low, high) = k.split32(offset);
+            let [low, high] = [low, high].map(|word| k.uniform(word));
+            self.of_words(key.map(|word| k.uniform(word)), k.join32(low, high))
+        })
+    }
+
+    fn of_words(&self, key: [Val<'k, u32>; 2], offset: Val<'k, u64>) -> State<'k> {
+        State { key, offset, heads: self.heads, last_dropped: self.last_dropped }
+    }
+
+    /// The random state, read by each thread for itself.
+    #[track_caller]
+    fn own_state(&self, k: Kernel<'k>) -> State<'k> {
         k.scope(Location::caller(), || {
             let halves = |number: Val<'k, i64>| k.split32(number.unsigned());
             let (seed, offset) = (halves(self.seed), halves(self.offset));
@@ -91,61 +109,96 @@ impl<'k> Dropout<'k> {
                 }
             });
             let [low, high, offset_low, offset_high] = words.map(|word| word.get());
-            let counter = k.join32(offset_low, offset_high) + (batch * self.heads + head).widen();
-            HeadDraws { key: [low, high], counter, last_dropped: self.last_dropped }
+            self.of_words([low, high], k.join32(offset_low, offset_high))
         })
     }
+
+    /// What a head draws from, where threads of a warp may have other heads.
+    #[track_caller]
+    pub(super) fn of_head(&self, k: Kernel<'k>, batch: Val<'k, u32>, head: Val<'k, u32>) -> HeadDraws<'k> {
+        self.own_state(k).of_head(k, batch, head)
+    }
 }
+
+/// The random state of a launch.
+#[derive(Clone, Copy)]
+pub(super) struct State<'k> {
+    key: [Val<'k, u32>; 2],
+    offset: Val<'k, u64>,
+    heads: Val<'k, u32>,
+    last_dropped: Val<'k, u32>,
+}
+
+impl<'k> State<'k> {
+    /// What a head draws from.
+    pub(super) fn of_head(&self, k: Kernel<'k>, batch: Val<'k, u32>, head: Val<'k, u32>) -> HeadDraws<'k> {
+        let (low, high) = k.split32(self.offset + (batch * self.heads + head).widen());
+        HeadDraws { key: self.key, counter: [low, high], last_dropped: self.last_dropped }
+    }
+}
+
+/// The words of 16 columns: of the even columns and of the odd ones a block of the generator.
+pub(super) type WordsOfKeys<'k> = [[Val<'k, u32>; 4]; 2];
 
 /// The random numbers of a head of queries.
 #[derive(Clone, Copy)]
 pub(super) struct HeadDraws<'k> {
     key: [Val<'k, u32>; 2],
-    counter: Val<'k, u64>,
+    counter: [Val<'k, u32>; 2],
     last_dropped: Val<'k, u32>,
 }
 
 impl<'k> HeadDraws<'k> {
-    /// Of four pairs, whether they are kept: by query and key, each 8 apart, from these folded numbers on.
-    fn four(&self, k: Kernel<'k>, query: Val<'k, u32>, key: Val<'k, u32>) -> [[Val<'k, bool>; 2]; 2] {
-        let (low, high) = k.split32(self.counter);
-        let [a, b, c, d] = Generator::new(k, self.key).words([low, high, query + 1, key]);
-        [[a, b], [c, d]].map(|of_query| of_query.map(|word| word.gt(self.last_dropped)))
+    fn generator(&self, k: Kernel<'k>) -> Generator<'k> {
+        Generator::new(k, self.key, DropoutMask::ROUNDS)
+    }
+
+    /// The words of four pairs: by query and key, each 8 apart, from these folded numbers on.
+    fn words(&self, generator: &Generator<'k>, query: Val<'k, u32>, key: Val<'k, u32>) -> [Val<'k, u32>; 4] {
+        let [low, high] = self.counter;
+        generator.words([low, high, query + 1, key])
     }
 
     /// Whether one pair is kept.
     #[track_caller]
     pub(super) fn is_kept(&self, k: Kernel<'k>, query: Val<'k, u32>, key: Val<'k, u32>) -> Val<'k, bool> {
         k.scope(Location::caller(), || {
-            let (low, high) = k.split32(self.counter);
-            let [a, b, c, d] = Generator::new(k, self.key).words([low, high, fold(query) + 1, fold(key)]);
+            let [low, high] = self.counter;
+            let [a, b, c, d] = self.generator(k).words([low, high, fold(query) + 1, fold(key)]);
             let of_query = (query & 8).ne(0);
             let (even, odd) = (k.select(of_query, c, a), k.select(of_query, d, b));
             k.select((key & 8).ne(0), odd, even).gt(self.last_dropped)
         })
     }
 
-    /// Probabilities whose rows are queries, from `query` and 8 behind it, and whose columns are keys, from the block's `first_key`, a multiple of 16, and the
-    /// thread's `column` on: those that are dropped become 0.
+    /// The words of some blocks of 16 columns of scores whose rows are queries, from `query` and 8 behind it, and whose columns are keys, from the block's
+    /// `first_key`, a multiple of 16, and the thread's `column` on.
     #[track_caller]
-    pub(super) fn drop_keys(
+    pub(super) fn words_of_keys(
         &self,
-        p: &Fragment<'k, f32>,
         query: Val<'k, u32>,
         first_key: Val<'k, u32>,
         column: Val<'k, u32>,
-        columns: u32,
-    ) {
+        blocks: Range<u32>,
+    ) -> Vec<WordsOfKeys<'k>> {
         let k = query.kernel();
         k.scope(Location::caller(), || {
+            let generator = self.generator(k);
             let (query, key) = (fold(query), (first_key >> 1) + column);
-            for pair in 0..columns / 16 {
-                for odd in [0, 1] {
-                    let kept = self.four(k, query, key + (8 * pair + odd));
-                    for (half, of_query) in (0..).zip(kept) {
-                        for (part, is_kept) in (2 * pair..).zip(of_query) {
+            blocks.map(|block| [0, 1].map(|odd| self.words(&generator, query, key + (8 * block + odd)))).collect()
+        })
+    }
+
+    /// Probabilities of which these are the words, from the first block of columns on: those that are dropped become 0.
+    #[track_caller]
+    pub(super) fn drop_keys(&self, k: Kernel<'k>, p: &Fragment<'k, f32>, words: &[WordsOfKeys<'k>]) {
+        k.scope(Location::caller(), || {
+            for (block, of_block) in (0..).zip(words) {
+                for (odd, [a, b, c, d]) in (0..).zip(*of_block) {
+                    for (half, of_query) in [(0, [a, b]), (1, [c, d])] {
+                        for (part, word) in (2 * block..).zip(of_query) {
                             let element = p.element(part, half, odd);
-                            element.set(k.select(is_kept, element, 0.0));
+                            element.set(k.select(word.gt(self.last_dropped), element, 0.0));
                         }
                     }
                 }
@@ -153,36 +206,50 @@ impl<'k> HeadDraws<'k> {
         });
     }
 
-    /// Probabilities whose rows are keys, from `key` and 8 behind it, and whose columns are queries: two blocks of 8 columns, step `step`, from `first_query`, which is
-    /// the first one's, a multiple of 16, and the thread's `column` on. Of `packed`, the same in the type of the queries, those that are dropped become 0; in
-    /// the registers they become negative.
+    /// Draws for a turn of transposed scores, whose rows are keys, from `key` and 8 behind it, and whose columns are so many queries, a multiple of 16 up to 64, from
+    /// `first_query`, a multiple of 16, and the thread's `column` on.
     #[track_caller]
-    pub(super) fn drop_queries(
-        &self,
-        p: &Fragment<'k, f32>,
-        step: u32,
-        packed: [Val<'k, u32>; 4],
-        key: Val<'k, u32>,
-        [first_query, column]: [Val<'k, u32>; 2],
-    ) -> [Val<'k, u32>; 4] {
+    pub(super) fn draw(&self, kept: &KeptQueries<'k>, key: Val<'k, u32>, [first_query, column]: [Val<'k, u32>; 2], columns: u32) {
         let k = key.kernel();
         k.scope(Location::caller(), || {
-            let (query, key) = ((first_query >> 1) + column + 8 * step, fold(key));
-            // The halves of the packed words that are kept, in the order of part and half.
-            let mut masks = [k.constant(0u32); 4];
-            for (odd, bits) in [(0, 0x0000_ffffu32), (1, 0xffff_0000)] {
-                let kept = self.four(k, query + odd, key);
-                for (part, of_part) in (0..).zip(kept) {
-                    for (half, is_kept) in (0..).zip(of_part) {
-                        let element = p.element(2 * step + part, half, odd);
-                        element.set(k.select(is_kept, element, -element));
-                        let mask = &mut masks[(2 * part + half) as usize];
-                        *mask = *mask | k.select(is_kept, bits, 0u32);
+            let generator = self.generator(k);
+            let (query, key) = ((first_query >> 1) + column, fold(key));
+            let mut bits = k.constant(0u32);
+            for step in 0..columns / 16 {
+                for odd in [0, 1] {
+                    let [a, b, c, d] = self.words(&generator, query + (8 * step + odd), key);
+                    for (part, of_part) in (2 * step..).zip([[a, b], [c, d]]) {
+                        for (half, word) in (0..).zip(of_part) {
+                            bits = k.select(word.gt(self.last_dropped), bits | KeptQueries::bit(part, half, odd), bits);
+                        }
                     }
                 }
             }
-            let [a, b, c, d] = packed;
-            [a & masks[0], b & masks[1], c & masks[2], d & masks[3]]
-        })
+            kept.bits.set(bits);
+        });
+    }
+}
+
+/// Which pairs of a turn of transposed scores are kept: a bit for each of a thread's elements.
+pub(super) struct KeptQueries<'k> {
+    bits: Var<'k, u32>,
+}
+
+impl<'k> KeptQueries<'k> {
+    #[track_caller]
+    pub(super) fn new(k: Kernel<'k>) -> Self {
+        KeptQueries { bits: k.var_unset(Some("kept")) }
+    }
+
+    /// That of the element of a block of 8 columns, in a half and a column of it.
+    const fn bit(part: u32, half: u32, odd: u32) -> u32 {
+        1 << (4 * part + 2 * half + odd)
+    }
+
+    /// What is kept of the element's value: all of it, or 0.
+    #[track_caller]
+    pub(super) fn of(&self, part: u32, half: u32, odd: u32, value: Val<'k, f32>) -> Val<'k, f32> {
+        let k = value.kernel();
+        k.select((self.bits.get() & Self::bit(part, half, odd)).ne(0), value, 0.0)
     }
 }

@@ -152,6 +152,17 @@ impl<'k> ScoreMod<'k> {
         })
     }
 
+    /// Whether a cap is all that there is.
+    pub(super) fn is_cap_alone(&self) -> Val<'k, bool> {
+        self.cap.ne(0.0) & (self.bias_bytes | self.has_mask | self.has_slopes).eq(0)
+    }
+
+    /// The cap, where there is one.
+    #[track_caller]
+    pub(super) fn soft_cap(&self) -> SoftCap<'k> {
+        SoftCap { bend: self.factor * self.bend, twice: self.cap * -2.0, cap: self.cap }
+    }
+
     /// Makes scores of products, in place. `bends` get the factor of each score's gradient, which is 1 without a cap.
     #[track_caller]
     pub(super) fn apply(
@@ -164,15 +175,13 @@ impl<'k> ScoreMod<'k> {
         bends: &[Var<'k, f32>],
     ) {
         k.scope(Location::caller(), || {
-            // cap · tanh(x) = cap · (1 − 2r) with r = 1 / (1 + e^2x), right to the rounding of the cap at either end; its slope is 4r · (1 − r).
             let bent = || {
-                let (bend, twice) = (self.factor * self.bend, self.cap * -2.0);
+                let cap = self.soft_cap();
                 for (i, (score, ..)) in elements.iter().enumerate() {
-                    let r = ((*score * bend).exp2() + 1.0).rcp();
-                    score.set(k.fma(r, twice, self.cap));
+                    let capped = cap.of(k, score.get());
+                    score.set(capped.score);
                     if let Some(bend) = bends.get(i) {
-                        let four = r * 4.0;
-                        bend.set(k.fma(-four, r, four));
+                        bend.set(capped.slope(k));
                     }
                 }
             };
@@ -217,6 +226,38 @@ impl<'k> ScoreMod<'k> {
                 }
             });
         });
+    }
+}
+
+/// `cap · tanh(x) = cap · (1 − 2r)` with `r = 1 / (1 + e^2x)`, right to the rounding of the cap at either end.
+pub(super) struct SoftCap<'k> {
+    bend: Val<'k, f32>,
+    twice: Val<'k, f32>,
+    cap: Val<'k, f32>,
+}
+
+/// A score under a cap.
+pub(super) struct Capped<'k> {
+    pub(super) score: Val<'k, f32>,
+    r: Val<'k, f32>,
+}
+
+impl<'k> SoftCap<'k> {
+    /// Of a product of a query and a key.
+    #[track_caller]
+    pub(super) fn of(&self, k: Kernel<'k>, product: Val<'k, f32>) -> Capped<'k> {
+        // Of no more than 1; where it would be denormal, it adds nothing to the cap.
+        let r = ((product * self.bend).exp2() + 1.0).rcp_flushed();
+        Capped { score: k.fma(r, self.twice, self.cap), r }
+    }
+}
+
+impl<'k> Capped<'k> {
+    /// The factor of the score's gradient: `4r · (1 − r)`.
+    #[track_caller]
+    pub(super) fn slope(&self, k: Kernel<'k>) -> Val<'k, f32> {
+        let four = self.r * 4.0;
+        k.fma(-four, self.r, four)
     }
 }
 

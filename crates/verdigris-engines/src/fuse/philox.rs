@@ -1,4 +1,4 @@
-//! Philox4x32-10 in a kernel: random numbers that depend on a state and a number alone. The counter scheme is that of
+//! Philox4x32 in a kernel: random numbers that depend on a state and a number alone. The counter scheme of [`numbers`], and its ten rounds, are those of
 //! [`verdigris_graph::Pointwise::Random`].
 
 use verdigris_graph::Drawn;
@@ -19,10 +19,10 @@ pub(crate) struct Generator<'k> {
 }
 
 impl<'k> Generator<'k> {
-    /// Of the halves of a seed, the lower one first.
-    pub(crate) fn new(k: Kernel<'k>, [low, high]: [Val<'k, u32>; 2]) -> Self {
+    /// Of the halves of a seed, the lower one first, with so many rounds.
+    pub(crate) fn new(k: Kernel<'k>, [low, high]: [Val<'k, u32>; 2], rounds: u32) -> Self {
         let key = |round: u32| [low + WEYL[0].wrapping_mul(round), high + WEYL[1].wrapping_mul(round)];
-        Generator { k, keys: (0..ROUNDS).map(key).collect() }
+        Generator { k, keys: (0..rounds).map(key).collect() }
     }
 
     /// The four words of a counter.
@@ -45,7 +45,7 @@ struct Stream<'k> {
 impl<'k> Stream<'k> {
     fn new(k: Kernel<'k>, state: [Val<'k, u32>; 4]) -> Self {
         let [low, high, offset_low, offset_high] = state;
-        Stream { generator: Generator::new(k, [low, high]), offset: k.join32(offset_low, offset_high) }
+        Stream { generator: Generator::new(k, [low, high], ROUNDS), offset: k.join32(offset_low, offset_high) }
     }
 
     /// The four words of the block that element `number` stands in.

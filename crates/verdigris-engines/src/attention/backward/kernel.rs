@@ -15,7 +15,7 @@ use verdigris_kir::tile::fragment::Fragment;
 use verdigris_kir::tile::ring::{Cursor, Ring, RingScope};
 use verdigris_kir::tile::staging::{STAGE_BYTES, Staging};
 
-use super::super::dropout::DropoutArgs;
+use super::super::dropout::{DropoutArgs, HeadDraws, KeptQueries};
 use super::super::order::{OrderArgs, Place};
 use super::super::ragged::RowsOutArgs;
 use super::super::score_mod::{KeyRows, ScoreModArgs, elements};
@@ -136,6 +136,12 @@ pub(super) struct Reach<'k> {
     pub(super) before: Val<'k, i32>,
     pub(super) behind: Val<'k, i32>,
     pub(super) queries: Val<'k, i32>,
+}
+
+/// One of the heads of queries that share the keys, where something depends on which.
+struct Member<'k> {
+    head: Option<Val<'k, u32>>,
+    draws: Option<HeadDraws<'k>>,
 }
 
 /// Where the loads go.
@@ -375,8 +381,7 @@ impl<'k> Turns<'k> {
 pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
     if spec.score_mod && spec.head == 128 {
         // Both gradients fill 128 registers of each thread; what a turn holds across its products goes to local memory, once a turn.
-        // Random words take a few registers more.
-        k.allow_spills(if spec.dropout { 80 } else { 64 });
+        k.allow_spills(64);
     }
     let params = Params::declare(k, spec);
     let (scale, scale_log2) = (params.scale, params.scale_log2);
@@ -499,11 +504,23 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
 
         let bends: Vec<Var<'k, f32>> = if spec.score_mod { (0..4).map(|_| k.var_unset(Some("bend"))).collect() } else { vec![] };
 
+        // Of scores that are made of products, the probabilities of a turn as they meet the gradients of results.
+        let packed_registers = if spec.score_mod { QUERIES / 4 } else { 0 };
+        let probabilities: Vec<Var<'k, u32>> = (0..packed_registers).map(|_| k.var_unset(Some("p"))).collect();
+
         let own_key = || tile.first_key + warpgroup * OWN_KEYS + Fragment::<f32>::row(thread);
-        let factor = params.dropout.as_ref().map(|dropout| dropout.single_factor());
+        let dropping = params.dropout.as_ref().map(|dropout| (dropout.single_factor(), KeptQueries::new(k)));
+        let state = params.dropout.as_ref().map(|dropout| dropout.state(k));
+        // Which pairs of a block are kept. A turn draws those of the next one while its gradients are multiplied: registers of scores are free then, and nothing
+        // waits for it.
+        let draw = |draws: Option<&HeadDraws<'k>>, block: Val<'k, u32>| {
+            if let Some((draws, (_, kept))) = draws.zip(dropping.as_ref()) {
+                draws.draw(kept, own_key(), [block << block_log2, column], QUERIES);
+            }
+        };
 
         // The head is that of the queries, where something between the products depends on it.
-        let turn = |head: Option<Val<'k, u32>>, block: Val<'k, u32>, masked: bool, mods: Option<&Mod<'k>>| {
+        let turn = |of: &Member<'k>, block: Val<'k, u32>, masked: bool, mods: Option<&Mod<'k>>| {
             q_cursor.wait();
             if masked {
                 slots.clear_queries(k, spec, &tile, block, [&q_cursor, &d_o_cursor]);
@@ -523,8 +540,10 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                 if spec.mask == Mask::Band { outside | until.le(query) } else { outside }
             };
             k.wgmma_wait(1);
+            // Whether a block has a cap alone between its products and its probabilities, and no mask.
+            let is_capped = |score_mod: &Mod<'k>| score_mod.of.is_cap_alone() & block.ge(tile.first_whole) & block.lt(tile.end_whole);
             // Probabilities of one block of 8 queries, of scores with this factor.
-            let exponentiate = |part: u32, factor: Val<'k, f32>| {
+            let exponentiate = |part: u32, factor: Val<'k, f32>, masked: bool| {
                 let lse = queries_numbers(lse_slots.address() + q_stage * NUMBERS_BYTES, part);
                 for (half, odd) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
                     let element = s.element(part, half, odd);
@@ -532,16 +551,26 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                     element.set(if masked { k.select(is_outside(part, half, odd), 0.0, p) } else { p });
                 }
             };
-            // Anew in each turn, as below.
-            let draws = params.dropout.as_ref().zip(head).map(|(dropout, head)| (dropout.of_head(k, place.batch, head), own_key()));
-            let drop_some = |step: u32, packed: [Val<'k, u32>; 4]| match &draws {
-                None => packed,
-                Some((draws, own_key)) => draws.drop_queries(&s, step, packed, *own_key, [first_query.unsigned(), column]),
+            // What is left of a value: that of a pair that is dropped is 0.
+            let left = |part: u32, half: u32, odd: u32, value: Val<'k, f32>| match &dropping {
+                None => value,
+                Some((_, kept)) => kept.of(part, half, odd, value),
             };
-            let p: Vec<[Val<'k, u32>; 4]> = match mods.zip(head) {
+            // The probabilities of a block of 8 queries, as they meet the gradients of results.
+            let packed_part = |part: u32| {
+                [0, 1].map(|half| {
+                    let [low, high] = [0, 1].map(|odd| left(part, half, odd, s.element(part, half, odd).get()));
+                    k.pack::<u32>(spec.ty.packed(), low, high)
+                })
+            };
+            let p: Vec<[Val<'k, u32>; 4]> = match mods.zip(of.head) {
                 None => {
-                    (0..QUERIES / 8).for_each(|part| exponentiate(part, scale_log2));
-                    (0..).zip(packed(&s)).map(|(step, packed)| drop_some(step, packed)).collect()
+                    (0..QUERIES / 8).for_each(|part| exponentiate(part, scale_log2, masked));
+                    let of_step = |step: u32| {
+                        let ([a, b], [c, d]) = (packed_part(2 * step), packed_part(2 * step + 1));
+                        [a, b, c, d]
+                    };
+                    (0..QUERIES / 16).map(of_step).collect()
                 }
                 Some((score_mod, head)) => {
                     // Anew in each turn: registers are short, and what these hold is made with a few instructions.
@@ -557,38 +586,75 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                     let of_part = |part: u32| {
                         let own = elements(&s, part..part + 1);
                         score_mod.of.apply(k, spec.ty, of_head, &own, &places, &bends);
-                        exponentiate(part, k.constant(LOG2_E));
-                        let packed = [0, 2].map(|pair: usize| k.pack::<u32>(spec.ty.packed(), own[pair].0.get(), own[pair + 1].0.get()));
+                        exponentiate(part, k.constant(LOG2_E), true);
+                        let packed = packed_part(part);
                         for ((element, ..), bend) in own.iter().zip(&bends) {
                             element.set(*element * *bend);
                         }
                         packed
                     };
-                    let of_step = |step: u32| {
-                        let ([a, b], [c, d]) = (of_part(2 * step), of_part(2 * step + 1));
-                        drop_some(step, [a, b, c, d])
+                    // Under a cap alone, without branches between one part and the next.
+                    let of_capped_part = |part: u32| {
+                        let cap = score_mod.of.soft_cap();
+                        let own = elements(&s, part..part + 1);
+                        let slopes: Vec<_> = own
+                            .iter()
+                            .map(|(element, ..)| {
+                                let capped = cap.of(k, element.get());
+                                element.set(capped.score);
+                                capped.slope(k)
+                            })
+                            .collect();
+                        exponentiate(part, k.constant(LOG2_E), false);
+                        let packed = packed_part(part);
+                        for ((element, ..), slope) in own.iter().zip(slopes) {
+                            element.set(*element * slope);
+                        }
+                        packed
                     };
-                    (0..QUERIES / 16).map(of_step).collect()
+                    let each = |of_part: &dyn Fn(u32) -> [Val<'k, u32>; 2]| {
+                        (0..)
+                            .zip(probabilities.chunks(2))
+                            .for_each(|(part, two)| two.iter().zip(of_part(part)).for_each(|(to, value)| to.set(value)));
+                    };
+                    k.when_else(is_capped(score_mod), || each(&of_capped_part), || each(&of_part));
+                    probabilities.chunks(4).map(|four| [0, 1, 2, 3].map(|i: usize| four[i].get())).collect()
                 }
             };
-            k.wgmma_wait(0);
-            for part in 0..QUERIES / 8 {
-                let delta = queries_numbers(delta_slots.address() + d_o_stage * NUMBERS_BYTES, part);
-                for (half, odd) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
-                    let element = dp.element(part, half, odd);
-                    let weight = s.element(part, half, odd);
-                    let ds = match factor {
-                        None => (element - delta[odd as usize]) * weight,
-                        // The weight of a pair that is dropped is negative.
-                        Some(factor) => (k.select(weight.lt(0.0), 0.0, element * factor) - delta[odd as usize]) * weight.abs(),
-                    };
-                    // Of a key that the mask leaves out, the product may be no number.
-                    let ds = if mods.is_some() { k.select(weight.eq(0.0), 0.0, ds) } else { ds };
-                    // What is not attended to may be no number.
-                    element.set(if masked { k.select(is_outside(part, half, odd), 0.0, ds) } else { ds });
+            if spec.adds_values_first() {
+                add_keys(&dv, &p, d_o_across_low + query_tile.slots(d_o_stage));
+                k.wgmma_wait(1);
+            } else {
+                k.wgmma_wait(0);
+            }
+            let differentiate_scores = |masked: bool, hidden: bool| {
+                for part in 0..QUERIES / 8 {
+                    let delta = queries_numbers(delta_slots.address() + d_o_stage * NUMBERS_BYTES, part);
+                    for (half, odd) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                        let element = dp.element(part, half, odd);
+                        let weight = s.element(part, half, odd);
+                        let delta = delta[odd as usize];
+                        let through = match &dropping {
+                            None => element - delta,
+                            Some((factor, _)) => k.fma(left(part, half, odd, element.get()), *factor, -delta),
+                        };
+                        let ds = through * weight;
+                        // Of a key that the mask leaves out, the product may be no number.
+                        let ds = if hidden { k.select(weight.eq(0.0), 0.0, ds) } else { ds };
+                        // What is not attended to may be no number.
+                        element.set(if masked { k.select(is_outside(part, half, odd), 0.0, ds) } else { ds });
+                    }
+                }
+            };
+            match mods {
+                None => differentiate_scores(masked, false),
+                Some(score_mod) => {
+                    k.when_else(is_capped(score_mod), || differentiate_scores(false, false), || differentiate_scores(true, true));
                 }
             }
-            add_keys(&dv, &p, d_o_across_low + query_tile.slots(d_o_stage));
+            if !spec.adds_values_first() {
+                add_keys(&dv, &p, d_o_across_low + query_tile.slots(d_o_stage));
+            }
 
             let ds_values = packed(&dp);
             let stage = ds.stage(warpgroup, 0) + turn_parity * STAGE_BYTES;
@@ -609,6 +675,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
             d_o_cursor.release(d_o_stage, thread);
             d_o_cursor.advance();
             add_keys(&dk, &ds_values, q_across_low + query_tile.slots(q_stage));
+            draw(of.draws.as_ref(), block + 1);
             k.wgmma_wait(1);
             k.barrier_sync(warpgroup + ROOM, SENDER_AND_CONSUMER);
             let room = dq_slots.address() + warpgroup * piece_bytes + (thread << 4);
@@ -628,15 +695,19 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
         keys_full.at(0u32).wait(0u32);
         slots.clear_keys(k, spec, &tile);
         k.range(params.group, |member| {
-            if spec.score_mod || spec.dropout {
+            let head = (spec.score_mod || spec.dropout).then(|| first_head + member);
+            let draws = state.zip(head).map(|(state, head)| state.of_head(k, place.batch, head));
+            draw(draws.as_ref(), tile.first);
+            let of = Member { head, draws };
+            if spec.score_mod {
                 // Beside what makes the scores, a mask costs little, and a second loop much room for instructions.
-                k.range_step(tile.first, tile.end, 1, |block| turn(Some(first_head + member), block, true, params.score_mod.as_ref()));
+                k.range_step(tile.first, tile.end, 1, |block| turn(&of, block, true, params.score_mod.as_ref()));
                 return;
             }
-            k.range_step(tile.first, tile.first_whole, 1, |block| turn(None, block, true, None));
-            k.range_step(tile.first_whole, tile.end_whole, 1, |block| turn(None, block, false, None));
+            k.range_step(tile.first, tile.first_whole, 1, |block| turn(&of, block, true, None));
+            k.range_step(tile.first_whole, tile.end_whole, 1, |block| turn(&of, block, false, None));
             if spec.mask == Mask::Band {
-                k.range_step(tile.end_whole.max(tile.first_whole), tile.end, 1, |block| turn(None, block, true, None));
+                k.range_step(tile.end_whole.max(tile.first_whole), tile.end, 1, |block| turn(&of, block, true, None));
             }
         });
 
@@ -649,8 +720,8 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
             (ragged, count, count.ge(OWN_KEYS))
         });
         dk.map_in_place(|value, _, _| value * scale);
-        if let Some(factor) = factor {
-            dv.map_in_place(|value, _, _| value * factor);
+        if let Some((factor, _)) = &dropping {
+            dv.map_in_place(|value, _, _| value * *factor);
         }
         let results = [(&dv, &params.dv, params.has_dv), (&dk, &params.dk, params.has_dk)];
         let panels = results.into_iter().flat_map(|result| (0..spec.head / PANEL).map(move |panel| (result, panel)));

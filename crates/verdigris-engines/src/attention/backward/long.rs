@@ -21,6 +21,7 @@ use verdigris_kir::inst::{Atomic, Order as MemoryOrder, Scope};
 use verdigris_kir::tile::fragment::Fragment;
 use verdigris_kir::tile::staging::Staging;
 
+use super::super::dropout::{HeadDraws, KeptQueries};
 use super::super::score_mod::{KeyRows, elements};
 use super::super::tile::{HeadTile, PANEL, descriptor};
 use super::kernel::{Mod, NEVER, Params, Slots, Tile, meet};
@@ -117,8 +118,16 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
 
         let bends: Vec<Var<'k, f32>> = if spec.score_mod { (0..4).map(|_| k.var_unset(Some("bend"))).collect() } else { vec![] };
 
-        let factor = params.dropout.as_ref().map(|dropout| dropout.single_factor());
-        let turn = |head: Val<'k, u32>, block: Val<'k, u32>, masked: bool, mods: Option<&Mod<'k>>| {
+        let dropping = params.dropout.as_ref().map(|dropout| (dropout.single_factor(), KeptQueries::new(k)));
+        let state = params.dropout.as_ref().map(|dropout| dropout.state(k));
+        // Which pairs of a block are kept: a turn draws those of the next one while its gradients are multiplied.
+        let draw = |draws: Option<&HeadDraws<'k>>, block: Val<'k, u32>| {
+            if let Some((draws, (_, kept))) = draws.zip(dropping.as_ref()) {
+                let first_query = (block << QUERIES.trailing_zeros()) + first_own_query;
+                draws.draw(kept, own_key, [first_query, column - first_own_query], OWN_QUERIES);
+            }
+        };
+        let turn = |head: Val<'k, u32>, draws: Option<&HeadDraws<'k>>, block: Val<'k, u32>, masked: bool, mods: Option<&Mod<'k>>| {
             q_cursor.wait();
             if masked {
                 slots.clear_queries(k, spec, &tile, block, [&q_cursor, &d_o_cursor]);
@@ -150,19 +159,25 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                     element.set(if masked { k.select(is_outside(part, half, odd), 0.0, p) } else { p });
                 }
             };
-            // Anew in each turn, as below.
-            let draws = params.dropout.as_ref().map(|dropout| dropout.of_head(k, tile.place.batch, head));
-            let drop_some = |step: u32, packed: [Val<'k, u32>; 4]| match &draws {
-                None => packed,
-                Some(draws) => {
-                    let places = [first_query.unsigned() + first_own_query, column - first_own_query];
-                    draws.drop_queries(&s, step, packed, own_key, places)
-                }
+            // What is left of a value: that of a pair that is dropped is 0.
+            let left = |part: u32, half: u32, odd: u32, value: Val<'k, f32>| match &dropping {
+                None => value,
+                Some((_, kept)) => kept.of(part, half, odd, value),
+            };
+            // The probabilities of a block of 8 queries, as they meet the gradients of results.
+            let packed_part = |part: u32| {
+                [0, 1].map(|half| {
+                    let [low, high] = [0, 1].map(|odd| left(part, half, odd, s.element(part, half, odd).get()));
+                    k.pack::<u32>(spec.ty.packed(), low, high)
+                })
             };
             match mods {
                 None => {
                     (0..OWN_QUERIES / 8).for_each(|part| exponentiate(part, params.scale_log2));
-                    (0..OWN_QUERIES / 16).for_each(|step| write(p_slot, step, &drop_some(step, s.pack_a(step, spec.ty.packed()))));
+                    for step in 0..OWN_QUERIES / 16 {
+                        let ([a, b], [c, d]) = (packed_part(2 * step), packed_part(2 * step + 1));
+                        write(p_slot, step, &[a, b, c, d]);
+                    }
                 }
                 Some(score_mod) => {
                     // Anew in each turn: registers are short, and what these hold is made with a few instructions.
@@ -178,7 +193,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                         let own = elements(&s, part..part + 1);
                         score_mod.of.apply(k, spec.ty, of_head, &own, &places, &bends);
                         exponentiate(part, k.constant(LOG2_E));
-                        let packed = [0, 2].map(|pair: usize| k.pack::<u32>(spec.ty.packed(), own[pair].0.get(), own[pair + 1].0.get()));
+                        let packed = packed_part(part);
                         for ((element, ..), bend) in own.iter().zip(&bends) {
                             element.set(*element * *bend);
                         }
@@ -186,7 +201,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                     };
                     for step in 0..OWN_QUERIES / 16 {
                         let ([a, b], [c, d]) = (of_part(2 * step), of_part(2 * step + 1));
-                        write(p_slot, step, &drop_some(step, [a, b, c, d]));
+                        write(p_slot, step, &[a, b, c, d]);
                     }
                 }
             }
@@ -199,11 +214,12 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                 for (half, odd) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
                     let element = dp.element(part, half, odd);
                     let weight = s.element(part, half, odd);
-                    let ds = match factor {
-                        None => (element - delta[odd as usize]) * weight,
-                        // The weight of a pair that is dropped is negative.
-                        Some(factor) => (k.select(weight.lt(0.0), 0.0, element * factor) - delta[odd as usize]) * weight.abs(),
+                    let delta = delta[odd as usize];
+                    let through = match &dropping {
+                        None => element - delta,
+                        Some((factor, _)) => k.fma(left(part, half, odd, element.get()), *factor, -delta),
                     };
+                    let ds = through * weight;
                     // Of a key that the mask leaves out, the product may be no number.
                     let ds = if mods.is_some() { k.select(weight.eq(0.0), 0.0, ds) } else { ds };
                     // What is not attended to may be no number.
@@ -228,6 +244,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
             d_o_cursor.release(d_o_stage, thread);
             d_o_cursor.advance();
             add_keys(&dk, ds_low + parity_low, query_tile, q_across_low + query_tile.slots(q_stage));
+            draw(draws, block + 1);
             let leave_queries = || {
                 k.wgmma_wait(0);
                 q_cursor.release(q_stage, thread);
@@ -268,23 +285,26 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
         slots.clear_keys(k, spec, &tile);
         k.range(params.group, |member| {
             let head = tile.first_head + member;
-            if spec.score_mod || spec.dropout {
+            let draws = state.map(|state| state.of_head(k, tile.place.batch, head));
+            let draws = draws.as_ref();
+            draw(draws, tile.first);
+            if spec.score_mod {
                 // Beside what makes the scores, a mask costs little, and a second loop much room for instructions.
-                k.range_step(tile.first, tile.end, 1, |block| turn(head, block, true, params.score_mod.as_ref()));
+                k.range_step(tile.first, tile.end, 1, |block| turn(head, draws, block, true, params.score_mod.as_ref()));
                 return;
             }
-            k.range_step(tile.first, tile.first_whole, 1, |block| turn(head, block, true, None));
-            k.range_step(tile.first_whole, tile.end_whole, 1, |block| turn(head, block, false, None));
+            k.range_step(tile.first, tile.first_whole, 1, |block| turn(head, draws, block, true, None));
+            k.range_step(tile.first_whole, tile.end_whole, 1, |block| turn(head, draws, block, false, None));
             if spec.mask == Mask::Band {
-                k.range_step(tile.end_whole.max(tile.first_whole), tile.end, 1, |block| turn(head, block, true, None));
+                k.range_step(tile.end_whole.max(tile.first_whole), tile.end, 1, |block| turn(head, draws, block, true, None));
             }
         });
 
         // The other consumer's last products may still read the keys, where the gradients go now.
         k.barrier_sync(BOTH, CONSUMERS * WARPGROUP);
         dk.iter().for_each(|(_, d)| d.map_in_place(|value, _, _| value * params.scale));
-        if let Some(factor) = factor {
-            dv.iter().for_each(|(_, d)| d.map_in_place(|value, _, _| value * factor));
+        if let Some((factor, _)) = &dropping {
+            dv.iter().for_each(|(_, d)| d.map_in_place(|value, _, _| value * *factor));
         }
         let results = [(&dv, value_tile, &slots.values), (&dk, key_tile, &slots.keys)];
         let (lane, row_of_warp) = (thread & 31, (thread >> 5) << 4);

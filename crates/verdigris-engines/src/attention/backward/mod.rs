@@ -51,7 +51,7 @@ use around::{BeforeArgs, BehindArgs, MOST_ELEMENTS, ROWS, RowsArgs};
 use bias::{BiasGradient, Known};
 use kernel::{BandArgs, ModArgs, ParamsArgs, RaggedArgs, TurnsArgs};
 use sequences::SequencesArgs;
-use spec::{Around, CONSUMERS, HEADS, Mask, QUERIES, Spec, drops_by_steps, is_long, keys_of, piece_bytes};
+use spec::{Around, CONSUMERS, HEADS, Mask, QUERIES, Spec, is_long, keys_of, piece_bytes};
 
 /// Blocks of queries in shared memory at a time.
 const STAGES: u32 = 2;
@@ -100,7 +100,7 @@ impl Algorithm for Backward {
         let ty = mapped::require(Self::ID, p, &mapped)?;
         // The longest take whatever is left.
         let (head, value) = HEADS.into_iter().find(|&(d, d_v)| p.d <= d.into() && p.d_v <= d_v.into()).unwrap_or(HEADS[HEADS.len() - 1]);
-        let score_mod = score_mod::is_needed(p) || (p.dropout.is_some() && drops_by_steps(head));
+        let score_mod = score_mod::is_needed(p);
         score_mod::require(Self::ID, p)?;
         let scale = if score_mod { 1.0 } else { score_mod::plain_scale(Self::ID, p)? };
         let of_eight = [p.d, p.d_v].iter().all(|extent| extent.is_multiple_of(8) && *extent <= u64::from(MOST_ELEMENTS));
@@ -366,7 +366,7 @@ impl Algorithm for Backward {
                 for (mask, score_mod, ragged) in of {
                     let spec = |in_order, dropout| Spec { ty, head, value, stages: STAGES, mask, in_order, score_mod, ragged, dropout };
                     kernels.extend([false, true].map(|in_order| spec(in_order, false).kernel()));
-                    if mask == band && (score_mod || !drops_by_steps(head)) {
+                    if mask == band {
                         kernels.extend([false, true].map(|in_order| spec(in_order, true).kernel()));
                     }
                 }

@@ -114,12 +114,6 @@ pub(super) const fn is_long(head: u32) -> bool {
     head > WHOLE_ROWS
 }
 
-/// Whether dropout of such heads is that of kernels that make scores, whatever stands between the products: those have the probabilities of 16 queries at a
-/// time, and both gradients leave registers for no more.
-pub(super) const fn drops_by_steps(head: u32) -> bool {
-    head == WHOLE_ROWS
-}
-
 /// Keys of a CTA.
 pub(super) const fn keys_of(head: u32) -> u32 {
     if is_long(head) { OWN_KEYS } else { OWN_KEYS * CONSUMERS }
@@ -128,6 +122,12 @@ pub(super) const fn keys_of(head: u32) -> u32 {
 impl Spec {
     pub(super) const fn keys(&self) -> u32 {
         keys_of(self.head)
+    }
+
+    /// Whether the gradient of the values is multiplied before the gradients of probabilities are there, so that what makes probabilities runs under their product:
+    /// where that takes long.
+    pub(super) const fn adds_values_first(&self) -> bool {
+        self.score_mod || self.dropout
     }
 
     pub(super) const fn key_tile(&self) -> HeadTile {

@@ -4,6 +4,8 @@
 //! product. P never leaves registers: the accumulator of the first product, rounded and packed, is the A operand of the second. Consumers take turns at
 //! the tensor cores, so that one's softmax runs under the others' products. Blocks that need no mask have a loop of their own.
 
+use std::ops::Range;
+
 use verdigris_kir::face::{Kernel, LoadOptions, Mbarrier, Role, TensorMap, Val, Var, WgmmaA};
 use verdigris_kir::ir::Access;
 use verdigris_kir::params::{Divide, Map, ReadWrite, Write};
@@ -13,7 +15,7 @@ use verdigris_kir::tile::ring::{Ring, RingScope};
 use verdigris_kir::tile::staging::{STAGE_BYTES, Staging};
 
 use super::super::band::{BandArgs, SinkArgs};
-use super::super::dropout::DropoutArgs;
+use super::super::dropout::{DropoutArgs, WordsOfKeys};
 use super::super::order::OrderArgs;
 use super::super::paged::PagesArgs;
 use super::super::ragged::{OfKeys, OffsetsArgs, RowsOutArgs};
@@ -193,6 +195,7 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
             // The first consumer's first turn.
             k.when(warpgroup.eq(spec.consumers - 1), || k.barrier_arrive(turn_barrier, 2 * WARPGROUP));
         }
+        let state = params.dropout.as_ref().map(|dropout| dropout.state(k));
         tiles.for_each(|tile| {
             let own_row = tile.first_query + warpgroup * OWN_QUERIES;
             let limits = limits(k, spec.mask, &tile, own_row + row, column);
@@ -218,12 +221,17 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
                     score_mod.apply(k, spec.ty, of_head, &elements(&scores, 0..spec.block / 8), &places, &[]);
                 }
             };
-            let draws = params.dropout.as_ref().map(|dropout| dropout.of_head(k, tile.batch, tile.head));
+            let draws = state.map(|state| state.of_head(k, tile.batch, tile.head));
             let block = k.var_named("block", tile.end_block - 1);
-            // Behind the sums of rows, which are those without dropout.
-            let drop_some = || {
+            let words = |blocks: Range<u32>| match &draws {
+                None => vec![],
+                Some(draws) => draws.words_of_keys(own_row + row, block * spec.block, column, blocks),
+            };
+            // Behind the sums of rows, which are those without dropout. The first words may have been drawn.
+            let drop_some = |mut drawn: Vec<WordsOfKeys<'k>>| {
                 if let Some(draws) = &draws {
-                    draws.drop_keys(&scores, own_row + row, block * spec.block, column, spec.block);
+                    drawn.extend(words(drawn.len() as u32..spec.block / 16));
+                    draws.drop_keys(k, &scores, &drawn);
                 }
             };
             // Whether the sums have been begun.
@@ -239,7 +247,7 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
             make_scores(block.get(), true);
             mask(block.get());
             softmax.first(&scores);
-            drop_some();
+            drop_some(vec![]);
             pack();
             if let Bounds::Band(band) = &tiles.bounds {
                 // Beyond a length anything may stand, and beyond a sequence the next one: 0 · NaN is NaN. Boxes of pages behind it are of keys in front of it.
@@ -266,15 +274,19 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
                 k.wgmma_fence();
                 multiply_values(v_stage, adds.ne(0));
                 hand_on();
+                // Scores are not there yet.
+                let drawn = words(0..spec.drawn_ahead());
                 k.wgmma_wait(1);
                 k_cursor.release(k_stage, thread);
                 k_cursor.advance();
                 make_scores(block.get(), false);
-                if masked {
+                if masked && spec.branches_to_mask() {
+                    k.when(block.lt(tile.first_whole) | block.ge(tile.end_whole), || mask(block.get()));
+                } else if masked {
                     mask(block.get());
                 }
                 let correction = softmax.next(&scores);
-                drop_some();
+                drop_some(drawn);
                 k.wgmma_wait(0);
                 v_cursor.release(v_stage, thread);
                 v_cursor.advance();

@@ -124,7 +124,8 @@ impl Shape {
 
     /// One of the others with dropout.
     fn dropping(&self, spec: Spec) -> Spec {
-        let block = self.modified_block();
+        // Three consumers have registers for the generator beside shorter blocks.
+        let block = if self.consumers == 3 { self.block - 32 } else { self.modified_block() };
         // Making scores and dropping some takes more registers than blocks that are as long as without either leave, but where sums are short.
         let block = if spec.score_mod && block == self.block && self.value > 64 { block - 16 } else { block };
         Spec { dropout: true, block, mask: Mask::Band, dynamic: true, ..spec }
@@ -247,7 +248,7 @@ impl Algorithm for Forward {
         let is_paged = self.problem.is_paged();
         let has_dropout = self.problem.dropout.is_some();
         let is_alone = self.problem.is_ragged() || is_paged || has_dropout;
-        let of_two = self.score_mod || is_alone;
+        let of_two = self.score_mod || self.problem.is_ragged() || is_paged;
         let holds = |shape: &Shape| shape.head >= d && shape.value >= d_v && (!of_two || shape.takes_score_mod());
         let Some(class) = SHAPES.iter().find(|shape| holds(shape)) else { return Vec::new() };
         let of_class = (0..).zip(SHAPES).filter(|(_, shape)| [shape.head, shape.value] == [class.head, class.value]);
@@ -410,10 +411,11 @@ impl Algorithm for Forward {
             shapes.flat_map(move |shape| [false, true].map(|score_mod| among(shape, score_mod)))
         });
         let dropping = Half::ALL.into_iter().flat_map(|ty| {
-            let shapes = SHAPES.iter().filter(|shape| shape.takes_score_mod() && shape.masks.contains(&Mask::Band));
+            let shapes = SHAPES.iter().filter(|shape| shape.masks.contains(&Mask::Band));
             shapes.flat_map(move |shape| {
                 let both = |score_mod| [shape.spec(ty, Mask::Band, true, score_mod), shape.spec_among(ty, score_mod, [true, false])];
-                [false, true].map(both).into_iter().flatten().map(|spec| shape.dropping(spec))
+                let all = [false, true].map(both).into_iter().flatten().map(|spec| shape.dropping(spec));
+                all.filter(|spec| shape.takes_score_mod() || !(spec.score_mod || spec.ragged))
             })
         });
         orders.flat_map(|(ty, dynamic)| of(ty, dynamic)).chain(ragged.flatten()).chain(dropping).map(Spec::kernel).collect()

@@ -87,9 +87,25 @@ impl fmt::Display for Spec {
 }
 
 impl Spec {
-    /// Whether something is done to each score beside which a mask costs little, and a second loop without one much room for instructions.
+    /// Whether something is done to each score for which a second loop, without a mask, takes much room for instructions.
     pub(super) const fn has_one_loop(&self) -> bool {
-        self.score_mod || self.dropout
+        self.score_mod
+    }
+
+    /// Whether blocks that need a mask branch to it, where there is one loop. Sums of the longest values leave no register for that.
+    pub(super) const fn branches_to_mask(&self) -> bool {
+        self.has_one_loop() && self.value < 256
+    }
+
+    /// Blocks of 16 keys whose random words are drawn while a consumer waits for its scores. A word is a register of the 240 that scores, sums and probabilities
+    /// leave some of; where something makes scores, it takes those.
+    pub(super) const fn drawn_ahead(&self) -> u32 {
+        match (self.dropout, self.score_mod) {
+            _ if self.consumers == 3 => 0,
+            (true, false) if self.value <= 64 => self.block / 16,
+            (true, false) if self.value <= 128 => 3,
+            _ => 0,
+        }
     }
 
     /// Queries of a CTA.

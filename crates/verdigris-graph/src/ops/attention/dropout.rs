@@ -14,11 +14,13 @@ use crate::validate::attribute;
 /// `2 · (⌊i / 8⌋ mod 2) + ⌊j / 8⌋ mod 2` of
 ///
 /// ```text
-/// Philox4x32-10(counter = [low(c), high(c), 1 + fold(i), fold(j)], key = [low(seed), high(seed)])
+/// Philox4x32-7(counter = [low(c), high(c), 1 + fold(i), fold(j)], key = [low(seed), high(seed)])
 /// c = offset + b · h + n mod 2⁶⁴          fold(x) = 8 · ⌊x / 16⌋ + x mod 8
 /// ```
 ///
-/// with seed and offset as [`crate::Pointwise::Random`] has them. The pair is dropped if the upper 24 bits of its word, over 2²⁴, are below the probability
+/// with seed and offset as [`crate::Pointwise::Random`] has them, and [`DropoutMask::ROUNDS`] rounds of the generator: as many as its authors ask for against
+/// all tests of BigCrush (Salmon et al., *Parallel random numbers: as easy as 1, 2, 3*, 2011); the ten of [`crate::Pointwise::Random`] are their margin, which a
+/// coin for each pair does not need. The pair is dropped if the upper 24 bits of its word, over 2²⁴, are below the probability
 /// (rounded to f32), as [`crate::GraphBuilder::dropout`] has it: the probability is right to 2⁻²⁴. So a mask depends on state and place alone, not on tiles,
 /// engines or the device, and is the same for scores with more queries or keys.
 ///
@@ -46,6 +48,9 @@ pub struct DropoutMask {
 }
 
 impl DropoutMask {
+    /// Rounds of the generator.
+    pub const ROUNDS: u32 = 7;
+
     /// Of a probability above 0 and up to 1.
     pub fn of(p: f64) -> DropoutMask {
         // Above 0, so that at least one of the 2²⁴ numbers is below it.
