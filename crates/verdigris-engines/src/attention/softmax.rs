@@ -8,8 +8,6 @@ use verdigris_kir::tile::fragment::Fragment;
 /// The running maximum and sum of a thread's two rows. Sums are of the thread's own columns until the end.
 pub(super) struct Softmax<'k> {
     kernel: Kernel<'k>,
-    /// Of so many blocks of 8 columns one has its exponentials from a polynomial; 0: none.
-    polynomial: u32,
     scale_log2: Val<'k, f32>,
     most: [Var<'k, f32>; 2],
     total: [Var<'k, f32>; 2],
@@ -25,31 +23,11 @@ pub(super) struct Rows<'k> {
     pub(super) log_sum_exp: [Val<'k, f32>; 2],
 }
 
-/// 1.5 · 2²³ + 127: what is added to a number of moderate size has it rounded, with the exponent field of its power of two, in the lowest bits.
-const ROUNDER: f32 = 12_583_039.0;
-
-/// Of `2^f` for f from −1/2 to 1/2, behind the 1: within 2.9 · 10⁻⁶ of it, and 1 at 0. (Coefficients for the least relative error, rounded to f32.)
-const POWER: [f32; 4] = [0.693_124_2, 0.240_240_99, 0.055_906_426, 0.009_582_853];
-
-/// `2^x` for `x` up to 0, within 3 · 10⁻⁶, by the units that add and multiply: those of special functions make 16 exponentials a clock, which heads of 64 elements wait for.
-/// 0 from −127 down, NaN of NaN.
-fn exp2_of_at_most_0<'k>(x: Val<'k, f32>) -> Val<'k, f32> {
-    let k = x.kernel();
-    let x = x.max_nan(-127.0f32);
-    let rounded = x + ROUNDER;
-    let rest = x - (rounded - ROUNDER);
-    let [first, second, third, fourth] = POWER.map(|coefficient| k.constant(coefficient));
-    let power = k.fma(k.fma(k.fma(k.fma(fourth, rest, third), rest, second), rest, first), rest, 1.0f32);
-    // The exponent field of 2^⌊x⌉, 0 for −127.
-    let scale = (rounded.bitcast::<u32>() << 23u32).bitcast::<f32>();
-    power * scale
-}
-
 impl<'k> Softmax<'k> {
     #[track_caller]
-    pub(super) fn new(k: Kernel<'k>, scale: Val<'k, f32>, polynomial: u32) -> Self {
+    pub(super) fn new(k: Kernel<'k>, scale: Val<'k, f32>) -> Self {
         let pair = |name| [0, 1].map(|_| k.var_unset(Some(name)));
-        Softmax { kernel: k, polynomial, scale_log2: scale * LOG2_E, most: pair("row maximum"), total: pair("row sum") }
+        Softmax { kernel: k, scale_log2: scale * LOG2_E, most: pair("row maximum"), total: pair("row sum") }
     }
 
     /// Nothing so far, for those who go on with [`Softmax::next`] from the first block on.
@@ -70,11 +48,7 @@ impl<'k> Softmax<'k> {
     fn exponents(&self, scores: &Fragment<'k, f32>, most: [Val<'k, f32>; 2]) {
         let k = self.kernel;
         let shift = most.map(|most| -(most * self.scale_log2));
-        let is_polynomial = |block: u32| self.polynomial > 0 && block % self.polynomial == self.polynomial - 1;
-        scores.map_in_place(|score, half, block| {
-            let exponent = k.fma(score, self.scale_log2, shift[half as usize]);
-            if is_polynomial(block) { exp2_of_at_most_0(exponent) } else { exponent.exp2() }
-        });
+        scores.map_in_place(|score, half, _| k.fma(score, self.scale_log2, shift[half as usize]).exp2());
     }
 
     /// The first block: scores become exponentials.

@@ -207,7 +207,7 @@ fn decode<'k>(k: Kernel<'k>, spec: &Spec) {
         let scores = Fragment::<f32>::unset(k, spec.block);
         let packed: Vec<Var<'k, u32>> = (0..spec.block / 4).map(|_| k.var_unset(Some("p"))).collect();
         let sums = Fragment::<f32>::filled(k, spec.value, 0.0);
-        let softmax = Softmax::new(k, params.scale, 0);
+        let softmax = Softmax::new(k, params.scale);
         softmax.begin();
         let (k_cursor, v_cursor) = (k_ring.cursor(), v_ring.cursor());
         // Of row `row`: its query, and its head.

@@ -142,7 +142,7 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
         let sums = Fragment::<f32>::unset(k, spec.value);
         let packed: Vec<Var<'k, u32>> = (0..spec.block / 4).map(|_| k.var_unset(Some("p"))).collect();
         // Scores that are made of the products have their factor.
-        let softmax = Softmax::new(k, if spec.score_mod { k.constant(1.0) } else { scale }, spec.polynomial);
+        let softmax = Softmax::new(k, if spec.score_mod { k.constant(1.0) } else { scale });
         let q_low = q_tile.along(q_slots.address() + warpgroup * q_tile.bytes(), k.constant(0));
         let k_low = k_tile.along(k_slots.address(), k.constant(0));
         let v_low = v_tile.across(v_slots.address());

@@ -58,8 +58,6 @@ pub(super) struct Spec {
     pub(super) mask: Mask,
     /// Consumers take turns at the tensor cores.
     pub(super) ping_pong: bool,
-    /// Of so many blocks of 8 keys one has its exponentials from a polynomial; 0: none.
-    pub(super) polynomial: u32,
     /// Tiles are handed out on demand.
     pub(super) dynamic: bool,
     /// Something stands between the products and the softmax; with a mask of bands.
@@ -77,9 +75,6 @@ impl fmt::Display for Spec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Spec { head, value, block, stages, .. } = self;
         write!(f, "attention_forward_{}_d{head}_v{value}_m{}_n{block}_s{stages}_{}", self.ty.name(), self.queries(), self.mask.name())?;
-        if self.polynomial > 0 {
-            write!(f, "_poly{}", self.polynomial)?;
-        }
         let of_scores = [(self.ping_pong, "_pingpong"), (self.dynamic, "_dynamic"), (self.score_mod, "_scoremod")];
         let marks = of_scores.into_iter().chain([(self.ragged, "_ragged"), (self.paged, "_paged"), (self.dropout, "_dropout")]);
         marks.filter(|(has, _)| *has).try_for_each(|(_, name)| f.write_str(name))

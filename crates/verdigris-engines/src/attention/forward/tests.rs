@@ -63,7 +63,6 @@ const SMALL: Spec = Spec {
     ragged: false,
     paged: false,
     dropout: false,
-    polynomial: 0,
 };
 
 fn case(spec: Spec, queries: usize, keys: usize) -> Case {
