@@ -299,6 +299,19 @@ def test_a_write_to_memory_is_not_crossed():
         assert ("writes to memory between them" in told.stops) == writes and bool(told.steps) != writes, told
 
 
+def test_inductor_knows_the_operators_before_it_meets_them():
+    """Else it makes a text of everything in front of the first call of each, which takes minutes behind a dozen residuals."""
+    from torch._inductor.lowering import lowerings
+
+    ops = [torch.ops.verdigris.linear.default, torch.ops.verdigris.max_pool_values.default]
+    for op in ops:
+        lowerings.pop(op, None)
+    network = torch.nn.Sequential(vt.nn.MaxPool2d(2), torch.nn.Flatten(), vt.nn.Linear(8, 3))
+    with torch.no_grad():
+        torch.compile(network, backend=vt.Compiler(codegen=False))(torch.rand(2, 2, 4, 4))
+    assert all(op in lowerings for op in ops)
+
+
 def test_a_callers_own_pass_runs_first():
     from verdigris.torch._compiler import _Pass
 
