@@ -668,6 +668,23 @@ def test_inductor_runs_what_the_pass_made():
 
 
 @needs_a_compiler
+def test_inductor_and_dropout_in_training():
+    """The mask that Inductor draws is an operand of the call behind which dropout stands."""
+    compiler = vt.Compiler()
+    run = torch.compile(lambda x, w, z: F.dropout(vt.linear(x, w), 0.25) + z, backend=compiler)
+    inputs = [value.requires_grad_() for value in (X(), W(), torch.randn(5, 12, 24))]
+    y = run(*inputs)
+    assert [steps[0] for operator, steps in fused(compiler) if operator == "linear"] == ["b=mul"], compiler.report
+    mask = (y - inputs[2]).abs() > 1e-6
+    assert 0.6 < mask.double().mean() < 0.9
+    wide = [value.detach().double().requires_grad_() for value in inputs]
+    truth = F.linear(wide[0], wide[1]) * mask / 0.75 + wide[2]
+    close(y, truth, 4.0)
+    for mine, right in zip(torch.autograd.grad(y.square().sum(), inputs), torch.autograd.grad(truth.square().sum(), wide)):
+        close(mine, right, 8.0)
+
+
+@needs_a_compiler
 def test_inductor_fuses_what_is_left():
     """Held-back decompositions are made where the pass left an activation: the code of the compiler has no call of ATen's."""
     from torch._inductor.utils import run_and_get_code

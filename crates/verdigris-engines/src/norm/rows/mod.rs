@@ -346,9 +346,11 @@ impl Algorithm for Rows {
 
     fn catalog(target: Target) -> Vec<KernelRef> {
         let mut kernels = kernel::catalog(target);
-        for dtype in [DType::F32, DType::F16, DType::Bf16] {
-            kernels.extend([1, 2].map(|vectors| JoinSpec::new(vec![dtype; vectors], DType::F32, 1, target >= Target::Sm90).kernel()));
-        }
+        // Chips that launch kernels one after the other have the join without the overlap, compiled when it is first asked for.
+        let joins = [DType::F32, DType::F16, DType::Bf16]
+            .into_iter()
+            .flat_map(|dtype| [1, 2].map(|vectors| JoinSpec::new(vec![dtype; vectors], DType::F32, 1, true)));
+        kernels.extend(joins.filter(|join| join.target() <= target).map(JoinSpec::kernel));
         kernels.extend(VectorSpec::catalog().into_iter().filter(|spec| spec.target() <= target).map(VectorSpec::kernel));
         kernels
     }

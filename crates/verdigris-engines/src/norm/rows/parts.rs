@@ -60,7 +60,7 @@ impl JoinSpec {
         format!("norm_rows_join{}_d{}{dtypes}{overlapped}", if self.double { "_f64" } else { "" }, self.rank)
     }
 
-    fn target(&self) -> Target {
+    pub(super) fn target(&self) -> Target {
         let own = if self.overlaps { Target::Sm90 } else { Target::Sm80 };
         compute::target_of_all(self.dtypes.iter().copied()).max(own)
     }

@@ -312,14 +312,14 @@ class _Search:
         return slower([us for _, us in alone], [us for _, us in together], passes)
 
     def _as_numbers(self, node, before):
-        """A mask as the numbers 0 and 1, which it is in memory; other tensors as they are."""
+        """A mask as the numbers 0 and 1; other tensors as they are. A conversion, which whoever makes the mask writes at once: a view of a mask in another type is none that Inductor has."""
         value = _value(node)
         if value.dtype != torch.bool:
             return node
         with self.graph.inserting_before(before):
-            made = self.graph.call_function(torch.ops.aten.view.dtype, (node, torch.uint8))
+            made = self.graph.call_function(torch.ops.prims.convert_element_type.default, (node, torch.uint8))
         with value.fake_mode:
-            made.meta = {**node.meta, "val": value.view(torch.uint8)}
+            made.meta = {**node.meta, "val": value.to(torch.uint8)}
         self.order[made], self.is_backward[made] = self.order[before], self.is_backward[node]
         return made
 
