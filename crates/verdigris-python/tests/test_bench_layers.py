@@ -200,14 +200,18 @@ def test_each_row_is_compiled_for_itself(monkeypatch):
 
 def test_processes_that_compile_ahead_leave_no_picked_configs(monkeypatch, tmp_path):
     """The cache stays, what was picked beside others goes, and a process that fails is told of."""
-    monkeypatch.setenv(ahead.CACHE, str(tmp_path))
+    own = tmp_path / "of the user"
+    own.mkdir()
+    (own / "kept.best_config").write_text("")
+    monkeypatch.setenv(ahead.CACHE, str(own))
     monkeypatch.setenv(ahead.THREADS, "7")
-    (tmp_path / "ab").mkdir()
+    monkeypatch.setattr(ahead.tempfile, "mkdtemp", lambda prefix: str(tmp_path / "of the run"))
+    (tmp_path / "of the run" / "ab").mkdir(parents=True)
     for name in ("one.best_config", "kernel.py"):
-        (tmp_path / "ab" / name).write_text("")
+        (tmp_path / "of the run" / "ab" / name).write_text("")
     said = []
     ahead.compile_in(2, ["norm", "--filter", "no such row", "--device", "cpu", "--no-drawn"], said.append)
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["kernel.py"]
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["kept.best_config", "kernel.py"]
     assert said == ["2 of 2 compiling processes failed: their rows are compiled while they are measured"]
     assert os.environ[ahead.THREADS] == "1"
     asked = []

@@ -729,3 +729,30 @@ def test_modes_and_options_are_inductors():
         close(run(x, w), F.relu(F.linear(x.double(), w.double())), 4.0)
         with pytest.raises(Exception, match="no_such_option"):
             torch.compile(lambda x: x + 1, backend=vt.Compiler(), options={"no_such_option": 1})(x)
+
+
+def test_places_of_maxima_are_kept_where_somebody_reads_them():
+    """In the graph of a call stands the operator with an index or the one without, as the call says; the one without has no gradient to be wrong."""
+    x = torch.rand(2, 3, 7, 7)
+
+    def operators(call, given, grad):
+        found = []
+
+        def backend(graph, _):
+            found.extend(node.target.__name__ if callable(node.target) else node.target for node in graph.graph.nodes if node.op == "call_function")
+            return graph
+
+        torch._dynamo.reset()
+        with torch.set_grad_enabled(grad):
+            y = torch.compile(call, backend=backend)(given)
+        torch.testing.assert_close(y[0] if isinstance(y, tuple) else y, F.max_pool2d(given, 3, 2, 1))
+        return [name for name in found if "max_pool" in name]
+
+    pool = lambda x: vt.functional.max_pool2d(x, 3, 2, 1)
+    assert operators(pool, x, True) == operators(pool, x.clone().requires_grad_(), False) == ["max_pool_values.default"]
+    assert operators(pool, x.clone().requires_grad_(), True) == ["max_pool.default"]
+    assert operators(lambda x: vt.functional.max_pool2d(x, 3, 2, 1, return_indices=True), x, False) == ["max_pool.default"]
+    own = x.clone().requires_grad_()
+    y = torch.ops.verdigris.max_pool_values(own, "window=3,3 stride=2,2 padding=1,1")
+    with pytest.raises(vd.UnsupportedError, match="place was not kept"):
+        y.sum().backward()

@@ -5,7 +5,9 @@ of the run's own), so that processes which share the rows can make it side by si
 that was picked while other processes used the device, and the measuring process picks again, by itself.
 """
 
+import atexit
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,10 +26,12 @@ def share(rows: Sequence, text: str) -> List:
 
 
 def compile_in(processes: int, command: Sequence[str], say: Callable[[str], None]) -> None:
-    """Runs `command` in as many processes, each with a `--compile-share` of its own, and waits. The environment names the cache for the rest of the run.
+    """Runs `command` in as many processes, each with a `--compile-share` of its own, and waits. The environment names the cache for the rest of the run, which ends
+    with it: a user's own is neither read nor changed.
 
     A process that fails costs time and nothing else: its rows are compiled when they are measured."""
-    os.environ.setdefault(CACHE, tempfile.mkdtemp(prefix="verdigris-bench-"))
+    os.environ[CACHE] = tempfile.mkdtemp(prefix="verdigris-bench-")
+    atexit.register(shutil.rmtree, os.environ[CACHE], ignore_errors=True)
     # One process compiles on one core; with as many threads in the measuring process its cache is another.
     os.environ[THREADS] = "1"
     started = [

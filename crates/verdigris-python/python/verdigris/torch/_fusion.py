@@ -312,7 +312,7 @@ class _Search:
         return slower([us for _, us in alone], [us for _, us in together], passes)
 
     def _as_numbers(self, node, before):
-        """A mask as the numbers 0 and 1; other tensors as they are. A conversion, which whoever makes the mask writes at once: a view of a mask in another type is none that Inductor has."""
+        """A mask as the numbers 0 and 1; other tensors as they are. A conversion, which Inductor fuses with what makes the mask: it cannot lower a view of bool as another type."""
         value = _value(node)
         if value.dtype != torch.bool:
             return node

@@ -211,7 +211,7 @@ def _max_pool(spatial, x, window, stride, padding, dilation, ceil_mode, return_i
 
 
 def _maxima(spatial, x, attributes, return_indices, may_be_empty=None):
-    """Places of maxima are half of the bytes that are written, or more: without a gradient nobody reads them."""
+    """The maxima, with their places where these are returned. Places are half of the bytes that are written, or more: they are left out where neither the caller nor a gradient reads them."""
     if not (return_indices or torch.is_grad_enabled() and x.requires_grad):
         return _pooled(_ops.max_pool_values, spatial, x, attributes, may_be_empty)
     y, index = _pooled(_ops.max_pool, spatial, x, attributes, may_be_empty)
