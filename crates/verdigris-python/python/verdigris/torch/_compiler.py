@@ -5,6 +5,7 @@
 """
 
 import dataclasses
+import functools
 import threading
 
 import torch
@@ -12,7 +13,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from .. import _native
 from .._errors import UnsupportedError
-from . import _fusion, _products, _steps
+from . import _fusion, _ops, _products, _steps
 
 #: Inductor's hook for graphs of forward and backward together.
 _HOOK = "joint_custom_pre_pass"
@@ -80,6 +81,32 @@ def _keep_calls(graph):
     for op in {node.target for node in graph.nodes if node.op == "call_function"}:
         if isinstance(op, torch._ops.OpOverload) and op.namespace == "verdigris" and op not in lowerings:
             make_fallback(op, layout_constraint=tag_to_layout_constraint(get_layout_constraint_tag(op, with_default=True)), warn=False)
+            lowerings[op] = _past_dispatcher(op, lowerings[op])
+
+
+def _past_dispatcher(op, lower):
+    """The lowering of an operator, with the name of its kernel in the generated code in place of the operator's: on its way to a kernel in Python PyTorch's dispatcher packs and
+    unpacks the operands, which takes longer than the call itself, and steps of small kernels wait for their host."""
+    name = op._schema.name.split("::")[1]
+    if not hasattr(_ops.kernels, name):
+        return lower
+
+    @functools.wraps(lower)
+    def lowered(*args, **kwargs):
+        from torch._inductor.ir import FallbackKernel
+        from torch._inductor.virtualized import V
+
+        graph = V.graph
+        before = len(graph.operations)
+        result = lower(*args, **kwargs)
+        # Code in C++ and exported code find operators by their own names.
+        if not (graph.cpp_wrapper or graph.aot_mode or graph.fx_wrapper):
+            for made in graph.operations[before:]:
+                if isinstance(made, FallbackKernel) and made.op_overload is op:
+                    made.python_kernel_name = f"torch.ops.verdigris.kernels.{name}"
+        return result
+
+    return lowered
 
 
 def _calls(graph):

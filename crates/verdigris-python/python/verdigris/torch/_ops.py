@@ -10,6 +10,7 @@ fake tensors, subclasses, modes, transforms) goes through the dispatcher to the 
 """
 
 import functools
+import types
 
 import torch
 from torch._prims_common import suggest_memory_format
@@ -35,6 +36,8 @@ _AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | tor
 
 #: By name: what results are like without data, and the tensors that are read.
 _FAKES, _TENSORS = {}, {}
+#: By name: what the dispatcher calls in the end. Code that a compiler generates calls it by `torch.ops.verdigris.kernels`.
+kernels = _namespace.kernels = types.SimpleNamespace()
 
 
 def operator_number(name):
@@ -270,6 +273,7 @@ def _operator(name, tensors, results, has_dims, fake, decomposed=None, gradients
         return list(_each_result(_run(code, *inputs)))
 
     own = kernel if name == "gradient" else listed if results == "Tensor[]" else functools.partial(_run, code)
+    setattr(kernels, name, own)
     for key in ("CPU", "CUDA"):
         _library.impl(name, own, key)
         if autocast is not None:
