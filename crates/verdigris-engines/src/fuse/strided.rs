@@ -9,7 +9,7 @@ use verdigris_tensor::DType;
 use super::compute::{self, Compute};
 use super::operand::{Layout, Operand, OperandArgs, OperandDecl, OperandSpec, Strides, Walk};
 use super::steps::Role;
-use super::value::{AnyVal, Raw, elements_of, load_raw, load_words, store_raw, store_values};
+use super::value::{AnyVal, Raw, elements_of, load_raw, load_words, store_raw, store_values, store_words};
 use crate::layout::space::element;
 
 fn role(written: bool) -> Role {
@@ -239,6 +239,12 @@ impl<'k> Line<'k> {
         AnyVal::Stored(self.dtype, load_raw(k, self.dtype, self.address + number.mul_wide(bytes), 1)[0]).get(k)
     }
 
+    /// Stores the vector of that number: of the line's type, and whole words.
+    #[track_caller]
+    pub(crate) fn store_packed(&self, number: Val<'k, u32>, packed: &Packed<'k>) {
+        store_words(self.address.kernel(), self.place(number), &packed.words);
+    }
+
     /// Rounds and stores the vector of that number.
     #[track_caller]
     pub(crate) fn store<T: Compute>(&self, number: Val<'k, u32>, values: &[Val<'k, T>]) {
@@ -267,6 +273,13 @@ impl<'k> Kept<'k> {
         Kept { dtype, vector, words: (0..words_of(dtype, vector)).map(|_| k.var(0u32)).collect() }
     }
 
+    /// Of what is there already.
+    #[track_caller]
+    pub(crate) fn of(first: &Packed<'k>) -> Self {
+        let words = first.words.iter().map(|&word| word.kernel().var(word)).collect();
+        Kept { dtype: first.dtype, vector: first.vector, words }
+    }
+
     /// Keeps another.
     #[track_caller]
     pub(crate) fn set(&self, packed: &Packed<'k>) {
@@ -278,6 +291,15 @@ impl<'k> Kept<'k> {
     pub(crate) fn get(&self) -> Packed<'k> {
         Packed { dtype: self.dtype, vector: self.vector, words: self.words.iter().map(|word| word.get()).collect() }
     }
+}
+
+/// The greater of each two 16-bit floats in a word, NaN where one of them is.
+#[track_caller]
+fn greater_pair<'k>(dtype: DType, x: Val<'k, u32>, y: Val<'k, u32>) -> Val<'k, u32> {
+    fn of<'k, P: FloatScalar>(x: Val<'k, u32>, y: Val<'k, u32>) -> Val<'k, u32> {
+        x.bitcast::<P>().max_nan(y.bitcast::<P>()).bitcast()
+    }
+    if dtype == DType::Bf16 { of::<Bf16x2>(x, y) } else { of::<F16x2>(x, y) }
 }
 
 /// Registers that a vector of neighbours takes as it is stored.
@@ -317,16 +339,38 @@ impl<'k> Packed<'k> {
     /// The greatest of its elements, NaN if one is: of 16-bit floats without widening them.
     #[track_caller]
     pub(crate) fn greatest<T: Compute>(&self, k: Kernel<'k>) -> Val<'k, T> {
-        fn of_pairs<'k, P: FloatScalar>(words: &[Val<'k, u32>]) -> Option<Val<'k, u32>> {
-            let greatest = words.iter().map(|word| word.bitcast::<P>()).reduce(|x, y| x.max_nan(y));
-            greatest.map(|pair| pair.bitcast())
-        }
-        let pair = if self.dtype == DType::Bf16 { of_pairs::<Bf16x2> } else { of_pairs::<F16x2> };
-        let values = match pair(&self.words).filter(|_| self.is_pairs()) {
+        let pair = self.words.iter().copied().reduce(|x, y| greater_pair(self.dtype, x, y));
+        let values = match pair.filter(|_| self.is_pairs()) {
             Some(pair) => compute::widen_pair(k, self.dtype, pair).map(T::from_f32).to_vec(),
             None => self.values(k),
         };
         values.into_iter().reduce(|x, y| T::max_nan(x, y)).expect("a vector has elements")
+    }
+
+    /// Whether [`Packed::greater`] has elements of this type, as many to an access.
+    pub(crate) fn is_compared(dtype: DType, vector: u32) -> bool {
+        dtype == DType::F32 || (matches!(dtype, DType::F16 | DType::Bf16) && vector >= 2)
+    }
+
+    /// So many elements of −∞, of a type that is compared.
+    #[track_caller]
+    pub(crate) fn least(k: Kernel<'k>, dtype: DType, vector: u32) -> Packed<'k> {
+        let word = match dtype {
+            DType::Bf16 => 0xff80_ff80_u32,
+            DType::F16 => 0xfc00_fc00,
+            _ => 0xff80_0000,
+        };
+        Packed { dtype, vector, words: (0..words_of(dtype, vector)).map(|_| k.constant(word)).collect() }
+    }
+
+    /// The greater of each two elements, NaN where one of them is, without widening them.
+    #[track_caller]
+    pub(crate) fn greater(&self, other: &Packed<'k>) -> Packed<'k> {
+        let greater = |(&x, &y): (&Val<'k, u32>, &Val<'k, u32>)| match self.dtype {
+            DType::F32 => x.bitcast::<f32>().max_nan(y.bitcast::<f32>()).bitcast(),
+            dtype => greater_pair(dtype, x, y),
+        };
+        Packed { words: self.words.iter().zip(&other.words).map(greater).collect(), ..*self }
     }
 
     /// The same elements in words that the assembler does not know to be the same; `zero` is a number that it does not know to be 0. What is widened

@@ -223,7 +223,7 @@ pub(crate) fn store_raw<'k>(k: Kernel<'k>, address: Val<'k, u64>, raws: &[Raw<'k
 
 /// Stores neighbouring words, 16 bytes at a time.
 #[track_caller]
-fn store_words<'k>(k: Kernel<'k>, address: Val<'k, u64>, words: &[Val<'k, u32>]) {
+pub(super) fn store_words<'k>(k: Kernel<'k>, address: Val<'k, u64>, words: &[Val<'k, u32>]) {
     for (i, group) in words.chunks(4).enumerate() {
         match group {
             [word] => k.st_global(address, 16 * i as i64, *word),

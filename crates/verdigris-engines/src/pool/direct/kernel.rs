@@ -1,22 +1,22 @@
-//! The kernels: a thread for each element of what is written, or for a vector of neighbouring channels.
+//! The kernels: a thread for each element of what is written, or for a vector of neighbouring channels, of one window or of several side by side.
 
 use verdigris_kir::face::{Kernel, Val, Var};
 use verdigris_tensor::DType;
 
 use crate::fuse::compute::Compute;
 use crate::fuse::operand::{OperandArgs, OperandDecl};
-use crate::fuse::strided::{self, Line, Packed, Strided};
+use crate::fuse::strided::{self, Kept, Line, Packed, Strided};
 use crate::fuse::value::AnyVal;
 use crate::layout::space::Extents;
 
 use super::windows::{AxisArgs, Grid, Place};
-use super::{Kind, Spec, THREADS};
+use super::{Kind, Spec, Strip, THREADS};
 
 verdigris_kir::parameters! {
     /// Of every kernel here.
     pub(super) struct Pool / PoolArgs of Spec as spec {
         pub(super) points: u32,
-        /// In the order that threads run through; the innermost counts in vectors.
+        /// In the order that threads run through; the innermost counts in vectors, the width in strips.
         pub(super) extents: Extents = 5,
         /// The first window or element along each spatial dim.
         pub(super) first: [u32; 3],
@@ -62,7 +62,7 @@ pub(super) fn build<'k, T: Compute>(spec: &Spec, k: Kernel<'k>) {
     for (&dim, at) in spec.order.iter().zip(extents.index(point)) {
         index[dim] = at;
     }
-    let [depth, height, width] = [index[2], index[3], index[4]];
+    let [depth, height, width] = [index[2], index[3], index[4] * spec.strip.map_or(1, |strip| strip.windows)];
     let place = [depth + first[0], height + first[1], width + first[2]];
     let vector = spec.vector;
     // Channels are the innermost dim of what is taken by vectors, and a dim like any other elsewhere.
@@ -75,6 +75,18 @@ pub(super) fn build<'k, T: Compute>(spec: &Spec, k: Kernel<'k>) {
         .collect();
     let grid = Grid { k, axes: &axes, block: spec.block };
     k.when(point.lt(points), || match (spec.kind, tensors.as_slice()) {
+        (Kind::Max { index: false }, [x, y]) if spec.is_packed() => match spec.strip {
+            Some(strip) => greatest_of_strip(grid, strip, [x, y], place),
+            None => {
+                let peak = Kept::of(&Packed::least(k, x.tensor.dtype, vector));
+                // An element that is seen twice changes nothing: no visit has to count.
+                grid.elements(place, &|visits| {
+                    let loaded: Vec<Packed<'k>> = visits.iter().map(|visit| x.load(&visit.place)).collect();
+                    peak.set(&loaded.iter().fold(peak.get(), |peak, loaded| peak.greater(loaded)));
+                });
+                y.line(&place).store_packed(y.number, &peak.get());
+            }
+        },
         (Kind::Max { .. }, [x, y, places @ ..]) => {
             let winners = Winners::<T>::find(grid, x, place, places.is_empty());
             y.store(&place, &winners.values(k, y.tensor.dtype));
@@ -84,11 +96,11 @@ pub(super) fn build<'k, T: Compute>(spec: &Spec, k: Kernel<'k>) {
             }
         }
         (Kind::Average { padded }, [x, y]) => {
-            let sums = variables(k, vector, 0.0);
+            let sums = variables::<T>(k, vector, 0.0);
             grid.elements(place, &|visits| {
                 let loaded: Vec<Packed<'k>> = visits.iter().map(|visit| x.load(&visit.place)).collect();
                 for (visit, loaded) in visits.iter().zip(&loaded) {
-                    add(&sums, visit.counts, &loaded.values(k));
+                    add(&sums, &loaded.only_where(k, visit.counts).values(k));
                 }
             });
             let count = grid.size(place, padded);
@@ -130,8 +142,10 @@ pub(super) fn build<'k, T: Compute>(spec: &Spec, k: Kernel<'k>) {
                 let loaded: Vec<Packed<'k>> = visits.iter().map(|visit| dy.load(&visit.place)).collect();
                 for (visit, loaded) in visits.iter().zip(&loaded) {
                     let share = share_of::<T>(k, grid.size(visit.place, padded));
-                    let shares: Vec<Val<'k, T>> = loaded.values::<T>(k).into_iter().map(|dy| dy * share).collect();
-                    add(&sums, visit.counts, &shares);
+                    // What does not count may be a window that has no element, whose share is infinite.
+                    let share_if = |dy| k.select(visit.counts, dy * share, T::constant(k, 0.0));
+                    let shares: Vec<Val<'k, T>> = loaded.values::<T>(k).into_iter().map(share_if).collect();
+                    add(&sums, &shares);
                 }
             });
             dx.store(&place, &sums.iter().map(|sum| AnyVal::of(sum.get())).collect::<Vec<_>>());
@@ -140,15 +154,29 @@ pub(super) fn build<'k, T: Compute>(spec: &Spec, k: Kernel<'k>) {
     });
 }
 
+/// The greatest elements of neighbouring windows. Of each column the greatest is found once, whatever windows have it.
+fn greatest_of_strip<'k>(grid: Grid<'_, 'k>, strip: Strip, [x, y]: [&Tensor<'k>; 2], first: Place<'k>) {
+    let k = grid.k;
+    // Beyond the image is its last column again, which the windows there have: none of them lies outside.
+    let columns = grid.columns(first, strip.columns());
+    let peaks: Vec<Kept<'k>> = columns.iter().map(|_| Kept::of(&Packed::least(k, x.tensor.dtype, x.vector))).collect();
+    grid.rows(first, &|[depth, row]| {
+        let loaded: Vec<Packed<'k>> = columns.iter().map(|&column| x.load(&[depth, row, column])).collect();
+        peaks.iter().zip(loaded).for_each(|(peak, loaded)| peak.set(&peak.get().greater(&loaded)));
+    });
+    for window in 0..strip.windows {
+        let peak = strip.of_window(window).map(|column| peaks[column].get()).reduce(|a, b| a.greater(&b)).expect("a window has taps");
+        let place = [first[0], first[1], first[2] + window];
+        k.when(place[2].lt(grid.axes[2].out), || y.line(&place).store_packed(y.number, &peak));
+    }
+}
+
 fn variables<'k, T: Compute>(k: Kernel<'k>, vector: u32, first: f64) -> Vec<Var<'k, T>> {
     (0..vector).map(|_| k.var(T::constant(k, first))).collect()
 }
 
-fn add<'k, T: Compute>(sums: &[Var<'k, T>], counts: Val<'k, bool>, values: &[Val<'k, T>]) {
-    for (sum, &value) in sums.iter().zip(values) {
-        let k = value.kernel();
-        sum.set(*sum + k.select(counts, value, T::constant(k, 0.0)));
-    }
+fn add<'k, T: Compute>(sums: &[Var<'k, T>], values: &[Val<'k, T>]) {
+    sums.iter().zip(values).for_each(|(sum, &value)| sum.set(*sum + value));
 }
 
 /// The reciprocal of a number of elements.

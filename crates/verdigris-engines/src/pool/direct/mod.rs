@@ -5,7 +5,9 @@
 //! **Method.** A thread for each element of what is written, threads along its innermost dim: channels of a channels-last tensor, of which a thread takes
 //! 16 bytes, pixels of a channels-first one. It goes through its window (forward), or through the windows that hold its element (backward), so that nothing
 //! is added atomically. Rows and columns are visited in blocks of up to 3×3 (backward 2×2), all of which are on their way before the first is used; places
-//! of a block that its window does not have are others of the window again. Overlapping windows meet in L1.
+//! of a block that its window does not have are others of the window again. Overlapping windows meet in L1; those of maxima whose places nobody asks for also in
+//! a thread, which takes a *strip* of neighbouring windows, row by row, and what they share once. Such maxima are found in 16-bit floats, two at a time, and never widened.
+//! Averages go row by row too: sums are wide, and a whole window on its way beside them leaves registers for a third of the warps.
 //!
 //! **When it wins.** Everywhere but where windows are as large as the image: those are reductions, which `pool.reduction` takes, and their averages' gradients are maps (`pool.map`).
 //!
@@ -26,7 +28,7 @@ use crate::arch::Arch;
 use crate::cost::{Stream, Traffic, Work};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::compute;
-use crate::fuse::strided;
+use crate::fuse::strided::{self, Packed};
 use crate::layout::space::Region;
 
 use kernel::PoolArgs;
@@ -46,10 +48,9 @@ pub(super) struct Direct {
 
 impl Algorithm for Direct {
     const ID: EngineId = EngineId { name: "pool.direct", number: 600 };
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3;
 
-    /// Neighbouring channels that a thread takes.
-    type Config = u32;
+    type Config = Config;
 
     fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
         let Problem::Pool(problem) = problem else {
@@ -70,46 +71,65 @@ impl Algorithm for Direct {
                 format_args!("windows that reach {largest} elements far, taken below 2^30"),
             )?;
         }
-        let target = Spec::of(problem, 1).target();
+        let target = Spec::of(problem, Config::ONE).target();
         Self::ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
         Ok(Direct { problem: problem.clone(), vector: vector_of(problem) })
     }
 
-    fn configs(&self) -> Vec<u32> {
-        if self.vector > 1 { vec![self.vector, 1] } else { vec![1] }
+    fn configs(&self) -> Vec<Config> {
+        let alone = Config { vector: self.vector, windows: 1 };
+        let strips =
+            [4, 2].map(|windows| Config { windows, ..alone }).into_iter().filter(|&config| Strip::of(&self.problem, config).is_some());
+        let mut configs: Vec<Config> = [alone].into_iter().chain(strips).collect();
+        if self.vector > 1 {
+            configs.push(Config::ONE);
+        }
+        configs
     }
 
-    fn knobs(&vector: &u32) -> Knobs {
-        Knobs::new([("vector", vector)])
+    fn knobs(config: &Config) -> Knobs {
+        // Configs of one window are called what they were before there were strips.
+        let windows = (config.windows > 1).then_some(("windows", config.windows));
+        Knobs::new([("vector", config.vector)].into_iter().chain(windows))
     }
 
-    fn notes(&self, _: &u32) -> Notes {
+    fn notes(&self, _: &Config) -> Notes {
         Notes::of(self.problem.compute)
     }
 
-    fn work(&self, &vector: &u32) -> Work {
-        let bytes: f64 = (self.problem.operands().into_iter())
+    fn work(&self, config: &Config) -> Work {
+        let (p, spec) = (&self.problem, Spec::of(&self.problem, *config));
+        let vector = f64::from(config.vector);
+        let bytes: f64 = (p.operands().into_iter())
             .map(|(_, view, dims, _)| dims.iter().map(|&dim| dim as f64).product::<f64>() * view.dtype.bytes() as f64)
             .sum();
-        // Of each tap some instructions for the element, and some for its address, which a vector has once; some more for each thread.
-        let results: f64 = written(&self.problem).1.iter().map(|&dim| dim as f64).product();
-        let addresses = 10.0 / f64::from(vector);
-        let issued = (self.problem.flops() * (4.0 + addresses) + results * 10.0 * addresses) / 32.0;
-        let ctas = (results / f64::from(vector * THREADS)).ceil();
+        // Of each tap some instructions for the element, and some for its address, which a vector has once; some more for each thread. Strips have what windows
+        // share once, and then each window's columns.
+        let results: f64 = written(p).1.iter().map(|&dim| dim as f64).product();
+        let of_element = if spec.kind == (Kind::Max { index: false }) && spec.is_packed() { 0.5 } else { 4.0 };
+        let addresses = 10.0 / vector;
+        let (shared, columns) = spec
+            .strip
+            .map_or((1.0, 0.0), |strip| (f64::from(strip.columns()) / f64::from(strip.windows * strip.taps), f64::from(strip.taps)));
+        let issued = (p.flops() * shared * (of_element + addresses) + results * (columns * of_element.min(1.0) + 10.0 * addresses)) / 32.0;
+        let ctas = (results / (vector * f64::from(config.windows * THREADS))).ceil();
         Work::default().beside([Stream::new(Traffic::Lines, bytes).issuing(issued).of_ctas(ctas)])
     }
 
-    fn lower(&self, &vector: &u32) -> Result<Program, Refusal> {
-        let (p, spec) = (&self.problem, Spec::of(&self.problem, vector));
+    fn lower(&self, config: &Config) -> Result<Program, Refusal> {
+        let (p, spec) = (&self.problem, Spec::of(&self.problem, *config));
+        let Config { vector, windows } = *config;
         let mut program = Program { buffer_alignment_bytes: vec![1; p.slots().len()], ..Program::default() };
         if p.is_empty() {
             return Ok(program);
         }
-        let (_, dims) = written(p);
+        let (_, mut dims) = written(p);
+        dims[4] = dims[4].div_ceil(u64::from(windows));
         let kernel = spec.clone().kernel();
         for region in Region::all(&spec.order.map(|dim| dims[dim]), vector) {
             let mut first = [0; 5];
             spec.order.iter().zip(&region.first).for_each(|(&dim, &at)| first[dim] = at);
+            first[4] *= u64::from(windows);
             let points = region.points(vector);
             let mut extents = region.extents;
             if let Some(inner) = extents.last_mut() {
@@ -152,14 +172,20 @@ impl Algorithm for Direct {
                     let blocks = match kind.is_backward() {
                         true if found_again => [[1, 2], [1, 1]],
                         true => [[2, 2], [1, 1]],
+                        false if matches!(kind, Kind::Average { .. }) => [[1, 3], [2, 2]],
                         false => [[3, 3], [2, 2]],
                     };
                     let vector = if found_again { 1 } else { vector };
-                    let spec = |adaptive, block| Spec { kind, double: false, types: types.clone(), adaptive, order, vector, block };
+                    let spec =
+                        |adaptive, block| Spec { kind, double: false, types: types.clone(), adaptive, order, vector, block, strip: None };
                     specs.extend(blocks.map(|block| spec([false; 3], block)));
                     let [high, wide] = blocks[0];
                     let high = if kind.is_ordered() { 1 } else { high };
                     specs.push(spec([false, true, true], [high, wide]));
+                    if vector > 1 && kind == (Kind::Max { index: false }) {
+                        let strips = [2, 4].into_iter().flat_map(|windows| [1, 2].map(|stride| Strip { windows, taps: 3, stride }));
+                        specs.extend(strips.map(|strip| Spec { strip: Some(strip), ..spec([false; 3], [3, 3]) }));
+                    }
                 }
             }
         }
@@ -177,7 +203,7 @@ fn channels_last(view: &View) -> View {
 
 /// The most neighbouring channels that a thread may take: 16 bytes of the values, if they lie side by side in all operands.
 fn vector_of(p: &PoolProblem) -> u32 {
-    let spec = Spec::of(p, 1);
+    let spec = Spec::of(p, Config::ONE);
     // Where a maximum is found again, each channel goes its own way.
     if spec.order != CHANNELS_LAST || spec.kind == (Kind::MaxBackward { index: false }) {
         return 1;
@@ -230,6 +256,53 @@ impl Kind {
     }
 }
 
+/// What a thread takes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Config {
+    /// Neighbouring channels.
+    vector: u32,
+    /// Neighbouring windows along the width.
+    windows: u32,
+}
+
+impl Config {
+    const ONE: Config = Config { vector: 1, windows: 1 };
+}
+
+/// Neighbouring windows along the width that share columns.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+struct Strip {
+    windows: u32,
+    /// Taps of each, at most three.
+    taps: u32,
+    /// Columns from one to the next, fewer than taps.
+    stride: u32,
+}
+
+impl Strip {
+    /// The strips of a config, where windows share columns and none lies beside the image.
+    fn of(p: &PoolProblem, config: Config) -> Option<Strip> {
+        let spec = Spec::without_strip(p, config.vector);
+        let Windows::Sliding { taps, stride, dilation: 1, pad_before } = p.windows[2] else { return None };
+        let last = (p.out[2].max(1) - 1) * stride;
+        let meet = pad_before < taps && last < p.extents[2] + pad_before;
+        let is_taken = config.windows > 1 && spec.kind == (Kind::Max { index: false }) && spec.is_packed();
+        let fits = stride < taps && taps <= 3 && p.out[2] >= u64::from(config.windows);
+        (is_taken && meet && fits).then_some(Strip { windows: config.windows, taps: taps as u32, stride: stride as u32 })
+    }
+
+    /// Columns that the windows of a strip have together.
+    fn columns(&self) -> u32 {
+        (self.windows - 1) * self.stride + self.taps
+    }
+
+    /// Those of one of them.
+    fn of_window(&self, window: u32) -> impl Iterator<Item = usize> + use<> {
+        let first = window * self.stride;
+        (first..first + self.taps).map(|column| column as usize)
+    }
+}
+
 /// Everything that shapes a kernel.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 struct Spec {
@@ -244,10 +317,16 @@ struct Spec {
     vector: u32,
     /// Rows and columns of a window, or windows along rows and columns of an element, that are visited together.
     block: [u32; 2],
+    /// Neighbouring windows that a thread takes together.
+    strip: Option<Strip>,
 }
 
 impl Spec {
-    fn of(p: &PoolProblem, vector: u32) -> Spec {
+    fn of(p: &PoolProblem, config: Config) -> Spec {
+        Spec { strip: Strip::of(p, config), ..Spec::without_strip(p, config.vector) }
+    }
+
+    fn without_strip(p: &PoolProblem, vector: u32) -> Spec {
         let kind = match (&p.pass, p.mode) {
             (PoolPass::Forward { index, .. }, PoolMode::Max) => Kind::Max { index: index.is_some() },
             (PoolPass::Forward { .. }, PoolMode::Average { count_include_pad }) => Kind::Average { padded: count_include_pad },
@@ -266,7 +345,14 @@ impl Spec {
             order: if last { CHANNELS_LAST } else { CHANNELS_FIRST },
             vector,
             block: block_of(p, kind),
+            strip: None,
         }
+    }
+
+    /// Whether elements are compared as they are stored.
+    fn is_packed(&self) -> bool {
+        let alike = self.types.iter().all(|&dtype| dtype == self.types[0]);
+        !self.double && self.vector > 1 && alike && Packed::is_compared(self.types[0], self.vector)
     }
 
     fn name(&self) -> String {
@@ -280,7 +366,8 @@ impl Spec {
         let order: String = self.order.iter().map(|dim| char::from(b"ncdhw"[*dim])).collect();
         let ([high, wide], vector) = (self.block, self.vector);
         let double = if self.double { "_f64" } else { "" };
-        format!("pool_{kind}{flag}{backward}{double}_{adaptive}_{order}_v{vector}_b{high}x{wide}_{}", types.join("_"))
+        let strip = self.strip.map_or(String::new(), |Strip { windows, taps, stride }| format!("_x{windows}t{taps}s{stride}"));
+        format!("pool_{kind}{flag}{backward}{double}_{adaptive}_{order}_v{vector}_b{high}x{wide}{strip}_{}", types.join("_"))
     }
 
     fn target(&self) -> Target {
@@ -292,7 +379,9 @@ impl Spec {
     }
 
     fn build(&self) -> KernelBody {
-        let header = Header { name: self.name(), target: self.target(), threads: THREADS, min_ctas: 1, cluster: 1 };
+        // Two registers decide whether four overlapping windows have two CTAs of an SM or three.
+        let min_ctas = if self.strip.is_some_and(|strip| strip.stride == 1) { 3 } else { 1 };
+        let header = Header { name: self.name(), target: self.target(), threads: THREADS, min_ctas, cluster: 1 };
         build(header, |k| if self.double { kernel::build::<f64>(self, k) } else { kernel::build::<f32>(self, k) })
     }
 }
@@ -305,7 +394,8 @@ fn block_of(p: &PoolProblem, kind: Kind) -> [u32; 2] {
         Windows::Sliding { taps, .. } => taps,
         Windows::Adaptive => p.extents[2].div_ceil(p.out[2].max(1)) + 1,
     };
-    if kind.is_ordered() && columns > u64::from(wide) { [1, wide] } else { [high, wide] }
+    let by_row = (kind.is_ordered() && columns > u64::from(wide)) || (matches!(kind, Kind::Average { .. }) && high > 2);
+    if by_row { [1, wide] } else { [high, wide] }
 }
 
 /// How many places along a spatial dim are visited together: as many as a window has, or as windows have an element, up to three or two.

@@ -9,7 +9,7 @@ verdigris_kir::parameters! {
     #[derive(Clone, Copy, Debug)]
     pub(super) struct Axis / AxisArgs of bool as adaptive {
         pub(super) extent: u32,
-        out: u32,
+        pub(super) out: u32,
         adaptive: Option<AdaptiveArgs> = adaptive.then_some(()),
         sliding: Option<SlidingArgs> = (!adaptive).then_some(()),
     }
@@ -115,6 +115,12 @@ impl<'k> Axis<'k> {
         Range { first, count: k.select(end.gt(first), end - first, 0u32), step: k.constant(1) }
     }
 
+    /// Tap `number` of windows that slide without dilation, counted from the first of window `o` on: the element, or beyond the image the last one on that side.
+    fn tap(&self, o: Val<'k, u32>, number: u32) -> Val<'k, u32> {
+        let Form::Sliding(Sliding { stride, pad, .. }) = self.form() else { unreachable!("neighbouring windows slide") };
+        ((o * stride.value() + number).max(pad) - pad).min(self.extent - 1)
+    }
+
     /// Whether a tap of window `o` is element `i`; windows that [`Axis::holders`] names may step over it.
     fn holds(&self, o: Val<'k, u32>, i: Val<'k, u32>) -> Val<'k, bool> {
         match &self.form() {
@@ -194,6 +200,20 @@ impl<'k> Grid<'_, 'k> {
         let ranges = self.ranges(|axis| self.axes[axis].elements(out[axis]));
         let none = ranges.map(|range| range.count.eq(0));
         (ranges.map(|range| range.first), none[0] | none[1] | none[2])
+    }
+
+    /// The columns of elements that neighbouring windows have from the one at `out` on, so many of them.
+    pub(super) fn columns(&self, out: Place<'k>, many: u32) -> Vec<Val<'k, u32>> {
+        (0..many).map(|number| self.axes[2].tap(out[2], number)).collect()
+    }
+
+    /// Runs `f` for the rows of a window's elements, in order.
+    pub(super) fn rows(&self, out: Place<'k>, f: &dyn Fn([Val<'k, u32>; 2])) {
+        let [depth, height] = [0, 1].map(|axis| self.axes[axis].elements(out[axis]));
+        self.k.range(depth.count, |at| {
+            let depth = depth.first + at * depth.step;
+            self.k.range(height.count, |at| f([depth, height.first + at * height.step]));
+        });
     }
 
     /// Runs `f` for the windows that hold an element, in row-major order, a block at a time.
