@@ -224,14 +224,17 @@ fn the_gradient_of_a_loss_may_lie_in_the_place_of_the_logits() {
     let (kernels, arch) = (Kernels::new(), Arch::virtual_device(4));
     // Rows that are held, long ones, such as begin anywhere, and such as lie side by side, each fewer than a whole number of teams.
     let cases = [([5, 24], 1), ([3, 520], 1), ([5, 261], 1), ([2, 16_400], 1), ([2, 33_001], 1), ([67, 16], 0), ([19, 40], 0), ([3, 9], 1)];
-    for (dims, axis) in cases {
+    let reductions = [LossReduction::None, LossReduction::Mean];
+    for ((dims, axis), reduction) in cases.into_iter().flat_map(|case| reductions.map(|reduction| (case, reduction))) {
         let laid = |dims: &[u64]| rows(dims);
+        let is_mean = reduction == LossReduction::Mean;
         let (rows, classes) = (dims[1 - axis], dims[axis]);
         let of_rows: Vec<u64> = (0..2).map(|dim| if dim == axis { 1 } else { rows }).collect();
+        let of_losses = if is_mean { vec![1; 2] } else { of_rows.clone() };
         let mut g = GraphBuilder::new("in place");
         let (logits, labels) = (g.tensor("logits", DType::Bf16, laid(&dims)), g.tensor("labels", DType::I32, laid(&of_rows)));
-        let (dloss, lse) = (g.tensor("dloss", DType::F32, laid(&of_rows)), g.tensor("lse", DType::F32, laid(&of_rows)));
-        let spec = CrossEntropySpec { ignore_index: Some(-100), ..CrossEntropySpec::new(axis as u32, LossReduction::None) };
+        let (dloss, lse) = (g.tensor("dloss", DType::F32, laid(&of_losses)), g.tensor("lse", DType::F32, laid(&of_rows)));
+        let spec = CrossEntropySpec { ignore_index: Some(-100), ..CrossEntropySpec::new(axis as u32, reduction) };
         let back = CrossEntropyBackward { spec, logits, labels, dloss, lse: Some(lse), dlogits: logits };
         let dlogits = g.cross_entropy_backward("dlogits", back).expect("fits");
         g.store(dlogits, "dlogits", DType::Bf16).expect("stores");
@@ -245,14 +248,16 @@ fn the_gradient_of_a_loss_may_lie_in_the_place_of_the_logits() {
         let at = |row: u64, class: u64| (if axis == 1 { row * classes + class } else { class * rows + row }) as usize;
         let values: Vec<u16> = (0..elements).map(|i| ((((i * 7919) % 1009) as f32 / 400.0 - 1.25).to_bits() >> 16) as u16).collect();
         let labels: Vec<i32> = (0..rows).map(|row| if row == 1 { -100 } else { (row * 13 % classes) as i32 }).collect();
-        let factors: Vec<f32> = (0..rows).map(|row| 1.0 + row as f32).collect();
+        // What each row's loss counts, and what is given of them: of a mean one number, which the rows that are not ignored share.
+        let factors: Vec<f32> = (0..rows).map(|row| if is_mean { 3.0 / (rows - 1) as f32 } else { 1.0 + row as f32 }).collect();
+        let given: Vec<f32> = if is_mean { vec![3.0] } else { factors.clone() };
         let sums: Vec<f32> =
             (0..rows).map(|row| (0..classes).map(|class| widened(values[at(row, class)]).exp()).sum::<f32>().ln()).collect();
         let contents = |name: &str| -> Vec<u8> {
             match name {
                 "logits" => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
                 "labels" => labels.iter().flat_map(|value| value.to_le_bytes()).collect(),
-                "dloss" => factors.iter().flat_map(|value| value.to_le_bytes()).collect(),
+                "dloss" => given.iter().flat_map(|value| value.to_le_bytes()).collect(),
                 _ => sums.iter().flat_map(|value| value.to_le_bytes()).collect(),
             }
         };
@@ -267,7 +272,7 @@ fn the_gradient_of_a_loss_may_lie_in_the_place_of_the_logits() {
                     memory.add(&contents(operand.name));
                 });
                 let ran = interp::run(&program, &kernels, &mut memory, &Options::schedule(seed));
-                ran.unwrap_or_else(|findings| panic!("{dims:?} {knobs}: {findings}"));
+                ran.unwrap_or_else(|findings| panic!("{dims:?} {reduction:?} {knobs}: {findings}"));
                 let found: Vec<f32> =
                     memory.to_vec(read).chunks_exact(2).map(|half| widened(u16::from_le_bytes([half[0], half[1]]))).collect();
                 for row in 0..rows {

@@ -1,13 +1,15 @@
-//! The kernels: sums over the channels of a part, the parts joined, the result; and all three behind each other in one launch.
+//! The kernels: sums over the channels of a part, the parts joined, the result; and all three behind each other in one launch, with barriers of the grid
+//! or by CTAs that have whole channels.
 //!
 //! **Thread coordinates.** A *point* is a row (an element of the channel) or, along planes, a vector of neighbouring rows. The threads of a CTA stand
 //! `across` along channels, a vector of neighbours each, and the others along points; along planes a CTA has one channel. A CTA goes through a
-//! *part* of the points, and the grid through channel blocks and parts.
+//! *part* of the points, and the grid through channel blocks and parts. Along *images* the elements of an image's channels, one plane behind the other, stand
+//! in the place of channels: each is summed over images, and the join adds up those of a plane.
 //!
 //! **Statistics** of a thread are [`Moments`]; its channels' first elements of the part serve as the shift that the CTA's threads share.
 
 use serde::{Deserialize, Serialize};
-use verdigris_kir::face::{Header, Kernel, Val, build};
+use verdigris_kir::face::{Header, Kernel, Pointer, Val, build};
 use verdigris_kir::inst::{Cache, Special};
 use verdigris_kir::ir::{KernelBody, Target};
 use verdigris_kir::params::{Arguments, Divide, Parameter, Read, ReadWrite, Write};
@@ -43,6 +45,8 @@ pub(super) enum Stage {
     Apply,
     /// All three, with barriers of the grid between.
     Fused,
+    /// All three, of a CTA's channels by itself: its part is all of them.
+    Alone,
 }
 
 impl Stage {
@@ -52,6 +56,7 @@ impl Stage {
             Stage::Join => "join",
             Stage::Apply => "apply",
             Stage::Fused => "fused",
+            Stage::Alone => "alone",
         }
     }
 }
@@ -73,6 +78,8 @@ pub(super) enum Form {
     Lines { across: u32 },
     /// All threads along the elements of one channel, each with a vector of them.
     Planes,
+    /// So many threads along the planes of neighbouring channels, each with a vector of elements, of one channel or of several.
+    Images { across: u32 },
 }
 
 /// Everything that shapes a kernel.
@@ -103,6 +110,7 @@ impl Spec {
         let form = match self.form {
             Form::Lines { across } => format!("lines{across}"),
             Form::Planes => "planes".to_owned(),
+            Form::Images { across } => format!("images{across}"),
         };
         let flag = |set: bool, word: &str| if set { format!("_{word}") } else { String::new() };
         let operands: String = self.operands.iter().map(|(name, dtype)| format!("_{}{dtype}", name.word())).collect();
@@ -147,9 +155,14 @@ impl Spec {
     /// Threads along channels.
     pub(super) fn across(&self) -> u32 {
         match self.form {
-            Form::Lines { across } => across,
+            Form::Lines { across } | Form::Images { across } => across,
             Form::Planes => 1,
         }
+    }
+
+    /// Whether elements of planes stand in the place of channels.
+    fn is_image(&self) -> bool {
+        matches!(self.form, Form::Images { .. })
     }
 
     /// Points that a CTA has at a time.
@@ -177,7 +190,7 @@ impl Spec {
         if self.double { 8 } else { 4 }
     }
 
-    fn is_written(&self, name: Name) -> bool {
+    pub(super) fn is_written(&self, name: Name) -> bool {
         match name {
             Name::Y => self.pass == Pass::Forward,
             Name::Dadd => self.stage != Stage::Apply,
@@ -204,12 +217,13 @@ impl Spec {
             Stage::Join => [false, true, self.pass != Pass::Statistics, false],
             Stage::Apply => [false, false, false, true],
             Stage::Fused => [true, true, self.pass != Pass::Statistics, self.pass != Pass::Statistics],
+            Stage::Alone => [false, false, self.pass != Pass::Statistics, self.pass != Pass::Statistics],
         }
     }
 
     /// The alignment of two arrays in scratch, where the stage uses them so.
     fn array(&self, use_of: usize) -> Option<u32> {
-        let vector = if use_of == 3 { self.channels_of_thread() } else { 1 };
+        let vector = if use_of == 3 && !self.is_image() { self.channels_of_thread() } else { 1 };
         self.scratch()[use_of].then(|| (vector * self.bytes()).min(16))
     }
 
@@ -232,6 +246,15 @@ impl Spec {
                 run.join::<T>();
                 if self.pass != Pass::Statistics {
                     run.wait_for_all(2);
+                    run.apply::<T>(&tile);
+                }
+            }
+            Stage::Alone => {
+                let tile = run.tile(k.cta());
+                run.sums::<T>(&tile);
+                if self.pass != Pass::Statistics {
+                    // What the threads that joined a channel have kept is read by all.
+                    k.bar_sync();
                     run.apply::<T>(&tile);
                 }
             }
@@ -261,7 +284,10 @@ impl Parameter for Arrivals {
 verdigris_kir::parameters! {
     /// Of every stage.
     pub(super) struct Values / KernelArgs of Spec as spec {
+        /// Along images, the elements of all channels' planes; of a join the channels.
         pub channels: u32,
+        /// Elements of a plane, by which the number of an element of an image becomes its channel's.
+        pub plane: Option<Divide> = spec.is_image().then_some(()),
         /// Channel blocks, by which the number of a CTA becomes block and part.
         pub blocks: Divide,
         /// All of a channel; of a join, whose points have one element each, the elements.
@@ -412,10 +438,15 @@ impl<'s, 'k> Run<'s, 'k> {
         let k = self.k;
         match self.spec.form {
             Form::Planes => vec![points.iter().flatten().map(|value| value.get(k)).collect()],
-            Form::Lines { .. } => {
+            Form::Lines { .. } | Form::Images { .. } => {
                 (0..self.spec.vector as usize).map(|channel| points.iter().map(|point| point[channel].get(k)).collect()).collect()
             }
         }
+    }
+
+    /// The channel that stands in a place along channels.
+    fn channel_at(&self, place: Val<'k, u32>) -> Val<'k, u32> {
+        self.values.plane.as_ref().map_or(place, |plane| plane.split(place).0)
     }
 
     /// The channel of an element of a point, among the thread's.
@@ -461,7 +492,7 @@ impl<'s, 'k> Run<'s, 'k> {
                 let m2 = lanes::over_team(k, THREADS, k.fma(own * apart, apart, m2s[0]), &add);
                 k.when(k.thread().eq(0), || self.store_part(tile, tile.block, [moments.shift[0] + mean, m2]));
             }
-            Form::Lines { .. } => self.over_lines(tile, [&means, &m2s], |columns, each| {
+            Form::Lines { .. } | Form::Images { .. } => self.over_lines(tile, [&means, &m2s], |columns, each| {
                 let sum = k.var(zero);
                 each(&|line, [mean, _]| sum.set(k.fma(of_line(line), mean, sum.get())));
                 let mean = T::quotient(sum.get(), whole);
@@ -513,7 +544,7 @@ impl<'s, 'k> Run<'s, 'k> {
                 let sums = lanes::over_warps(k, THREADS, of_warps, &|[a, b], [c, d]| [a + c, b + d]);
                 k.when(k.thread().eq(0), || self.store_part(tile, tile.block, sums));
             }
-            Form::Lines { .. } => self.over_lines(tile, [&plain, &weighted], |columns, each| {
+            Form::Lines { .. } | Form::Images { .. } => self.over_lines(tile, [&plain, &weighted], |columns, each| {
                 let sums = [k.var(zero), k.var(zero)];
                 each(&|_, parts| sums.iter().zip(parts).for_each(|(sum, part)| sum.set(sum.get() + part)));
                 self.store_part(tile, columns, [sums[0].get(), sums[1].get()]);
@@ -563,8 +594,15 @@ impl<'s, 'k> Run<'s, 'k> {
         whole.map(|(_, whole)| whole.at_channel(channel)).expect("an operand that the pass always has")
     }
 
+    /// Leaves the sums of a part; those of a CTA that has whole channels are the channel's.
     fn store_part<T: Compute>(&self, tile: &Tile<'k>, channel: Val<'k, u32>, values: [Val<'k, T>; 2]) {
         let k = self.k;
+        if self.spec.stage == Stage::Alone {
+            return match (self.spec.pass, values) {
+                (Pass::Backward, sums) => self.finish_gradients(channel, sums),
+                (_, [mean, m2]) => self.finish_statistics(channel, mean, m2),
+            };
+        }
         let Some(to) = self.values.parts_to else { return };
         let at = (channel.mul_wide(self.values.parts) + tile.part.widen()) * u64::from(T::TY.bytes());
         for (to, value) in to.into_iter().zip(values) {
@@ -676,6 +714,10 @@ impl<'s, 'k> Run<'s, 'k> {
         let (k, many) = (self.k, self.spec.channels_of_thread());
         let from = self.values.joined_from.expect("a stage behind the join reads it");
         let at_once = (16 / T::TY.bytes()).min(many);
+        if self.spec.is_image() {
+            let load = |from: Pointer<'k>, i: u32| k.ld_global::<T>(from.at(self.channel_at(tile.channel + i), T::TY.bytes()), 0);
+            return from.map(|from| (0..many).map(|i| load(from, i)).collect());
+        }
         from.map(|from| {
             let address = from.at(tile.channel, T::TY.bytes());
             (0..many)
@@ -694,7 +736,7 @@ impl<'s, 'k> Run<'s, 'k> {
     /// What normalizes the thread's channels, of mean and `inv` that are given.
     fn factors_of<T: Compute>(&self, tile: &Tile<'k>, mean: &[Val<'k, T>], inv: Option<&[Val<'k, T>]>) -> Vec<Factors<'k, T>> {
         let many = self.spec.channels_of_thread();
-        let load = |name: Name, i: u32| self.vector(name).map(|vector| vector.load::<T>(&[tile.channel + i]));
+        let load = |name: Name, i: u32| self.vector(name).map(|vector| vector.load::<T>(&[self.channel_at(tile.channel + i)]));
         let one = self.number::<T>(1.0);
         (0..many)
             .map(|i| {
@@ -710,7 +752,7 @@ impl<'s, 'k> Run<'s, 'k> {
         let many = self.spec.channels_of_thread();
         let load = |name: Name| {
             let vector = self.vector(name)?;
-            Some((0..many).map(|i| vector.load::<T>(&[tile.channel + i])).collect::<Vec<_>>())
+            Some((0..many).map(|i| vector.load::<T>(&[self.channel_at(tile.channel + i)])).collect::<Vec<_>>())
         };
         let mean = load(Name::Mean).expect("a gradient reads the mean");
         self.factors_of(tile, &mean, load(Name::Inv).as_deref())
@@ -777,7 +819,7 @@ impl<'s, 'k> Run<'s, 'k> {
         let lines: Vec<[Val<'k, T>; 2]> = (0..factors.len())
             .map(|i| {
                 let of_channel = factors[i].factor * share;
-                let inv = inv.load::<T>(&[tile.channel + i as u32]);
+                let inv = inv.load::<T>(&[self.channel_at(tile.channel + i as u32)]);
                 [of_channel * dbias[i], of_channel * dscale[i] * inv]
             })
             .collect();

@@ -5,9 +5,11 @@
 //!
 //! **Method.** A first launch goes through the elements and leaves sums of parts, a second one joins the parts of each channel and writes what belongs
 //! to channels (one warp a channel), a third goes through the elements once more, from the parts that were read last, which may still lie in L2. Small
-//! tensors do all three in one launch, with barriers of the grid between them. Threads stand along channels where these are neighbours in memory
-//! (*lines*), along the elements of one channel where those are (*planes*), and take up to 16 bytes at a time; tensors that allow neither are read element
-//! by element. Where the chip can, each of three launches starts while the one in front of it ends, and waits for what that writes.
+//! tensors do all three in one launch, with barriers of the grid between them. Where what CTAs read first lies in L2 when they read it again, each CTA may
+//! do all three for channels of its own. Threads stand along channels where these are neighbours in memory (*lines*), along the elements of one channel
+//! where those are (*planes*), and take up to 16 bytes at a time; tensors that allow neither are read element by element. Planes whose extent no vector
+//! divides are taken together with those of the other channels, which lie behind them (*images*, of a gradient alone). Where the chip can, each of three
+//! launches starts while the one in front of it ends, and waits for what that writes.
 //!
 //! The gradient behind ReLU sees what passed by the sign of `(x − mean) · inv · scale + bias`, worked out again by the forward kernel's instructions,
 //! so that the result need not be read; where something was added, it reads the result, and stores the gradient of what was added on the way.
@@ -39,6 +41,9 @@ use operands::{Name, WholeArgs};
 /// Threads along channels, where these are neighbours: a line of 128 bytes, or of 512.
 const ACROSS: [u32; 2] = [8, 32];
 
+/// The share of L2 that CTAs of whole channels may fill with what they read twice.
+const ALONE_SHARE: f64 = 0.6;
+
 /// An accepted problem.
 #[derive(Clone, Debug)]
 pub(super) struct Channels {
@@ -56,8 +61,18 @@ pub(super) struct Config {
     form: Form,
     /// Neighbours that one access takes.
     vector: u32,
-    /// One launch in place of three.
-    fused: bool,
+    launches: Launches,
+}
+
+/// The launches of a config.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Launches {
+    /// One for each stage.
+    Each,
+    /// One for all stages, with barriers of the grid.
+    Fused,
+    /// One for all stages, whose CTAs have whole channels.
+    Alone,
 }
 
 /// How a problem is laid over the grid.
@@ -97,7 +112,7 @@ impl Algorithm for Channels {
         };
         let (sm_count, l2_bytes, overlaps) = (arch.sm_count, arch.l2_bytes as f64, arch.runs(Target::Sm90));
         let accepted = Channels { problem: problem.clone(), pass, relu, sm_count, l2_bytes, overlaps };
-        let any = Config { form: Form::Lines { across: 32 }, vector: 1, fused: false };
+        let any = Config { form: Form::Lines { across: 32 }, vector: 1, launches: Launches::Each };
         let target = accepted.stages(any).into_iter().map(|stage| accepted.spec(stage, any).target()).max().unwrap_or(Target::Sm80);
         Self::ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
         Ok(accepted)
@@ -118,24 +133,38 @@ impl Algorithm for Channels {
         if along_channels == 1 {
             forms.push((Form::Lines { across: 32 }, 1));
         }
+        let along_images = self.image_neighbours();
+        if along_images > along_rows {
+            forms.extend(ACROSS.map(|across| (Form::Images { across }, along_images)));
+        }
         let mut configs = Vec::new();
         for (form, vector) in forms {
-            let config = Config { form, vector, fused: false };
+            let config = Config { form, vector, launches: Launches::Each };
             configs.push(config);
+            if matches!(form, Form::Images { .. }) {
+                continue;
+            }
             let spec = self.spec(Stage::Fused, config);
             if self.grid(config).ctas() <= self.sm_count * spec.ctas_per_sm() {
-                configs.push(Config { fused: true, ..config });
+                configs.push(Config { launches: Launches::Fused, ..config });
+            }
+            let alone = Config { launches: Launches::Alone, ..config };
+            if self.fits_alone(alone) {
+                configs.push(alone);
             }
         }
         configs
     }
 
-    fn knobs(&Config { form, vector, fused }: &Config) -> Knobs {
+    fn knobs(&Config { form, vector, launches }: &Config) -> Knobs {
         let across = match form {
-            Form::Lines { across } => across,
+            Form::Lines { across } | Form::Images { across } => across,
             Form::Planes => 0,
         };
-        Knobs::new([("across", across), ("vector", vector), ("launches", if fused { 1 } else { 3 })])
+        let all = [("across", across), ("vector", vector), ("launches", if launches == Launches::Each { 3 } else { 1 })];
+        let alone = (launches == Launches::Alone).then_some(("alone", 1));
+        let images = matches!(form, Form::Images { .. }).then_some(("images", 1));
+        Knobs::new(all.into_iter().chain(alone).chain(images))
     }
 
     fn notes(&self, _: &Config) -> Notes {
@@ -146,24 +175,32 @@ impl Algorithm for Channels {
         let elements = self.problem.count() as f64 * self.problem.channels as f64;
         let mut first = 0.0;
         let mut again = 0.0;
-        for &stage in &self.stages(Config { fused: false, ..*config }) {
+        for &stage in &self.stages(Config { launches: Launches::Each, ..*config }) {
             let spec = self.spec(stage, *config);
             let wholes = spec.operands.iter().filter(|(name, _)| name.is_whole());
             let bytes: f64 = wholes.map(|&(name, dtype)| elements * self.bytes_of_element(name, dtype, config)).sum();
             *(if stage == Stage::Sums { &mut first } else { &mut again }) += bytes;
         }
         // What the third launch reads first was read last, and may lie in L2; and it is read beside what is written.
-        let kept = (0.5 * self.l2_bytes).min(0.5 * again).min(first);
+        let kept = match config.launches {
+            // All of it, where a CTA reads its own again at once.
+            Launches::Alone => first.min(again),
+            _ => (0.5 * self.l2_bytes).min(0.5 * again).min(first),
+        };
         let ctas = self.grid(*config).ctas();
         // Barriers of the grid, and the arrivals that are set to 0 in front of it, cost more than launches that overlap.
-        let launches = match (config.fused, self.overlaps) {
-            (true, _) => 4.0,
-            (false, true) => 2.0,
-            (false, false) => 3.0,
+        let launches = match (config.launches, self.overlaps) {
+            (Launches::Alone, _) => 1.0,
+            (Launches::Fused, _) => 4.0,
+            (Launches::Each, true) => 2.0,
+            (Launches::Each, false) => 3.0,
         };
         // Some eight instructions an element, of which a few serve a vector.
         let issued = elements / 32.0 * if config.vector == 1 { 24.0 } else { 10.0 };
-        let stream = Stream::new(Traffic::Lines, first + again - kept).of_ctas(f64::from(ctas)).issuing(issued);
+        // A last wave of few CTAs of whole channels leaves the others idle.
+        let waves = f64::from(ctas) / f64::from(self.sm_count * self.spec(Stage::Fused, *config).ctas_per_sm());
+        let idle = if config.launches == Launches::Alone { (waves.ceil() / waves).min(2.0) } else { 1.0 };
+        let stream = Stream::new(Traffic::Lines, (first + again - kept) * idle).of_ctas(f64::from(ctas)).issuing(issued);
         Work::default().beside([stream.in_launches(launches)])
     }
 
@@ -177,22 +214,23 @@ impl Algorithm for Channels {
         let specs: Vec<Spec> = stages.iter().map(|&stage| self.spec(stage, *config)).collect();
         let grid = self.grid(*config);
         let bytes = p.compute.bytes() as u64;
-        let parts_bytes = p.channels * u64::from(grid.parts) * bytes;
+        let leaves_parts = config.launches != Launches::Alone;
+        let parts_bytes = if leaves_parts { p.channels * self.plane(*config) * u64::from(grid.parts) * bytes } else { bytes };
         let parts = ["sums", "weighted sums"].map(|name| program.add_scratch(name, parts_bytes));
         let joined = ["mean", "deviation"].map(|name| program.add_scratch(name, p.channels * bytes));
-        let arrivals = config.fused.then(|| program.add_scratch("arrivals", 4));
+        let arrivals = (config.launches == Launches::Fused).then(|| program.add_scratch("arrivals", 4));
         if let Some(at) = arrivals {
             program.steps.push(Step::Fill { at, bytes: 4, value: 0 });
         }
         for spec in specs {
-            let args = self.arguments(&spec, grid, parts, joined, arrivals).bound(&spec);
+            let args = self.arguments(&spec, grid, self.plane(*config), parts, joined, arrivals).bound(&spec);
             let ctas = if spec.stage == Stage::Join { (p.channels as u32).div_ceil(WARPS) } else { grid.ctas() };
             let overlaps = spec.overlaps;
             let launch = Launch::new(spec.kernel(), [ctas, 1, 1], args);
-            program.launch(match (config.fused, overlaps) {
-                (true, _) => launch.resident(),
-                (false, true) => launch.overlapping(),
-                (false, false) => launch,
+            program.launch(match (config.launches, overlaps) {
+                (Launches::Fused, _) => launch.resident(),
+                (_, true) => launch.overlapping(),
+                (_, false) => launch,
             });
         }
         Ok(program)
@@ -205,10 +243,13 @@ impl Algorithm for Channels {
             let vector = 16 / dtype.bytes() as u32;
             let forms = [(Form::Lines { across: ACROSS[0] }, vector), (Form::Planes, vector), (Form::Planes, 1)];
             let wide = [(Form::Lines { across: ACROSS[1] }, vector)];
-            for (form, vector) in forms.into_iter().chain(wide) {
-                for (pass, relu, names) in CATALOG {
-                    let stages = [Stage::Sums, Stage::Join, Stage::Apply, Stage::Fused];
-                    for stage in stages.into_iter().filter(|&stage| stage != Stage::Apply || *pass != Pass::Statistics) {
+            let images = ACROSS.map(|across| (Form::Images { across }, vector));
+            for (form, vector) in forms.into_iter().chain(wide).chain(images) {
+                let is_image = matches!(form, Form::Images { .. });
+                for (pass, relu, names) in CATALOG.iter().filter(|(pass, ..)| !is_image || *pass == Pass::Backward) {
+                    let all = [Stage::Sums, Stage::Join, Stage::Apply, Stage::Fused, Stage::Alone];
+                    let stages = all.into_iter().filter(|stage| !is_image || !matches!(stage, Stage::Fused | Stage::Alone));
+                    for stage in stages.filter(|&stage| stage != Stage::Apply || *pass != Pass::Statistics) {
                         let all: Vec<(Name, DType)> = (names.iter().filter_map(|name| Name::of(name)))
                             .map(|name| (name, if name.is_whole() { dtype } else { DType::F32 }))
                             .collect();
@@ -245,7 +286,7 @@ fn of_stage(stage: Stage, pass: Pass, relu: bool, all: &[(Name, DType)]) -> Vec<
     let is_left = dtype_of(Name::Dadd).is_some() && dtype_of(Name::Dadd) == dtype_of(Name::Dy);
     let (sums, join, apply) = (stage == Stage::Sums, stage == Stage::Join, stage == Stage::Apply);
     let has = |name: Name| match (pass, name) {
-        _ if stage == Stage::Fused => true,
+        _ if matches!(stage, Stage::Fused | Stage::Alone) => true,
         (Pass::Statistics, Name::X) => sums,
         (Pass::Statistics, _) => join,
         (Pass::Forward, Name::X) => sums || apply,
@@ -272,7 +313,7 @@ impl Channels {
         let all: Vec<(Name, DType)> = self.operands().into_iter().map(|(name, view)| (name, view.dtype)).collect();
         let double = self.problem.compute == DType::F64;
         let Channels { pass, relu, .. } = *self;
-        let rank = self.problem.rows.len();
+        let rank = self.problem.rows.len() - usize::from(matches!(config.form, Form::Images { .. }));
         let operands = of_stage(stage, pass, relu, &all);
         // A launch whose CTAs wait for each other begins when the chip is free.
         let overlaps = self.overlaps && stage != Stage::Fused;
@@ -281,8 +322,10 @@ impl Channels {
 
     /// The launches.
     fn stages(&self, config: Config) -> Vec<Stage> {
-        if config.fused {
-            return vec![Stage::Fused];
+        match config.launches {
+            Launches::Fused => return vec![Stage::Fused],
+            Launches::Alone => return vec![Stage::Alone],
+            Launches::Each => {}
         }
         let writes_elements = match self.pass {
             Pass::Statistics => false,
@@ -312,21 +355,65 @@ impl Channels {
         (1 << bits.trailing_zeros()).min(16 / narrowest as u32)
     }
 
+    /// The same along the planes of an image's channels, where these lie one behind the other; 1 where they do not, and where no gradient is asked for.
+    fn image_neighbours(&self) -> u32 {
+        let (rows, channels) = (&self.problem.rows, self.problem.channels);
+        let Some((&plane, outer)) = rows.split_last() else { return 1 };
+        if self.pass != Pass::Backward || plane < 2 || channels * plane >= 1 << 24 {
+            return 1;
+        }
+        let mut bits = channels * plane | 8;
+        let mut narrowest = 8;
+        for (_, view) in self.operands().into_iter().filter(|(name, _)| name.is_whole()) {
+            let (strides, along) = view.strides.split_at(outer.len());
+            if along != [1, plane] {
+                return 1;
+            }
+            narrowest = narrowest.min(view.dtype.bytes());
+            bits |= view.offset;
+            bits |= strides.iter().zip(outer).filter(|(_, extent)| **extent > 1).fold(0, |bits, (stride, _)| bits | stride);
+        }
+        (1 << bits.trailing_zeros()).min(16 / narrowest as u32)
+    }
+
+    /// Elements of a channel that stand beside each other in the place of channels.
+    fn plane(&self, config: Config) -> u64 {
+        if matches!(config.form, Form::Images { .. }) { self.problem.rows.last().copied().unwrap_or(1) } else { 1 }
+    }
+
     /// Bytes that cross the memory bus for an element; a sector where its neighbours are not a warp's.
     fn bytes_of_element(&self, name: Name, dtype: DType, config: &Config) -> f64 {
-        let along = if config.form == Form::Planes { self.problem.rows.len().checked_sub(1) } else { Some(self.problem.rows.len()) };
+        let along = match config.form {
+            Form::Planes | Form::Images { .. } => self.problem.rows.len().checked_sub(1),
+            Form::Lines { .. } => Some(self.problem.rows.len()),
+        };
         let view = self.problem.operand(name.word());
         let is_beside = along.zip(view).is_none_or(|(along, view)| view.strides[along] <= 1);
         if is_beside { dtype.bytes() as f64 } else { 32.0 }
     }
 
+    /// Whether CTAs may have whole channels: what all CTAs at work have read still lies in L2 when they read it again.
+    fn fits_alone(&self, config: Config) -> bool {
+        let spec = self.spec(Stage::Alone, config);
+        let blocks = self.grid(config).blocks;
+        let read: usize =
+            self.operands().iter().filter(|(name, _)| name.is_whole() && !spec.is_written(*name)).map(|(_, view)| view.dtype.bytes()).sum();
+        let of_cta = self.problem.count() as f64 * f64::from(spec.width()) * read as f64;
+        let at_work = f64::from(blocks.min(self.sm_count * spec.ctas_per_sm()));
+        at_work * of_cta <= ALONE_SHARE * self.l2_bytes
+    }
+
     /// The same for all stages, each of which the chip holds as a whole.
     fn grid(&self, config: Config) -> Grid {
         let spec = &self.spec(Stage::Sums, config);
-        let stages = self.stages(Config { fused: false, ..config });
+        let stages = self.stages(Config { launches: Launches::Each, ..config });
         let ctas_per_sm = stages.into_iter().map(|stage| self.spec(stage, config).ctas_per_sm()).min().unwrap_or(1);
-        let points = (self.problem.count() / u64::from(spec.elements_of_point())) as u32;
-        let blocks = (self.problem.channels as u32).div_ceil(spec.width()).max(1);
+        let plane = self.plane(config);
+        let points = (self.problem.count() / plane / u64::from(spec.elements_of_point())) as u32;
+        let blocks = ((self.problem.channels * plane) as u32).div_ceil(spec.width()).max(1);
+        if config.launches == Launches::Alone {
+            return Grid { blocks, points, points_of_part: points, parts: 1, elements_of_point: spec.elements_of_point() };
+        }
         let lines = THREADS / spec.across();
         // As many CTAs as the chip holds, each with a few turns at least.
         let wanted = (self.sm_count * ctas_per_sm / blocks).max(1);
@@ -335,7 +422,15 @@ impl Channels {
         Grid { blocks, points, points_of_part, parts: points.div_ceil(points_of_part), elements_of_point: spec.elements_of_point() }
     }
 
-    fn arguments(&self, spec: &Spec, grid: Grid, parts: [Address; 2], joined: [Address; 2], arrivals: Option<Address>) -> KernelArgs {
+    fn arguments(
+        &self,
+        spec: &Spec,
+        grid: Grid,
+        plane: u64,
+        parts: [Address; 2],
+        joined: [Address; 2],
+        arrivals: Option<Address>,
+    ) -> KernelArgs {
         let p = &self.problem;
         let (eps, momentum) = match &p.function {
             ChannelFunction::Forward { eps, momentum, .. } => (eps.0, momentum.0),
@@ -346,9 +441,18 @@ impl Channels {
             let names = spec.operands.iter().filter(move |(name, _)| name.is_whole() == whole);
             names.filter_map(|(name, _)| all.iter().find(|(known, _)| known == name).map(|(_, view)| view)).collect::<Vec<_>>()
         };
+        let is_image = matches!(spec.form, Form::Images { .. });
         let of_channel = |view: &View| {
             let strides = view.strides.last().copied().into_iter().collect();
             strided::argument(&View { strides, ..view.clone() }, &[0])
+        };
+        let whole = |view: &View| {
+            let mut strides = view.strides.clone();
+            if is_image {
+                // Elements of planes, which lie side by side, in the place of channels.
+                strides.pop();
+            }
+            WholeArgs::of(&View { strides, ..view.clone() })
         };
         let mut extents: Vec<u32> = p.rows.iter().map(|&extent| extent as u32).collect();
         if let (Some(inner), Form::Planes) = (extents.last_mut(), spec.form) {
@@ -357,18 +461,21 @@ impl Channels {
         extents.truncate(spec.rank);
         let [parts_to, parts_from, joined_to, joined_from] = spec.scratch();
         let elements = if spec.stage == Stage::Join { grid.elements_of_point } else { 1 };
+        // A join adds up the parts of all elements of an image that are the channel's.
+        let parts_of_channel = if spec.stage == Stage::Join { grid.parts * plane as u32 } else { grid.parts };
         KernelArgs {
-            channels: p.channels as u32,
+            channels: if is_image { (p.channels * plane) as u32 } else { p.channels as u32 },
+            plane: is_image.then_some(plane as u32),
             blocks: grid.blocks,
             points: grid.points * elements,
             points_of_part: grid.points_of_part * elements,
-            parts: grid.parts,
+            parts: parts_of_channel,
             count: p.count() as f64,
             eps,
             kept: 1.0 - momentum,
             taken: momentum,
             extents,
-            wholes: views(true).into_iter().map(WholeArgs::of).collect(),
+            wholes: views(true).into_iter().map(whole).collect(),
             vectors: views(false).into_iter().map(of_channel).collect(),
             parts_to: parts_to.then_some(parts),
             parts_from: parts_from.then_some(parts),
@@ -424,7 +531,7 @@ mod tests {
                 assert_eq!(u64::from(points * elements_of_point), accepted.problem.count(), "{words}: {config:?}");
                 assert!(points_of_part * (parts - 1) < points && points <= points_of_part * parts, "{words}: {config:?}");
                 assert!(u64::from(blocks * spec.width()) >= accepted.problem.channels, "{words}: {config:?}");
-                assert!(!config.fused || blocks * parts <= 132 * spec.ctas_per_sm(), "{words}: {config:?}");
+                assert!(config.launches != Launches::Fused || blocks * parts <= 132 * spec.ctas_per_sm(), "{words}: {config:?}");
             }
         }
     }

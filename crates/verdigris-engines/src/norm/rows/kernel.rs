@@ -7,7 +7,7 @@ use verdigris_kir::params::Write;
 use verdigris_kir::program::KernelRef;
 use verdigris_tensor::DType;
 
-use super::{Along, Holds, NARROW_CTA, OperandSpec, Role, Spec, WIDEST, class};
+use super::{Along, FEW, Holds, NARROW_CTA, Once, OperandSpec, Role, Spec, WIDEST, class, ctas_of_few};
 use crate::fuse::compute::{self, Compute};
 use crate::fuse::lanes;
 use crate::fuse::operand::{OperandArgs, OperandDecl};
@@ -89,7 +89,7 @@ impl Spec {
     }
 
     fn threads(&self) -> u32 {
-        self.team.max(NARROW_CTA)
+        self.once.map_or(self.team.max(NARROW_CTA), |once| once.threads)
     }
 
     /// Rows that a CTA takes at a time.
@@ -106,7 +106,7 @@ impl Spec {
         };
         // Each row as it is stored, twice.
         let rows = 2 * of(&|operand| is_streamed(operand.role));
-        let sums = self.sums.iter().filter(|&&summed| summed).count() as u32;
+        let sums = self.sums.iter().filter(|&&summed| summed && !self.sums_in_shared).count() as u32;
         let is_kept = |operand: &OperandSpec| operand.along == Along::Shared && words(operand.dtype) <= KEPT_WORDS;
         // The sums, and the values of a row on their way; of wide rows, whose scale is not kept either, a forward kernel has those of one access. As many CTAs as the assembler
         // would let there be are slower where rows are short: 131072×128 takes 28.6 µs with 11 of them and 26.4 with 8 (H100).
@@ -132,12 +132,13 @@ impl Spec {
                 format!("{}{}{along}", operand.role.name(), operand.dtype)
             })
             .collect();
+        let once = self.once.map_or(String::new(), |once| format!("_once{}{}", once.threads, flag(once.overlaps, "overlapped")));
         format!(
-            "norm_rows_{kind}_{pass}{}{}{}{}_team{}x{}v{}_d{rows}x{elements}_{}",
+            "norm_rows_{kind}_{pass}{}{}{}{}_team{}x{}v{}{once}_d{rows}x{elements}_{}",
             flag(self.zero_centred, "centred"),
             flag(self.double, "f64"),
             flag(self.sums[0], "dscale"),
-            flag(self.sums[1], "dbias"),
+            flag(self.sums[1], "dbias") + &flag(self.sums_in_shared, "shared"),
             self.team,
             self.held,
             self.vector,
@@ -146,7 +147,8 @@ impl Spec {
     }
 
     fn target(&self) -> Target {
-        compute::target_of_all(self.operands.iter().map(|operand| operand.dtype))
+        let own = if self.once.is_some_and(|once| once.overlaps) { Target::Sm90 } else { Target::Sm80 };
+        compute::target_of_all(self.operands.iter().map(|operand| operand.dtype)).max(own)
     }
 
     pub(super) fn kernel(self) -> KernelRef {
@@ -160,6 +162,9 @@ impl Spec {
 
     fn body<'k, T: Compute>(&self, k: Kernel<'k>) {
         let OfRows { rows, step, extent, count, eps, space, elements, operands, parts } = OfRows::declare(k, self);
+        if self.once.is_some_and(|once| once.overlaps) {
+            k.griddep_launch();
+        }
         let thread = k.thread();
         let (team, member) = (thread >> self.team.ilog2(), thread & (self.team - 1));
         let operands: Vec<(OperandSpec, Strided<'k>)> =
@@ -184,7 +189,8 @@ impl Spec {
             let of = |dtype: DType| (0..self.held).map(|_| Kept::new(k, dtype, self.vector)).collect();
             streamed.iter().map(|(spec, _)| of(spec.dtype)).collect()
         };
-        let (now, next) = (room(), room());
+        let now = room();
+        let next = if self.once.is_some() { Vec::new() } else { room() };
         // All loads before what they are kept in, so that none waits for another.
         let fetch = |first: Val<'k, u32>, to: &[Vec<Kept<'k>>]| {
             let (index, _) = row_of(first);
@@ -200,9 +206,12 @@ impl Spec {
             .filter(|(spec, _)| matches!(spec.role, Role::Scale | Role::Bias))
             .map(|(spec, operand)| Vector::new(&share, *spec, operand, &elements))
             .collect();
+        let in_shared = self.sums.map(|summed| (summed && self.sums_in_shared).then(|| SharedSums::new(&share, T::TY.bytes())));
+        in_shared.iter().flatten().for_each(SharedSums::clear::<T>);
         let row = Row {
             spec: self,
             share,
+            in_shared: &in_shared,
             operands: &operands,
             streamed: &streamed,
             now: &now,
@@ -211,22 +220,27 @@ impl Spec {
             eps: T::from_f64(eps),
         };
         let sums: Vec<Option<Vec<Var<'k, T>>>> = (self.sums.iter())
-            .map(|&summed| summed.then(|| (0..self.held * self.vector).map(|_| k.var(T::constant(k, 0.0))).collect()))
+            .map(|&summed| {
+                (summed && !self.sums_in_shared).then(|| (0..self.held * self.vector).map(|_| k.var(T::constant(k, 0.0))).collect())
+            })
             .collect();
         let first = k.cta() * self.rows_of_cta();
         if self.held > 0 {
             fetch(first, &now);
         }
+        let take = |first: Val<'k, u32>| {
+            let (index, inside) = row_of(first);
+            if self.backward { row.backward(&index, inside, &sums) } else { row.forward(&index, inside) }
+        };
+        if self.once.is_some() {
+            take(first);
+            return self.deliver_at_once(&share, team, &sums, [parts.scale, parts.bias]);
+        }
         k.range_step(first, rows, step, |first| {
             if self.held > 0 {
                 k.when((first + step).lt(rows), || fetch(first + step, &next));
             }
-            let (index, inside) = row_of(first);
-            if self.backward {
-                row.backward(&index, inside, &sums)
-            } else {
-                row.forward(&index, inside)
-            }
+            take(first);
             if self.reductions() == 1 && self.team > 32 {
                 // The next row's sum lies where a slower warp still reads this one's. Where a row has several, their barriers lie between.
                 k.bar_sync();
@@ -236,6 +250,11 @@ impl Spec {
         for (sums, to) in sums.iter().zip([parts.scale, parts.bias]) {
             if let (Some(sums), Some(to)) = (sums, to) {
                 self.deliver(&share, team, sums, to);
+            }
+        }
+        for (sums, to) in in_shared.iter().zip([parts.scale, parts.bias]) {
+            if let (Some(sums), Some(to)) = (sums, to) {
+                sums.deliver::<T>(to.address() + k.cta().mul_wide(extent) * u64::from(T::TY.bytes()));
             }
         }
     }
@@ -270,6 +289,7 @@ impl Spec {
             });
             return;
         }
+        // One after the other, in place.
         let columns = k.shared("columns", self.team * self.held * self.vector * bytes, 16).address();
         for round in 0..self.rows_of_cta() {
             k.when(team.eq(round), || {
@@ -285,6 +305,52 @@ impl Spec {
         }
         k.range_step(k.thread(), extent, self.threads(), |column| {
             k.st_global(own + column.mul_wide(bytes), 0, k.ld_shared::<T>(columns + column * bytes, 0));
+        });
+    }
+
+    /// The same where the teams of a CTA have one row each: they leave their sums beside each other, and threads add up neighbouring columns.
+    fn deliver_at_once<'k, T: Compute>(
+        &self,
+        share: &Share<'k>,
+        team: Val<'k, u32>,
+        sums: &[Option<Vec<Var<'k, T>>>],
+        to: [Option<Pointer<'k>>; 2],
+    ) {
+        let present: Vec<(&[Var<'k, T>], Pointer<'k>)> =
+            sums.iter().zip(to).filter_map(|(sums, to)| Some((sums.as_deref()?, to?))).collect();
+        if self.rows_of_cta() == 1 {
+            present.iter().for_each(|(sums, to)| self.deliver(share, team, sums, *to));
+            return;
+        }
+        let (k, bytes) = (share.k, T::TY.bytes());
+        let line_bytes = self.team * self.held * self.vector * bytes;
+        let array_bytes = self.rows_of_cta() * line_bytes;
+        let many = self.vector.min(16 / bytes);
+        let lines = k.shared("lines", present.len() as u32 * array_bytes, 16).address();
+        let of_vector = |number: usize| i64::from(number as u32 * array_bytes);
+        for (number, (sums, _)) in present.iter().enumerate() {
+            for slot in 0..self.held {
+                let place = lines + team * line_bytes + share.number(slot) * (self.vector * bytes);
+                let own: Vec<Val<'k, T>> =
+                    sums[(slot * self.vector) as usize..][..self.vector as usize].iter().map(|sum| sum.get()).collect();
+                for (part, values) in (0..).zip(own.chunks(many as usize)) {
+                    let offset = of_vector(number) + i64::from(part * many * bytes);
+                    k.st_shared_vector(place, offset, values);
+                }
+            }
+        }
+        k.bar_sync();
+        let extent = share.vectors * self.vector;
+        k.range_step(k.thread() * many, extent, self.threads() * many, |column| {
+            for (number, (_, to)) in present.iter().enumerate() {
+                let load =
+                    |row: u32| k.ld_shared_vector::<T>(lines + column * bytes, of_vector(number) + i64::from(row * line_bytes), many as u8);
+                let add = |x: Vec<Val<'k, T>>, y: Vec<Val<'k, T>>| x.into_iter().zip(y).map(|(x, y)| x + y).collect();
+                let whole = (1..self.rows_of_cta()).map(load).fold(load(0), add);
+                let values: Vec<AnyVal<'k>> = whole.into_iter().map(AnyVal::of).collect();
+                let own = to.address() + (k.cta().mul_wide(extent) + column.widen()) * u64::from(bytes);
+                value::store_values(k, T::DTYPE, own, &values);
+            }
         });
     }
 }
@@ -364,6 +430,58 @@ impl<'k> Share<'k> {
     }
 }
 
+/// Sums of a team that is a CTA, in shared memory: each thread adds to those of its own share alone. The parts of a vector that one access takes lie apart,
+/// so that neighbouring threads touch neighbouring words.
+#[derive(Clone, Copy, Debug)]
+struct SharedSums<'k> {
+    share: Share<'k>,
+    address: Val<'k, u32>,
+    /// Elements that one access takes, and their bytes.
+    many: u32,
+    bytes: u32,
+}
+
+impl<'k> SharedSums<'k> {
+    fn new(share: &Share<'k>, bytes: u32) -> SharedSums<'k> {
+        let address = share.k.shared("sums", share.team * share.held * share.vector * bytes, 16).address();
+        SharedSums { share: *share, address, many: share.vector.min(16 / bytes), bytes }
+    }
+
+    /// Where the sums of a vector of the share begin, and how far its parts lie apart.
+    fn place(&self, slot: u32) -> (Val<'k, u32>, u32) {
+        let part_bytes = self.many * self.bytes;
+        (self.address + self.share.number(slot) * part_bytes, self.share.team * self.share.held * part_bytes)
+    }
+
+    fn load<T: Compute>(&self, slot: u32) -> Vec<Val<'k, T>> {
+        let (place, apart) = self.place(slot);
+        let parts = 0..self.share.vector / self.many;
+        parts.flat_map(|part| self.share.k.ld_shared_vector::<T>(place, i64::from(part * apart), self.many as u8)).collect()
+    }
+
+    fn store<T: Compute>(&self, slot: u32, values: &[Val<'k, T>]) {
+        let (place, apart) = self.place(slot);
+        for (part, values) in (0..).zip(values.chunks(self.many as usize)) {
+            self.share.k.st_shared_vector(place, i64::from(part * apart), values);
+        }
+    }
+
+    fn clear<T: Compute>(&self) {
+        let zeros = vec![T::constant(self.share.k, 0.0); self.share.vector as usize];
+        (0..self.share.held).for_each(|slot| self.store(slot, &zeros));
+    }
+
+    /// Stores them as the CTA's line.
+    fn deliver<T: Compute>(&self, line: Val<'k, u64>) {
+        let k = self.share.k;
+        self.share.each(|part| {
+            let sums = self.load::<T>(part.slot.unwrap_or(0));
+            let values: Vec<AnyVal<'k>> = sums.into_iter().map(AnyVal::of).collect();
+            value::store_values(k, T::DTYPE, line + part.number.mul_wide(self.share.vector * self.bytes), &values);
+        });
+    }
+}
+
 /// A scale or a bias.
 #[derive(Clone, Debug)]
 struct Vector<'k> {
@@ -426,6 +544,8 @@ struct Row<'s, 'k, T: Compute> {
     streamed: &'s [&'s (OperandSpec, Strided<'k>)],
     now: &'s [Vec<Kept<'k>>],
     vectors: &'s [Vector<'k>],
+    /// The sums that are the gradients of scale and bias, where shared memory holds them.
+    in_shared: &'s [Option<SharedSums<'k>>; 2],
     count: Val<'k, T>,
     eps: Val<'k, T>,
 }
@@ -491,19 +611,31 @@ impl<'k, T: Compute> Row<'_, 'k, T> {
 
     /// `μ` and `r` of what is normalized.
     fn statistics(&self, row: &[(Role, Strided<'k>)]) -> [Val<'k, T>; 2] {
-        let mean = match self.spec.kind {
+        let mean = self.mean(row);
+        let [squares] = self.share.sums(|part| {
+            let deviations = self.deviations(row, part, mean);
+            [dot(&deviations, &deviations)]
+        });
+        [mean, self.inverse(squares)]
+    }
+
+    fn mean(&self, row: &[(Role, Strided<'k>)]) -> Val<'k, T> {
+        match self.spec.kind {
             NormKind::Layer => {
                 let [sum] = self.share.sums(|part| [total(&self.normalized_values(row, part))]);
                 T::quotient(sum, self.count)
             }
             NormKind::Rms => T::constant(self.k(), 0.0),
-        };
-        let [squares] = self.share.sums(|part| {
-            let values = self.normalized_values(row, part);
-            let deviations: Vec<Val<'k, T>> = values.into_iter().map(|value| self.deviation(value, mean)).collect();
-            [dot(&deviations, &deviations)]
-        });
-        [mean, T::rsqrt(T::quotient(squares, self.count) + self.eps)]
+        }
+    }
+
+    /// `r`, of the sum of the squared deviations.
+    fn inverse(&self, squares: Val<'k, T>) -> Val<'k, T> {
+        T::rsqrt(T::quotient(squares, self.count) + self.eps)
+    }
+
+    fn deviations(&self, row: &[(Role, Strided<'k>)], part: Part<'k>, mean: Val<'k, T>) -> Vec<Val<'k, T>> {
+        self.normalized_values(row, part).into_iter().map(|value| self.deviation(value, mean)).collect()
     }
 
     fn deviation(&self, value: Val<'k, T>, mean: Val<'k, T>) -> Val<'k, T> {
@@ -567,12 +699,40 @@ impl<'k, T: Compute> Row<'_, 'k, T> {
         let k = self.k();
         let row = self.at(index);
         let vectors = self.vectors_at(index);
-        let [mean, inv] = match find(&row, Role::Inv) {
+        let dy = |part: Part<'k>| self.values(&row, Role::Dy, part).unwrap_or_default();
+        let g = |part: Part<'k>, dy: Vec<Val<'k, T>>| -> Vec<Val<'k, T>> {
+            match self.gamma(&vectors, part) {
+                Some(gamma) => dy.into_iter().zip(gamma).map(|(dy, gamma)| dy * gamma).collect(),
+                None => dy,
+            }
+        };
+        let has_dx = find(&row, Role::Dx).is_some();
+        let ([mean, inv], together) = match find(&row, Role::Inv) {
             Some(inv) => {
                 let mean = find(&row, Role::Mean).map_or(T::constant(k, 0.0), |mean| mean.load::<T>(&[]));
-                [mean, inv.load::<T>(&[])]
+                ([mean, inv.load::<T>(&[])], None)
             }
-            None => self.statistics(&row),
+            // Of few rows the sums that are behind `r` are formed together with it, of deviations, so that threads meet once less.
+            None if self.spec.once.is_some() && has_dx => {
+                let mean = self.mean(&row);
+                let of_part = |part: Part<'k>| (self.deviations(&row, part, mean), g(part, dy(part)));
+                let [squares, of_g, product] = match self.spec.kind {
+                    NormKind::Layer => self.share.sums(|part| {
+                        let (deviations, g) = of_part(part);
+                        [dot(&deviations, &deviations), total(&g), dot(&g, &deviations)]
+                    }),
+                    NormKind::Rms => {
+                        let [squares, product] = self.share.sums(|part| {
+                            let (deviations, g) = of_part(part);
+                            [dot(&deviations, &deviations), dot(&g, &deviations)]
+                        });
+                        [squares, T::constant(k, 0.0), product]
+                    }
+                };
+                let inv = self.inverse(squares);
+                ([mean, inv], Some([of_g, product * inv]))
+            }
+            None => (self.statistics(&row), None),
         };
         self.once(&row, Role::ToMean, inside, mean);
         self.once(&row, Role::ToInv, inside, inv);
@@ -580,10 +740,18 @@ impl<'k, T: Compute> Row<'_, 'k, T> {
             let values = self.normalized_values(&row, part);
             values.into_iter().map(|value| self.deviation(value, mean) * inv).collect()
         };
-        let dy = |part: Part<'k>| self.values(&row, Role::Dy, part).unwrap_or_default();
         // What a vector adds to the gradients of scale and bias. A thread without a row has taken another's along; what one without a vector adds is
         // delivered nowhere.
         let add_to_vectors = |part: Part<'k>, dy: &[Val<'k, T>], h: &[Val<'k, T>]| {
+            let slot = part.slot.unwrap_or(0);
+            for (which, sums) in self.in_shared.iter().enumerate().filter_map(|(which, sums)| Some((which, (*sums)?))) {
+                k.when(inside, || {
+                    let so_far = sums.load::<T>(slot).into_iter().zip(dy.iter().zip(h));
+                    let next: Vec<Val<'k, T>> =
+                        so_far.map(|(sum, (&dy, &h))| if which == 0 { k.fma(dy, h, sum) } else { sum + dy }).collect();
+                    sums.store(slot, &next);
+                });
+            }
             if sums.iter().all(Option::is_none) {
                 return;
             }
@@ -599,16 +767,10 @@ impl<'k, T: Compute> Row<'_, 'k, T> {
                 }
             });
         };
-        if find(&row, Role::Dx).is_none() {
+        if !has_dx {
             self.share.each(|part| add_to_vectors(part, &dy(part), &h(part)));
             return;
         }
-        let g = |part: Part<'k>, dy: Vec<Val<'k, T>>| -> Vec<Val<'k, T>> {
-            match self.gamma(&vectors, part) {
-                Some(gamma) => dy.into_iter().zip(gamma).map(|(dy, gamma)| dy * gamma).collect(),
-                None => dy,
-            }
-        };
         // `Σ g·h` of a vector, and its `g`.
         let product_of = |part: Part<'k>| {
             let (dy, h) = (dy(part), h(part));
@@ -616,12 +778,13 @@ impl<'k, T: Compute> Row<'_, 'k, T> {
             let g = g(part, dy);
             (dot(&g, &h), g)
         };
-        let [of_g, of_product] = match self.spec.kind {
-            NormKind::Layer => self.share.sums(|part| {
+        let [of_g, of_product] = match (together, self.spec.kind) {
+            (Some(sums), _) => sums,
+            (None, NormKind::Layer) => self.share.sums(|part| {
                 let (product, g) = product_of(part);
                 [total(&g), product]
             }),
-            NormKind::Rms => {
+            (None, NormKind::Rms) => {
                 let [of_product] = self.share.sums(|part| [product_of(part).0]);
                 [T::constant(k, 0.0), of_product]
             }
@@ -630,7 +793,12 @@ impl<'k, T: Compute> Row<'_, 'k, T> {
         k.when(inside, || {
             self.share.each(|part| {
                 let dsum = self.values(&row, Role::Dsum, part);
-                let results: Vec<Val<'k, T>> = (g(part, dy(part)).into_iter().zip(h(part)).enumerate())
+                let dy = dy(part);
+                let (g, h) = (g(part, dy.clone()), h(part));
+                if together.is_some() {
+                    add_to_vectors(part, &dy, &h);
+                }
+                let results: Vec<Val<'k, T>> = (g.into_iter().zip(h).enumerate())
                     .map(|(i, (g, h))| {
                         let rest = if self.spec.kind == NormKind::Layer { g - of_g } else { g };
                         let rest = k.fma(h, -of_product, rest);
@@ -661,6 +829,18 @@ pub(super) fn catalog(target: Target) -> Vec<KernelRef> {
                 for (team, held) in classes.into_iter().chain((!backward).then_some((256, 0))) {
                     specs.push(plain(kind, backward, dtype, [team, held, vector]));
                 }
+                if backward && dtype != DType::F32 {
+                    let long = [3, 4].map(|held| plain(kind, true, dtype, [WIDEST as u32, held, vector]));
+                    specs.extend(long.map(|spec| Spec { sums_in_shared: true, ..spec }));
+                }
+                if backward {
+                    // Chips that launch kernels one after the other have them without the overlap, compiled when they are first asked for.
+                    let ways = FEW.iter().flat_map(|&(team, helds)| helds.iter().map(move |&held| (team, held)));
+                    specs.extend(ways.flat_map(|(team, held)| {
+                        let spec = plain(kind, true, dtype, [team, held, vector]);
+                        ctas_of_few(team).map(move |threads| Spec { once: Some(Once { threads, overlaps: true }), ..spec.clone() })
+                    }));
+                }
             }
         }
     }
@@ -689,5 +869,7 @@ fn plain(kind: NormKind, backward: bool, dtype: DType, [team, held, vector]: [u3
         ranks: [1, 0],
         operands,
         sums: [backward, backward && has_bias],
+        sums_in_shared: false,
+        once: None,
     }
 }

@@ -8,8 +8,9 @@
 //! elements where not. The mean is summed first, then the squares of the deviations, both out of registers; a gradient sums `g` and `g·h` together. Rows
 //! too long for a CTA are read again for each step, from L2 where they fit.
 //! The gradients of a scale and a bias that all rows share are summed in registers over the rows of a team, over the teams of a CTA in shared memory, and
-//! over CTAs by a second launch for both, always in the same order. Those of other vectors, and of
-//! rows beyond 8192 elements, for which there are no registers, are sums of their own over `x`, `dy` and the statistics.
+//! over CTAs by a second launch for both, always in the same order. Of few rows a team takes one alone, with few registers, and the second launch starts
+//! while the first one runs. Of rows of 16-bit elements from 8193 to 16384, shared memory holds the sums. Those of other vectors, and of longer rows, are
+//! sums of their own over `x`, `dy` and the statistics.
 //!
 //! **When it wins.** Wherever it takes the rows.
 //!
@@ -45,6 +46,8 @@ pub(super) struct Rows {
     operands: Vec<Operand>,
     /// Whether the gradients of scale and bias are summed while rows are at hand, with the strides of each along a row.
     summed: Summed,
+    /// The same with sums in shared memory, where registers do not hold them.
+    in_shared: Option<Box<Rows>>,
     sm_count: u32,
     /// Whether launches may overlap.
     overlaps: bool,
@@ -57,6 +60,8 @@ enum Summed {
     None,
     /// In the kernel of rows: every row adds to the same vector.
     Beside,
+    /// The same, in shared memory.
+    InShared,
     /// By launches of their own.
     Behind,
 }
@@ -141,6 +146,19 @@ struct Operand {
 pub(super) struct Config {
     /// Elements that one access takes.
     vector: u32,
+    /// Threads of a row, and of a CTA whose teams take one row each; none where CTAs stay and go through rows.
+    few: Option<[u32; 2]>,
+    /// Whether shared memory holds the sums that are the gradients of scale and bias.
+    sums_in_shared: bool,
+}
+
+/// A kernel whose teams take one row each.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub(super) struct Once {
+    /// Threads of a CTA.
+    threads: u32,
+    /// The launch behind it starts while this one runs.
+    overlaps: bool,
 }
 
 /// Everything that shapes a kernel of rows.
@@ -161,6 +179,10 @@ pub(super) struct Spec {
     operands: Vec<OperandSpec>,
     /// Whether the gradients of a scale and of a bias are summed on the way.
     sums: [bool; 2],
+    /// In shared memory, not in registers.
+    sums_in_shared: bool,
+    /// Of few rows.
+    once: Option<Once>,
 }
 
 /// The most elements that a thread holds of a row: of a result, and of a gradient, which holds `x`, `dy` and two sums.
@@ -169,6 +191,29 @@ const MOST_HELD: [u32; 2] = [64, 32];
 const NARROW_CTA: u32 = 128;
 /// Threads of the widest team. Each has half of the registers that one of the next smaller team may have.
 const WIDEST: u64 = 512;
+
+/// Threads that take one row alone, with the accesses that each holds, of few rows.
+const FEW: &[(u32, &[u32])] = &[(8, &[1]), (16, &[1]), (32, &[1, 2, 3, 4]), (64, &[2]), (128, &[1, 2, 4]), (256, &[1, 2]), (512, &[1, 2])];
+
+/// Threads of the CTAs of such teams.
+fn ctas_of_few(team: u32) -> impl Iterator<Item = u32> {
+    let threads = match team {
+        0..=16 => [NARROW_CTA, 0],
+        17..=128 => [NARROW_CTA, 2 * NARROW_CTA],
+        team => [team, 0],
+    };
+    threads.into_iter().filter(|&threads| threads > 0)
+}
+
+/// The most bytes of one vector's sums that the teams of such a CTA leave beside each other.
+const MOST_LINES_BYTES: u32 = 1 << 15;
+
+/// The accesses that each thread of such a team holds of a row of so many; none where there is no such team, or most of it would be idle.
+fn held_of_few(accesses: u64, team: u32) -> Option<u32> {
+    let (_, helds) = FEW.iter().find(|(known, _)| *known == team)?;
+    let is_busy = 2 * accesses > u64::from(team) || team == FEW[0].0;
+    helds.iter().copied().find(|&held| u64::from(team * held) >= accesses).filter(|_| is_busy)
+}
 
 /// What a thread holds of a row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -229,11 +274,16 @@ impl Algorithm for Rows {
 
     fn configs(&self) -> Vec<Config> {
         let most = self.widest();
-        [8, 4, 2, 1].into_iter().filter(|&vector| vector <= most).map(|vector| Config { vector }).collect()
+        let plain = |vector: u32| Config { vector, few: None, sums_in_shared: false };
+        let few = self.few(most).into_iter().map(|few| Config { few: Some(few), ..plain(most) });
+        let in_shared = self.in_shared.as_ref().map(|rows| Config { sums_in_shared: true, ..plain(rows.widest()) });
+        few.chain(in_shared).chain([8, 4, 2, 1].into_iter().filter(|&vector| vector <= most).map(plain)).collect()
     }
 
     fn knobs(config: &Config) -> Knobs {
-        Knobs::new([("vector", config.vector)])
+        let few = config.few.map(|[team, threads]| [("team", team), ("threads", threads)]);
+        let in_shared = config.sums_in_shared.then_some(("shared", 1));
+        Knobs::new([("vector", config.vector)].into_iter().chain(few.into_iter().flatten()).chain(in_shared))
     }
 
     fn notes(&self, _: &Config) -> Notes {
@@ -241,6 +291,9 @@ impl Algorithm for Rows {
     }
 
     fn work(&self, config: &Config) -> Work {
+        if let Some(rows) = self.in_shared.as_ref().filter(|_| config.sums_in_shared) {
+            return rows.work(config);
+        }
         let spec = self.spec(*config);
         let reads = if spec.held == 0 { 2.0 } else { 1.0 };
         let elements = self.problem.row_count() as f64 * self.problem.row_elements() as f64;
@@ -258,7 +311,9 @@ impl Algorithm for Rows {
         let issued = elements / 32.0 * (10.0 + 20.0 / f64::from(config.vector));
         let launches = match self.summed {
             Summed::None => 1.0,
-            Summed::Beside => 2.0,
+            // A launch that begins while the one in front runs hides a part of what it costs.
+            Summed::Beside if spec.once.is_some_and(|once| once.overlaps) => 1.5,
+            Summed::Beside | Summed::InShared => 2.0,
             Summed::Behind => 1.0 + walk::launches(&self.problem),
         };
         // A CTA goes through a long row by itself, however few there are.
@@ -267,6 +322,9 @@ impl Algorithm for Rows {
     }
 
     fn lower(&self, config: &Config) -> Result<Program, Refusal> {
+        if let Some(rows) = self.in_shared.as_ref().filter(|_| config.sums_in_shared) {
+            return rows.lower(config);
+        }
         let (p, spec) = (&self.problem, self.spec(*config));
         let mut program = Program { buffer_alignment_bytes: vec![1; p.slots().len()], ..Program::default() };
         // What a gradient keeps of the statistics has its place in scratch.
@@ -285,7 +343,8 @@ impl Algorithm for Rows {
         }
         let extent = p.row_elements();
         let regions = Region::all(&p.rows, 1);
-        let ctas_of = |rows: u32| rows.div_ceil(spec.rows_of_cta()).min(self.sm_count * spec.ctas_of_sm());
+        let stay = if spec.once.is_some() { u32::MAX } else { self.sm_count * spec.ctas_of_sm() };
+        let ctas_of = |rows: u32| rows.div_ceil(spec.rows_of_cta()).min(stay);
         // A line of sums for each CTA of each launch.
         let lines: u32 = regions.iter().map(|region| ctas_of(region.points(1))).sum();
         let line_bytes = extent * p.compute.bytes() as u64;
@@ -326,6 +385,7 @@ impl Algorithm for Rows {
             let vectors = [dscale, dbias].into_iter().zip(spec.sums).filter(|&(_, summed)| summed);
             let to: Vec<&View> = vectors.filter_map(|(view, _)| view.as_ref()).collect();
             let join = JoinSpec::new(to.iter().map(|view| view.dtype).collect(), p.compute, p.elements.len(), self.overlaps);
+            let join = if spec.once.is_some() { join.at_once(lines) } else { join };
             let along = |view: &View| View { strides: view.strides[p.rows.len()..].to_vec(), ..view.clone() };
             let grid = [(extent as u32).div_ceil(parts::COLUMNS), to.len() as u32, 1];
             let args = JoinArgs {
@@ -349,7 +409,8 @@ impl Algorithm for Rows {
         // Chips that launch kernels one after the other have the join without the overlap, compiled when it is first asked for.
         let joins = [DType::F32, DType::F16, DType::Bf16]
             .into_iter()
-            .flat_map(|dtype| [1, 2].map(|vectors| JoinSpec::new(vec![dtype; vectors], DType::F32, 1, true)));
+            .flat_map(|dtype| [1, 2].map(|vectors| JoinSpec::new(vec![dtype; vectors], DType::F32, 1, true)))
+            .flat_map(|join| [join.clone(), join.clone().at_once(1), join.at_once(parts::MOST_AT_ONCE)]);
         kernels.extend(joins.filter(|join| join.target() <= target).map(JoinSpec::kernel));
         kernels.extend(VectorSpec::catalog().into_iter().filter(|spec| spec.target() <= target).map(VectorSpec::kernel));
         kernels
@@ -376,9 +437,39 @@ fn along(problem: &NormProblem, view: &View) -> Along {
     }
 }
 
+/// Whether every row adds to the same gradients of scale and bias, an element of them for each of a row's.
+fn adds_to_one_vector(problem: &NormProblem) -> bool {
+    let NormPass::Backward { dscale, dbias, .. } = &problem.pass else { return false };
+    let rows = problem.rows.len();
+    let is_one = |to: &View| to.strides[..rows].iter().all(|&stride| stride == 0) && to.strides[rows..].iter().all(|&stride| stride > 0);
+    dscale.iter().chain(dbias).all(is_one)
+}
+
+/// How the gradients of scale and bias are formed where registers hold what they hold.
+fn summed(problem: &NormProblem) -> Summed {
+    let NormPass::Backward { dscale, dbias, .. } = &problem.pass else { return Summed::None };
+    let is_held = class(problem.row_elements(), 1, problem.compute == DType::F64, Holds::Sums).is_some();
+    match dscale.is_none() && dbias.is_none() {
+        true => Summed::None,
+        false if is_held && adds_to_one_vector(problem) => Summed::Beside,
+        false => Summed::Behind,
+    }
+}
+
 impl Rows {
     fn new(problem: NormProblem, arch: &Arch) -> Rows {
-        let mut summed = Summed::None;
+        let summed = summed(&problem);
+        let rows = Rows::summing(problem, arch, summed);
+        let in_shared = (summed == Summed::Behind && adds_to_one_vector(&rows.problem)).then(|| {
+            let rows = Rows::summing(rows.problem.clone(), arch, Summed::InShared);
+            let (vector, double) = (rows.widest(), rows.problem.compute == DType::F64);
+            let is_held = class(rows.problem.row_elements().div_ceil(u64::from(vector)), vector, double, Holds::Gradients).is_some();
+            (is_held && vector >= 2).then(|| Box::new(rows))
+        });
+        Rows { in_shared: in_shared.flatten(), ..rows }
+    }
+
+    fn summing(problem: NormProblem, arch: &Arch, summed: Summed) -> Rows {
         let mut list: Vec<(Role, View)> = Vec::new();
         let mut push = |role: Role, view: &Option<View>| list.extend(view.iter().map(|view| (role, view.clone())));
         match &problem.pass {
@@ -392,20 +483,9 @@ impl Rows {
                 push(Role::ToMean, mean);
                 push(Role::ToInv, inv);
             }
-            NormPass::Backward { x, dy, scale, mean, inv, dsum, dx, dscale, dbias } => {
-                let rows = problem.rows.len();
-                // One vector for all rows, an element of it for each of a row's.
-                let is_beside =
-                    |to: &View| to.strides[..rows].iter().all(|&stride| stride == 0) && to.strides[rows..].iter().all(|&stride| stride > 0);
-                let vectors: Vec<&View> = [dscale, dbias].into_iter().flatten().collect();
-                let is_held = class(problem.row_elements(), 1, problem.compute == DType::F64, Holds::Sums).is_some();
-                summed = match vectors.is_empty() {
-                    true => Summed::None,
-                    false if is_held && vectors.iter().all(|to| is_beside(to)) => Summed::Beside,
-                    false => Summed::Behind,
-                };
+            NormPass::Backward { x, dy, scale, mean, inv, dsum, dx, dscale, .. } => {
                 let behind = summed == Summed::Behind;
-                let beside = summed == Summed::Beside;
+                let beside = matches!(summed, Summed::Beside | Summed::InShared);
                 push(Role::X, &Some(x.clone()));
                 push(Role::Dy, &Some(dy.clone()).filter(|_| dx.is_some() || beside));
                 push(Role::Scale, &scale.clone().filter(|_| dx.is_some()));
@@ -432,7 +512,7 @@ impl Rows {
             Operand { spec: OperandSpec { role, dtype: view.dtype, along: lies }, view }
         };
         let operands = list.into_iter().map(operand).collect();
-        Rows { problem, operands, summed, sm_count: arch.sm_count, overlaps: arch.runs(Target::Sm90) }
+        Rows { problem, operands, summed, in_shared: None, sm_count: arch.sm_count, overlaps: arch.runs(Target::Sm90) }
     }
 
     /// The widest access that strides and offsets allow: the largest of 8, 4, 2 and 1, at most 16 bytes of the narrowest element.
@@ -459,6 +539,33 @@ impl Rows {
         (1 << bits.trailing_zeros()).min(16 / narrowest as u32)
     }
 
+    /// Teams and CTAs for gradients of few rows, the best first: as many sums of CTAs as the second launch has on its way at a time.
+    fn few(&self, vector: u32) -> Vec<[u32; 2]> {
+        let p = &self.problem;
+        let accesses = p.row_elements().div_ceil(u64::from(vector));
+        if self.summed != Summed::Beside || vector < 2 {
+            return Vec::new();
+        }
+        let fits = |team: u32, threads: u32| {
+            let lines = p.row_count().div_ceil(u64::from(threads / team));
+            let held = held_of_few(accesses, team);
+            held.is_some_and(|held| held * threads * vector * p.compute.bytes() as u32 <= MOST_LINES_BYTES)
+                && lines <= u64::from(parts::MOST_AT_ONCE)
+        };
+        let mut few: Vec<[u32; 2]> = (FEW.iter())
+            .flat_map(|&(team, _)| ctas_of_few(team).map(move |threads| [team, threads]))
+            .filter(|&[team, threads]| fits(team, threads))
+            .collect();
+        // Two accesses a thread hide each other's latency; and as many CTAs as there are SMs share the issue.
+        let rank = |&[team, threads]: &[u32; 2]| {
+            let held = held_of_few(accesses, team).unwrap_or(0);
+            let lines = p.row_count().div_ceil(u64::from(threads / team));
+            (held > 2, lines > u64::from(self.sm_count), team, threads)
+        };
+        few.sort_by_key(rank);
+        few
+    }
+
     fn spec(&self, config: Config) -> Spec {
         let p = &self.problem;
         let backward = matches!(p.pass, NormPass::Backward { .. });
@@ -469,9 +576,12 @@ impl Rows {
             (true, Summed::Beside) => Holds::Sums,
             (true, _) => Holds::Gradients,
         };
-        let (team, held) = class(accesses, config.vector, double, holds).unwrap_or((256, 0));
+        let (team, held) = match config.few {
+            Some([team, _]) => (team, held_of_few(accesses, team).unwrap_or(0)),
+            None => class(accesses, config.vector, double, holds).unwrap_or((256, 0)),
+        };
         let has = |role: Role| self.operands.iter().any(|operand| operand.spec.role == role);
-        let beside = |to: &Option<View>| self.summed == Summed::Beside && to.is_some();
+        let beside = |to: &Option<View>| matches!(self.summed, Summed::Beside | Summed::InShared) && to.is_some();
         let sums = match &p.pass {
             NormPass::Backward { dscale, dbias, .. } => [beside(dscale), beside(dbias)],
             NormPass::Forward { .. } => [false; 2],
@@ -487,6 +597,8 @@ impl Rows {
             ranks: [p.rows.len(), p.elements.len()],
             operands: self.operands.iter().map(|operand| operand.spec).collect(),
             sums,
+            sums_in_shared: self.summed == Summed::InShared,
+            once: config.few.map(|[_, threads]| Once { threads, overlaps: self.overlaps }),
         }
         .plain_where_it_may_be()
     }

@@ -1,7 +1,7 @@
 //! The second launch of the gradients of scale and bias: the lines of sums that CTAs left, added up column by column in the order of the CTAs, both by one launch.
 
 use serde::{Deserialize, Serialize};
-use verdigris_kir::face::{Header, Kernel, build};
+use verdigris_kir::face::{Header, Kernel, Val, build};
 use verdigris_kir::inst::Special;
 use verdigris_kir::ir::{KernelBody, Target};
 use verdigris_kir::params::Read;
@@ -14,12 +14,16 @@ use crate::fuse::strided::{self, Strided};
 use crate::fuse::value::AnyVal;
 use crate::layout::space::Extents;
 
-const THREADS: u32 = 256;
 /// Columns of a CTA: a lane each.
 pub(super) const COLUMNS: u32 = 32;
-const WARPS: u32 = THREADS / 32;
+/// Warps of a CTA that goes through any number of lines.
+const WARPS: u32 = 8;
 /// Lines that are on their way at a time.
 const UNROLL: u32 = 8;
+/// Warps of a CTA whose loads are all on their way at a time: of few lines, and of as many as there may be.
+const AT_ONCE: [u32; 2] = [8, 32];
+/// The most lines that are all on their way at a time.
+pub(super) const MOST_AT_ONCE: u32 = AT_ONCE[1] * UNROLL;
 
 /// Everything that shapes the kernel.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -31,6 +35,8 @@ pub(super) struct JoinSpec {
     rank: usize,
     /// It starts while the launch in front of it ends.
     pub(super) overlaps: bool,
+    /// Warps that have all their lines on their way at a time; none where [`WARPS`] of them go on until there is no line left.
+    at_once: Option<u32>,
 }
 
 verdigris_kir::parameters! {
@@ -47,7 +53,17 @@ verdigris_kir::parameters! {
 
 impl JoinSpec {
     pub(super) fn new(dtypes: Vec<DType>, compute: DType, rank: usize, overlaps: bool) -> JoinSpec {
-        JoinSpec { dtypes, double: compute == DType::F64, rank, overlaps }
+        JoinSpec { dtypes, double: compute == DType::F64, rank, overlaps, at_once: None }
+    }
+
+    /// The same for at most [`MOST_AT_ONCE`] lines, whose loads are all on their way at a time.
+    pub(super) fn at_once(self, lines: u32) -> JoinSpec {
+        let [few, many] = AT_ONCE;
+        JoinSpec { at_once: Some(if lines <= few * UNROLL { few } else { many }), ..self }
+    }
+
+    fn warps(&self) -> u32 {
+        self.at_once.unwrap_or(WARPS)
     }
 
     fn bytes(&self) -> u32 {
@@ -57,7 +73,8 @@ impl JoinSpec {
     fn name(&self) -> String {
         let dtypes: String = self.dtypes.iter().map(|dtype| format!("_{dtype}")).collect();
         let overlapped = if self.overlaps { "_overlapped" } else { "" };
-        format!("norm_rows_join{}_d{}{dtypes}{overlapped}", if self.double { "_f64" } else { "" }, self.rank)
+        let at_once = self.at_once.map_or(String::new(), |warps| format!("_once{warps}"));
+        format!("norm_rows_join{}_d{}{dtypes}{at_once}{overlapped}", if self.double { "_f64" } else { "" }, self.rank)
     }
 
     pub(super) fn target(&self) -> Target {
@@ -70,7 +87,7 @@ impl JoinSpec {
     }
 
     fn build(&self) -> KernelBody {
-        let header = Header { name: self.name(), target: self.target(), threads: THREADS, min_ctas: 1, cluster: 1 };
+        let header = Header { name: self.name(), target: self.target(), threads: 32 * self.warps(), min_ctas: 1, cluster: 1 };
         build(header, |k| if self.double { self.body::<f64>(k) } else { self.body::<f32>(k) })
     }
 
@@ -80,25 +97,32 @@ impl JoinSpec {
         if self.overlaps {
             k.griddep_wait();
         }
-        let bytes = T::TY.bytes();
+        let (bytes, warps) = (T::TY.bytes(), self.warps());
         let to: Vec<Strided<'k>> = self.dtypes.iter().zip(to).map(|(&dtype, to)| Strided::new(dtype, to)).collect();
         let vector = k.special(Special::CtaY);
         let (lane, warp) = (k.lane(), k.thread() >> 5);
         let column = k.cta() * COLUMNS + lane;
         let inside = column.lt(columns);
         let from = parts.at(column.min(columns - 1), bytes) + (vector * lines).mul_wide(columns) * u64::from(bytes);
-        let sum = k.var(T::constant(k, 0.0));
-        let turns = (lines + (WARPS - 1) - warp) >> WARPS.ilog2();
-        k.range_unrolled(turns, UNROLL, |turn| {
-            let line = warp + turn * WARPS;
-            sum.set(sum.get() + k.ld_global::<T>(from + line.mul_wide(columns) * u64::from(bytes), 0));
-        });
-        let scratch = k.shared("warps", THREADS * bytes, 16).address();
-        k.st_shared(scratch + k.thread() * bytes, 0, sum.get());
+        let load = |line: Val<'k, u32>| k.ld_global::<T>(from + line.mul_wide(columns) * u64::from(bytes), 0);
+        let own = if self.at_once.is_some() {
+            // A warp without a line takes the last one and does not count it, so that no load waits for a branch.
+            let lines_of_warp = (0..UNROLL).map(|turn| warp + turn * warps);
+            let loaded: Vec<_> = lines_of_warp.map(|line| (line.lt(lines), load(line.min(lines - 1)))).collect();
+            let values = loaded.into_iter().map(|(inside, value)| k.select(inside, value, T::constant(k, 0.0)));
+            values.reduce(|sum, value| sum + value).unwrap_or_else(|| T::constant(k, 0.0))
+        } else {
+            let sum = k.var(T::constant(k, 0.0));
+            let turns = (lines + (WARPS - 1) - warp) >> WARPS.ilog2();
+            k.range_unrolled(turns, UNROLL, |turn| sum.set(sum.get() + load(warp + turn * WARPS)));
+            sum.get()
+        };
+        let scratch = k.shared("warps", 32 * warps * bytes, 16).address();
+        k.st_shared(scratch + k.thread() * bytes, 0, own);
         k.bar_sync();
         k.when(inside & warp.eq(0), || {
             let own = |other: u32| k.ld_shared::<T>(scratch + lane * bytes, i64::from(other * COLUMNS * bytes));
-            let whole = (1..WARPS).fold(own(0), |sum, other| sum + own(other));
+            let whole = (1..warps).fold(own(0), |sum, other| sum + own(other));
             let index = space.index(column);
             for (number, to) in (0u32..).zip(&to) {
                 k.when(vector.eq(number), || to.store(&index, AnyVal::of(whole)));

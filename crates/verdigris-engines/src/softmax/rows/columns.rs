@@ -88,7 +88,7 @@ pub(super) fn rows<'k, T: Compute>(spec: &Spec, k: Kernel<'k>, vector: u32, team
             let write = |whole: Vec<Val<'k, T>>| {
                 let gradient = |lane| {
                     let (_, index) = row_of(lane);
-                    loss.gradient(dloss.load::<T>(&index), Label::load(labels, &index, extent))
+                    loss.gradient(dloss.load::<T>(&index), Label::load(labels, &index, extent), None)
                 };
                 let gradients: Vec<_> = (0..vector).map(gradient).collect();
                 share.write(inside, dlogits, &[logits], |class, lane, values| {

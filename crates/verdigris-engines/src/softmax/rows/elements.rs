@@ -65,8 +65,9 @@ pub(super) fn rows<'k, T: Compute>(spec: &Spec, k: Kernel<'k>, team: u32, held: 
         }
         (Kind::CrossEntropyBackward { .. }, [logits, labels, dloss, lse @ .., dlogits]) => {
             let loss = Loss::new(k, spec, loss);
+            let counted = loss.counted::<T>(labels, (rows, &extents));
             let write = |x: &Held<'k, T>, whole: Val<'k, T>| {
-                let gradient = loss.gradient(dloss.load::<T>(&index), Label::load(labels, &index, extent));
+                let gradient = loss.gradient(dloss.load::<T>(&index), Label::load(labels, &index, extent), counted);
                 let to = dlogits.at(&index);
                 share.each(|at, slot| {
                     let value = gradient.of(T::exp(x.value(at, slot) - whole), at.eq(gradient.class));

@@ -15,9 +15,9 @@ use crate::fuse::compute::Compute;
 use crate::fuse::strided::{Line, Packed, Strided};
 use crate::fuse::{lanes, math};
 
-use super::losses::{Label, Loss, Results};
+use super::losses::{Gradient, Label, Loss, Results};
 use super::peak::{self, Peak};
-use super::spec::{Kind, OfRows, Spec};
+use super::spec::{Kind, Number, OfRows, Spec};
 
 /// Vectors of a long row that a thread has on their way at a time.
 const UNROLL: u32 = 4;
@@ -48,7 +48,10 @@ pub(super) fn rows<'k, T: Compute>(spec: &Spec, k: Kernel<'k>, stand: Stand) {
     let front = edges.then(|| operands[0].line(&index, 1).in_front_of(vector));
     let vectors = front.map_or(extent, |front| extent - front) >> vector.ilog2();
     let is_own_alone = matches!(spec.kind, Kind::CrossEntropyBackward { lse: true, .. });
-    let share = Share { k, extent, vectors, front, member, stand, zero, is_own_alone };
+    // A CTA that counts labels has its threads wait for each other between what they read and what they write.
+    let counts = spec.number() == Some(Number::Counted);
+    let row_is_own = (is_own_alone && counts).then_some(inside);
+    let share = Share { k, extent, vectors, front, member, stand, zero, is_own_alone, row_is_own };
     let line = |operand: &Strided<'k>| match front {
         None => Row { vectors: operand.line(&index, vector), elements: None },
         Some(front) => {
@@ -103,8 +106,8 @@ pub(super) fn rows<'k, T: Compute>(spec: &Spec, k: Kernel<'k>, stand: Stand) {
         }
         (Kind::CrossEntropyBackward { .. }, [logits, labels, dloss, lse @ .., dlogits]) => {
             let loss = Loss::new(k, spec, loss);
-            let write = |x: &[Reading<'k>], whole: Val<'k, T>| {
-                let gradient = loss.gradient(dloss.load::<T>(&index), Label::load(labels, &index, extent));
+            let of_row = || (dloss.load::<T>(&index), Label::load(labels, &index, extent));
+            let write = |x: &[Reading<'k>], whole: Val<'k, T>, gradient: Gradient<'k, T>| {
                 share.write(inside, &line(dlogits), x, |part, values| {
                     let from_first = gradient.class - share.first(&part.at);
                     let each = (0..).zip(&values[0]);
@@ -112,12 +115,23 @@ pub(super) fn rows<'k, T: Compute>(spec: &Spec, k: Kernel<'k>, stand: Stand) {
                 });
             };
             match lse.first() {
+                // All that is read is on its way while labels are counted.
+                Some(lse) if counts => {
+                    let (x, whole, (dloss, label)) = ([share.read(line(logits))], lse.load(&index), of_row());
+                    let counted = loss.counted(labels, (rows, &extents));
+                    k.when(inside, || write(&x, whole, loss.gradient(dloss, label, counted)));
+                }
                 // Nothing is shared in a team: threads without a row need not come along.
-                Some(lse) => k.when(inside, || write(&[share.read(line(logits))], lse.load(&index))),
+                Some(lse) => k.when(inside, || {
+                    let (x, whole, (dloss, label)) = ([share.read(line(logits))], lse.load(&index), of_row());
+                    write(&x, whole, loss.gradient(dloss, label, None));
+                }),
                 None => {
                     let x = [share.read(line(logits))];
+                    let counted = loss.counted(labels, (rows, &extents));
                     let Peak { peak, sum, .. } = share.peak::<T>(&x, false);
-                    write(&x, peak + math::log(sum));
+                    let (whole, (dloss, label)) = (peak + math::log(sum), of_row());
+                    write(&x, whole, loss.gradient(dloss, label, counted));
                 }
             }
         }
@@ -196,14 +210,21 @@ struct Share<'k> {
     zero: Val<'k, u32>,
     /// What is not the thread's own is not loaded: somebody may have written there.
     is_own_alone: bool,
+    /// Whether the row is, where threads without one come along.
+    row_is_own: Option<Val<'k, bool>>,
 }
 
 impl<'k> Share<'k> {
+    /// Whether a part that the row has is the thread's own.
+    fn is_own(&self, inside: Val<'k, bool>) -> Val<'k, bool> {
+        self.row_is_own.map_or(inside, |row| inside & row)
+    }
+
     /// Vectors that are held, or the last one in the place of those that are not there.
     fn vectors(&self) -> Vec<At<'k>> {
         let of = |i: u32| {
             let number = self.member + i * self.stand.team;
-            At { number: number.min(self.vectors - 1), inside: Some(number.lt(self.vectors)), is_edge: false }
+            At { number: number.min(self.vectors - 1), inside: Some(self.is_own(number.lt(self.vectors))), is_edge: false }
         };
         (0..self.stand.held).map(of).collect()
     }
@@ -217,7 +238,7 @@ impl<'k> Share<'k> {
             let edge = self.member + i * team;
             let inside = edge.lt(self.extent - whole);
             let number = edge + self.k.select(edge.lt(front), 0u32, whole);
-            At { number: self.k.select(inside, number, 0u32), inside: Some(inside), is_edge: true }
+            At { number: self.k.select(inside, number, 0u32), inside: Some(self.is_own(inside)), is_edge: true }
         };
         // At most one short of a vector on either side.
         (0..(2 * (vector - 1)).div_ceil(team)).map(of).collect()

@@ -7,8 +7,9 @@ use crate::fuse::compute::Compute;
 use crate::fuse::lanes;
 use crate::fuse::strided::Strided;
 use crate::fuse::value::{AnyVal, store_raw};
+use crate::layout::space::Space;
 
-use super::spec::{Count, Join, Kind, LOSS_THREADS, LossValues, Spec};
+use super::spec::{Count, Join, Kind, LOSS_THREADS, LossValues, Number, Spec};
 
 /// Rows that a thread takes at a time behind the rows' own launch.
 const UNROLL: u32 = 4;
@@ -101,15 +102,34 @@ impl<'k> Loss<'k> {
         }
     }
 
-    /// What the gradients of a row's logits have in common.
-    pub(super) fn gradient<T: Compute>(&self, dloss: Val<'k, T>, label: Label<'k>) -> Gradient<'k, T> {
-        let (k, LossValues { smoothing, classes, ignore_index, counted, count, .. }) = (self.k, self.values);
+    /// The number of rows that are not ignored, where each CTA counts them by itself: all its threads call it.
+    pub(super) fn counted<T: Compute>(&self, labels: &Strided<'k>, (rows, extents): (Val<'k, u32>, &Space<'k>)) -> Option<Val<'k, T>> {
+        if !matches!(self.kind, Kind::CrossEntropyBackward { number: Number::Counted, .. }) {
+            return None;
+        }
+        let k = self.k;
+        let threads = k.threads();
+        let sum = k.var(0u32);
+        let turns = (rows + (threads - 1) - k.thread()) >> threads.ilog2();
+        k.range_unrolled(turns, UNROLL, |turn| {
+            let row = k.thread() + turn * threads;
+            sum.set(sum + counts(labels, &extents.index(row), self.values.ignore_index));
+        });
+        let whole = lanes::over_team(k, threads, sum.get(), &|x, y| x + y);
+        Some(T::from_i32(whole.signed()))
+    }
+
+    /// What the gradients of a row's logits have in common; `counted`: what [`Loss::counted`] gave.
+    pub(super) fn gradient<T: Compute>(&self, dloss: Val<'k, T>, label: Label<'k>, counted: Option<Val<'k, T>>) -> Gradient<'k, T> {
+        let (k, LossValues { smoothing, classes, ignore_index, counted: from, count, .. }) = (self.k, self.values);
         let (spread, classes) = (T::from_f64(smoothing), T::from_f64(classes));
-        let count = match (counted, count) {
-            (Some(from), _) => k.ld_global::<u64>(from.address(), 0).convert::<f64>(CvtRound::Nearest),
-            (None, count) => count.expect("a number that is not counted is given"),
-        };
-        let share = T::quotient(dloss, T::from_f64(count));
+        let count = counted.unwrap_or_else(|| {
+            T::from_f64(match from {
+                Some(from) => k.ld_global::<u64>(from.address(), 0).convert::<f64>(CvtRound::Nearest),
+                None => count.expect("a number that is not counted is given"),
+            })
+        });
+        let share = T::quotient(dloss, count);
         let share = k.select(label.known, share, T::constant(k, f64::NAN));
         let ignores = matches!(self.kind, Kind::CrossEntropyBackward { ignore: true, .. });
         Gradient {
@@ -143,6 +163,12 @@ impl<'k, T: Compute> Gradient<'k, T> {
     }
 }
 
+/// 1 for a row that is not ignored, else 0.
+fn counts<'k>(labels: &Strided<'k>, index: &[Val<'k, u32>], ignore_index: Val<'k, i64>) -> Val<'k, u32> {
+    let label = labels.load_integer(index);
+    label.kernel().select(label.eq(ignore_index), 0u32, 1u32)
+}
+
 /// CTAs go through all labels, and add how many of them are not ignored: whole numbers, so that any order gives the same.
 pub(super) fn count(spec: &Spec, k: Kernel<'_>) {
     let Count { rows, is_alone, ignore_index, extents, labels, count } = Count::declare(k, spec);
@@ -151,10 +177,7 @@ pub(super) fn count(spec: &Spec, k: Kernel<'_>) {
     let first = k.cta() * (LOSS_THREADS * UNROLL) + k.thread();
     for turn in 0..UNROLL {
         let row = first + turn * LOSS_THREADS;
-        k.when(row.lt(rows), || {
-            let label = labels.load_integer(&extents.index(row));
-            sum.set(sum + k.select(label.eq(ignore_index), 0u32, 1u32));
-        });
+        k.when(row.lt(rows), || sum.set(sum + counts(&labels, &extents.index(row), ignore_index)));
     }
     let whole = lanes::over_team(k, LOSS_THREADS, sum.get(), &|x, y| x + y);
     k.when(k.thread().eq(0), || {

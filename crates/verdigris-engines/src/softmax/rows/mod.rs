@@ -10,7 +10,8 @@
 //! | columns | rows lie side by side | a thread takes neighbouring rows, 16 bytes to an access, and goes along their elements twice |
 //! | elements | any strides | a thread, a warp or a CTA takes a row, element by element |
 //!
-//! Losses of all rows are added up by CTAs behind, always in the same order.
+//! Losses of all rows are added up by CTAs behind, always in the same order. What the gradient of a mean divides by where rows are ignored is counted by a
+//! launch in front, or, of few rows, by every CTA for itself.
 //!
 //! **When it wins.** There is no other engine for these.
 //!
@@ -38,12 +39,23 @@ use crate::fuse::operand::OperandArgs;
 use crate::fuse::strided;
 use crate::layout::space::{Region, element};
 
-use spec::{CountArgs, Form, JoinArgs, Kind, LossArgs, OfRowsArgs, Spec, THREADS, across};
+use spec::{CountArgs, Form, JoinArgs, Kind, LossArgs, Number, OfRowsArgs, Spec, THREADS, across};
 
 /// Losses that one CTA adds up where there are more.
 const PART_ROWS: u64 = 1 << 13;
 /// Vectors that a thread holds at most: loads of so many overlap.
 const HELD: u32 = 4;
+
+/// What a byte from L2 costs beside one of device memory.
+const L2_BYTE: f64 = 0.4;
+
+/// One way to do it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Config {
+    form: Form,
+    /// Every CTA counts the rows that are not ignored, in place of a launch in front.
+    counting: bool,
+}
 
 /// An accepted problem.
 #[derive(Clone, Debug)]
@@ -58,7 +70,7 @@ pub(super) struct Rows {
 impl Algorithm for Rows {
     const ID: EngineId = EngineId { name: "softmax.rows", number: 500 };
     const VERSION: u32 = 2;
-    type Config = spec::Form;
+    type Config = Config;
 
     fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
         let Problem::Softmax(problem) = problem else {
@@ -74,27 +86,28 @@ impl Algorithm for Rows {
         Ok(Rows { problem: problem.clone(), elements, vectors: vectors_of(problem, arch) })
     }
 
-    fn configs(&self) -> Vec<Form> {
-        self.vectors.iter().copied().chain([self.elements]).collect()
+    fn configs(&self) -> Vec<Config> {
+        let forms = self.vectors.iter().copied().chain([self.elements]);
+        let ways = |form: Form| [false, true].map(|counting| Config { form, counting });
+        forms.flat_map(ways).filter(|config| !config.counting || self.may_count(config.form)).collect()
     }
 
-    fn knobs(form: &Form) -> Knobs {
-        match *form {
-            Form::Elements { team, held } => Knobs::new([("team", team), ("elements", held)]),
-            Form::Rows { vector, team, held, edges: false } => Knobs::new([("vector", vector), ("team", team), ("held", held)]),
-            Form::Rows { vector, team, held, edges: true } => {
-                Knobs::new([("vector", vector), ("team", team), ("held", held), ("edges", 1)])
-            }
-            Form::Columns { vector, team } => Knobs::new([("rows", vector), ("team", team)]),
-        }
+    fn knobs(&Config { form, counting }: &Config) -> Knobs {
+        let form = match form {
+            Form::Elements { team, held } => vec![("team", team), ("elements", held)],
+            Form::Rows { vector, team, held, edges: false } => vec![("vector", vector), ("team", team), ("held", held)],
+            Form::Rows { vector, team, held, edges: true } => vec![("vector", vector), ("team", team), ("held", held), ("edges", 1)],
+            Form::Columns { vector, team } => vec![("rows", vector), ("team", team)],
+        };
+        Knobs::new(form.into_iter().chain(counting.then_some(("launches", 1))))
     }
 
-    fn notes(&self, _: &Form) -> Notes {
+    fn notes(&self, _: &Config) -> Notes {
         Notes::of(self.problem.compute)
     }
 
-    fn work(&self, form: &Form) -> Work {
-        let spec = Spec::of(&self.problem, *form);
+    fn work(&self, config: &Config) -> Work {
+        let (form, spec) = (&config.form, self.spec(*config));
         let elements = self.problem.row_count() as f64 * self.problem.extent as f64;
         // What stands in registers is read once, and so is a row of which nothing is written, or of which the sums are known.
         let is_read_once = match *form {
@@ -107,23 +120,31 @@ impl Algorithm for Rows {
             .filter(|(_, view, _)| view.strides.last().is_some_and(|&stride| stride > 0))
             .map(|(_, view, written)| elements * view.dtype.bytes() as f64 * if written { 1.0 } else { reads })
             .sum();
-        let joined = matches!(spec.kind, Kind::CrossEntropy { kept: true, .. } | Kind::CrossEntropyBackward { counted: true, .. });
+        let joined = matches!(spec.kind, Kind::CrossEntropy { kept: true, .. } | Kind::CrossEntropyBackward { number: Number::Read, .. });
         let (traffic, issued) = match form {
             Form::Elements { .. } => (Traffic::Transposed, 40.0),
             _ => (Traffic::Lines, 12.0),
         };
         let points = self.problem.row_count() as f64 / f64::from(spec.rows_together());
-        let stream = Stream::new(traffic, bytes).issuing(elements / 32.0 * issued).of_ctas((points / f64::from(spec.rows_of_cta())).ceil());
+        let ctas = (points / f64::from(spec.rows_of_cta())).ceil();
+        // What every CTA reads again comes from L2.
+        let labels = match &self.problem.function {
+            RowFunction::CrossEntropyBackward { labels, .. } if config.counting => {
+                L2_BYTE * ctas * self.problem.row_count() as f64 * labels.dtype.bytes() as f64
+            }
+            _ => 0.0,
+        };
+        let stream = Stream::new(traffic, bytes + labels).issuing(elements / 32.0 * issued).of_ctas(ctas);
         Work::default().beside([stream.in_launches(if joined { 2.0 } else { 1.0 })])
     }
 
-    fn lower(&self, form: &Form) -> Result<Program, Refusal> {
-        let (p, spec) = (&self.problem, Spec::of(&self.problem, *form));
+    fn lower(&self, config: &Config) -> Result<Program, Refusal> {
+        let (p, spec) = (&self.problem, self.spec(*config));
         let mut program = Program { buffer_alignment_bytes: vec![1; p.slots().len()], ..Program::default() };
         if p.is_empty() {
             return Ok(program);
         }
-        if let Form::Rows { vector, edges: true, .. } = *form {
+        if let Form::Rows { vector, edges: true, .. } = spec.form {
             // Rows of all operands begin equally far from whole vectors only if buffers begin with one.
             for (_, (_, view)) in spec.operands_of(p).enumerate().filter(|(i, _)| spec.is_whole(*i)) {
                 let asked = &mut program.buffer_alignment_bytes[view.slot.0 as usize];
@@ -132,7 +153,6 @@ impl Algorithm for Rows {
         }
         let bytes = p.compute.bytes() as u64;
         let kept = matches!(spec.kind, Kind::CrossEntropy { kept: true, .. });
-        let counted = matches!(spec.kind, Kind::CrossEntropyBackward { counted: true, .. });
         let loss = match &p.function {
             RowFunction::CrossEntropy { loss_spec, .. } | RowFunction::CrossEntropyBackward { loss_spec, .. } => Some(loss_spec),
             _ => None,
@@ -140,7 +160,7 @@ impl Algorithm for Rows {
         let ignore_index = loss.and_then(|loss| loss.ignore_index).unwrap_or(0);
         let mean = loss.is_some_and(|loss| loss.reduction == LossReduction::Mean);
         let sums = kept.then(|| ["losses", "weights"].map(|name| program.add_scratch(name, p.row_count() * bytes)));
-        let count = counted.then(|| program.add_scratch("count", 8));
+        let count = (spec.number() == Some(Number::Read)).then(|| program.add_scratch("count", 8));
         let together = spec.rows_together();
         // At most 2^30 rows each, so that their numbers fit; the innermost dim is cut between vectors.
         let regions = Region::all(&p.rows, 1);
@@ -166,7 +186,7 @@ impl Algorithm for Rows {
                 ignore_index,
                 sums: sums.map(|sums| sums.map(|sum| Address { offset_bytes: done * bytes, ..sum })),
                 counted: count,
-                count: spec.counts_all().then(|| if mean { p.row_count() as f64 } else { 1.0 }),
+                count: (spec.number() == Some(Number::Given)).then(|| if mean { p.row_count() as f64 } else { 1.0 }),
             });
             let mut extents = region.extents.clone();
             if let Some(inner) = extents.last_mut() {
@@ -199,6 +219,20 @@ impl Algorithm for Rows {
             }
         }
         specs.into_iter().filter(|spec| spec.target() <= target).map(Spec::kernel).collect()
+    }
+}
+
+impl Rows {
+    fn spec(&self, Config { form, counting }: Config) -> Spec {
+        let spec = Spec::of(&self.problem, form);
+        if counting { spec.counting() } else { spec }
+    }
+
+    /// Whether CTAs may count the labels by themselves: as many as one CTA of the launch in front would, rows by their own numbers.
+    fn may_count(&self, form: Form) -> bool {
+        let is_counted = Spec::of(&self.problem, form).number() == Some(Number::Read);
+        let by_row = !matches!(form, Form::Columns { .. });
+        is_counted && by_row && (1..=u64::from(losses::COUNTED_ROWS)).contains(&self.problem.row_count())
     }
 }
 

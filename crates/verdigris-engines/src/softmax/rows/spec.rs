@@ -37,11 +37,11 @@ pub(super) enum Kind {
         lse: bool,
         kept: bool,
     },
-    /// `lse`: the log-sum-exp is read; `counted`: the number of rows is read from scratch.
+    /// `lse`: the log-sum-exp is read.
     CrossEntropyBackward {
         ignore: bool,
         lse: bool,
-        counted: bool,
+        number: Number,
     },
     /// The number of rows that are not ignored.
     Count,
@@ -53,6 +53,18 @@ pub(super) enum Kind {
     Join {
         mean: bool,
     },
+}
+
+/// Where the gradient of a loss has the number of rows from that the loss was divided by.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Number {
+    /// It is an argument: of all rows, or 1.
+    Given,
+    /// A launch in front has counted the rows that are not ignored.
+    Read,
+    /// Every CTA counts them by itself.
+    Counted,
 }
 
 /// How threads stand.
@@ -82,6 +94,7 @@ pub(super) struct Spec {
 }
 
 impl Spec {
+    /// Of the way in which a launch in front counts rows, where they have to be counted.
     pub(super) fn of(p: &SoftmaxProblem, form: Form) -> Spec {
         let kind = match &p.function {
             RowFunction::Softmax { log: false, .. } => Kind::Softmax,
@@ -96,12 +109,25 @@ impl Spec {
             },
             RowFunction::CrossEntropyBackward { loss_spec, lse, .. } => {
                 let ignore = loss_spec.ignore_index.is_some();
-                Kind::CrossEntropyBackward { ignore, lse: lse.is_some(), counted: ignore && loss_spec.reduction == LossReduction::Mean }
+                let is_counted = ignore && loss_spec.reduction == LossReduction::Mean;
+                let number = if is_counted { Number::Read } else { Number::Given };
+                Kind::CrossEntropyBackward { ignore, lse: lse.is_some(), number }
             }
         };
         let mut spec = Spec { kind, double: p.compute == DType::F64, types: Vec::new(), form, rank: p.rows.len() };
         spec.types = spec.operands_of(p).map(|(_, view)| view.dtype).collect();
         spec
+    }
+
+    /// The same, whose CTAs count rows by themselves.
+    pub(super) fn counting(self) -> Spec {
+        let kind = match self.kind {
+            Kind::CrossEntropyBackward { ignore, lse, number: Number::Read } => {
+                Kind::CrossEntropyBackward { ignore, lse, number: Number::Counted }
+            }
+            kind => kind,
+        };
+        Spec { kind, ..self }
     }
 
     /// Of one dim of rows.
@@ -136,8 +162,9 @@ impl Spec {
             Kind::CrossEntropy { smooth, ignore, lse, kept } => {
                 format!("loss{}{}{}{}", flag(smooth, "smooth"), flag(ignore, "ignore"), flag(lse, "lse"), flag(kept, "kept"))
             }
-            Kind::CrossEntropyBackward { ignore, lse, counted } => {
-                format!("loss_backward{}{}{}", flag(ignore, "ignore"), flag(lse, "lse"), flag(counted, "counted"))
+            Kind::CrossEntropyBackward { ignore, lse, number } => {
+                let number = flag(number == Number::Read, "counted") + &flag(number == Number::Counted, "counting");
+                format!("loss_backward{}{}{number}", flag(ignore, "ignore"), flag(lse, "lse"))
             }
             Kind::Count => "count".to_owned(),
             Kind::Part { mean } => format!("part{}", flag(mean, "mean")),
@@ -215,9 +242,9 @@ impl Spec {
         matches!(self.kind, Kind::CrossEntropy { .. } | Kind::CrossEntropyBackward { .. })
     }
 
-    /// The number of rows that a loss was divided by is an argument.
-    pub(super) fn counts_all(&self) -> bool {
-        matches!(self.kind, Kind::CrossEntropyBackward { counted: false, .. })
+    /// Where the number of rows comes from that the loss of a gradient was divided by.
+    pub(super) fn number(&self) -> Option<Number> {
+        if let Kind::CrossEntropyBackward { number, .. } = self.kind { Some(number) } else { None }
     }
 
     pub(super) fn kernel(self) -> KernelRef {
@@ -305,7 +332,7 @@ verdigris_kir::parameters! {
         /// Where losses and weights of the rows go to be added up.
         pub(super) sums: Option<[Write; 2]> = matches!(spec.kind, Kind::CrossEntropy { kept: true, .. }).then(|| spec.bytes()),
         /// The number of rows that are not ignored, or of all.
-        pub(super) counted: Option<Read> = matches!(spec.kind, Kind::CrossEntropyBackward { counted: true, .. }).then_some(8),
-        pub(super) count: Option<f64> = spec.counts_all().then_some(()),
+        pub(super) counted: Option<Read> = (spec.number() == Some(Number::Read)).then_some(8),
+        pub(super) count: Option<f64> = (spec.number() == Some(Number::Given)).then_some(()),
     }
 }
