@@ -67,7 +67,17 @@ impl<'k> Softmax<'k> {
     /// A block behind it; returns the factors by which sums so far shrink.
     #[track_caller]
     pub(super) fn next(&self, scores: &Fragment<'k, f32>) -> [Val<'k, f32>; 2] {
-        let most = scores.reduce_rows(|a, b| a.max(b));
+        self.next_of_all(scores, |most| most)
+    }
+
+    /// The same where others have further scores of the rows: `of_all` makes of the maxima of these those of all, alike for each of them.
+    #[track_caller]
+    pub(super) fn next_of_all(
+        &self,
+        scores: &Fragment<'k, f32>,
+        of_all: impl FnOnce([Val<'k, f32>; 2]) -> [Val<'k, f32>; 2],
+    ) -> [Val<'k, f32>; 2] {
+        let most = of_all(scores.reduce_rows(|a, b| a.max(b)));
         let (mut correction, mut taken_off) = (Vec::new(), Vec::new());
         for (register, most) in self.most.iter().zip(most) {
             let old = register.get();
@@ -84,6 +94,14 @@ impl<'k> Softmax<'k> {
             total.set(self.kernel.fma(*total, correction, sum));
         }
         correction
+    }
+
+    /// Before the end, where others have further scores: `of_all` makes of the sums of a thread's own columns those that the lanes of all share.
+    #[track_caller]
+    pub(super) fn total_of_all(&self, of_all: impl FnOnce([Val<'k, f32>; 2]) -> [Val<'k, f32>; 2]) {
+        for (register, total) in self.total.iter().zip(of_all([self.total[0].get(), self.total[1].get()])) {
+            register.set(total);
+        }
     }
 
     /// The end; `sinks` are one more logarithm in each sum.
