@@ -67,14 +67,16 @@ impl<'k> Softmax<'k> {
     /// A block behind it; returns the factors by which sums so far shrink.
     #[track_caller]
     pub(super) fn next(&self, scores: &Fragment<'k, f32>) -> [Val<'k, f32>; 2] {
-        self.next_of_all(scores, |most| most)
+        self.next_of_all(scores, 0.0, |most| most)
     }
 
-    /// The same where others have further scores of the rows: `of_all` makes of the maxima of these those of all, alike for each of them.
+    /// The same where others have further scores of the rows: `of_all` makes of the maxima of these those of all, alike for each of them. What is taken off
+    /// rises where scores are more than `slack` above it, in powers of 2: with some, exponentials are up to `2^slack`, and most factors are 1.
     #[track_caller]
     pub(super) fn next_of_all(
         &self,
         scores: &Fragment<'k, f32>,
+        slack: f32,
         of_all: impl FnOnce([Val<'k, f32>; 2]) -> [Val<'k, f32>; 2],
     ) -> [Val<'k, f32>; 2] {
         let most = of_all(scores.reduce_rows(|a, b| a.max(b)));
@@ -82,6 +84,7 @@ impl<'k> Softmax<'k> {
         for (register, most) in self.most.iter().zip(most) {
             let old = register.get();
             let new = old.max(most);
+            let new = if slack > 0.0 { self.kernel.select(((new - old) * self.scale_log2).gt(slack), new, old) } else { new };
             register.set(new);
             let new = self.finite(new);
             correction.push(((old - new) * self.scale_log2).exp2());

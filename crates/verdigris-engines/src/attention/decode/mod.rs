@@ -14,7 +14,8 @@
 //!
 //! **When it wins.** On compute capability 9.0, with few queries: wherever reading the keys takes longer than the products.
 //!
-//! **Numbers.** As in `attention.forward`: scores and sums in f32, `e^(s − m)` rounded to the type of the values before it is multiplied, its row's sum not.
+//! **Numbers.** As in `attention.forward`: scores and sums in f32, `e^(s − m)` rounded to the type of the values before it is multiplied, its row's sum not;
+//! of latent attention `m` is the greatest score so far or up to `8 ln 2` below it.
 //! Parts are added in f32 and rounded once, in an order that their number fixes: results repeat bit for bit. Keys that are not attended to have the factor 0:
 //! beyond a length anything may stand, but a value that is not finite and in one block with attended ones reaches the rows of that block.
 //!

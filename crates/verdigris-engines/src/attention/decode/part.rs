@@ -60,13 +60,13 @@ impl<'p, 'k> Part<'p, 'k> {
         let edge = [first_row, (first_row + (ROWS - 1)).min(rows - 1)].map(|row| group.quotient(row).signed());
         let [from, whole_from] = edge.map(|query| (query + band.before).max(0));
         let [whole_until, until] = edge.map(|query| (query + band.behind).max(0).min(band.keys.signed()));
-        let whole = [whole_from, whole_until];
+        let all_attend = [whole_from, whole_until];
         let block_of = |key: Val<'k, i32>| params.band.block.quotient(key.unsigned());
         // Blocks of the tile in equal parts, of which some may be empty.
         let first_of_tile = block_of(from);
         let blocks = (block_of(until + (spec.block as i32 - 1)).signed() - first_of_tile.signed()).max(0).unsigned();
         let blocks = [number, number + 1].map(|part| first_of_tile + parts.quotient(part * blocks));
-        Part { kernel: k, spec: *spec, params, number, batch, kv_head, first_row, rows, own, band, whole, blocks }
+        Part { kernel: k, spec: *spec, params, number, batch, kv_head, first_row, rows, own, band, whole: all_attend, blocks }
     }
 
     /// Runs `body` where there is a row: sequences may have fewer queries than the longest.
