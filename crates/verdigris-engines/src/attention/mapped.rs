@@ -15,11 +15,15 @@ pub(super) const MOST_ROWS: u64 = 1 << 28;
 /// A bound of a band that leaves no key out, whatever the corner.
 pub(super) const UNBOUNDED: i32 = 1 << 29;
 
-/// What all engines of tensor cores ask of a problem: types, extents, and that `mapped`, with their names, can be mapped.
+/// The most elements of a key and of a value, for kernels that keep results in the registers of one warpgroup.
+pub(super) const MOST_ELEMENTS: [u64; 2] = [256, 256];
+
+/// What all engines of tensor cores ask of a problem: types, extents (`most` elements of a key and of a value), and that `mapped`, with their names, can be
+/// mapped.
 ///
 /// # Errors
 /// A refusal that names the first requirement not met.
-pub(super) fn require(id: EngineId, p: &AttentionProblem, mapped: &[(&str, &View)]) -> Result<Half, Refusal> {
+pub(super) fn require(id: EngineId, p: &AttentionProblem, most: [u64; 2], mapped: &[(&str, &View)]) -> Result<Half, Refusal> {
     let ty = match p.q.dtype {
         DType::Bf16 => Half::Bf16,
         DType::F16 => Half::F16,
@@ -33,7 +37,11 @@ pub(super) fn require(id: EngineId, p: &AttentionProblem, mapped: &[(&str, &View
         Reason::Extent,
         format_args!("b, h, s_q, s_kv = {extents:?}; each must be below 2^28"),
     )?;
-    id.require(p.d.max(p.d_v) <= 256, Reason::Extent, format_args!("heads of {} and {} elements, taken up to 256", p.d, p.d_v))?;
+    id.require(
+        p.d <= most[0] && p.d_v <= most[1],
+        Reason::Extent,
+        format_args!("keys of {} elements and values of {}, taken up to {} and {}", p.d, p.d_v, most[0], most[1]),
+    )?;
     for (name, view) in mapped {
         id.require(view.dtype == p.q.dtype, Reason::DType, format_args!("{name} of {}, queries of {}", view.dtype, p.q.dtype))?;
         let dims = p.dims(name, view);

@@ -67,11 +67,24 @@ impl<'k> Softmax<'k> {
     /// A block behind it; returns the factors by which sums so far shrink.
     #[track_caller]
     pub(super) fn next(&self, scores: &Fragment<'k, f32>) -> [Val<'k, f32>; 2] {
-        let most = scores.reduce_rows(|a, b| a.max(b));
+        self.next_of_all(scores, 0.0, |most| most)
+    }
+
+    /// The same where others have further scores of the rows: `of_all` makes of the maxima of these those of all, alike for each of them. What is taken off
+    /// rises where scores are more than `slack` above it, in powers of 2: with some, exponentials are up to `2^slack`, and most factors are 1.
+    #[track_caller]
+    pub(super) fn next_of_all(
+        &self,
+        scores: &Fragment<'k, f32>,
+        slack: f32,
+        of_all: impl FnOnce([Val<'k, f32>; 2]) -> [Val<'k, f32>; 2],
+    ) -> [Val<'k, f32>; 2] {
+        let most = of_all(scores.reduce_rows(|a, b| a.max(b)));
         let (mut correction, mut taken_off) = (Vec::new(), Vec::new());
         for (register, most) in self.most.iter().zip(most) {
             let old = register.get();
             let new = old.max(most);
+            let new = if slack > 0.0 { self.kernel.select(((new - old) * self.scale_log2).gt(slack), new, old) } else { new };
             register.set(new);
             let new = self.finite(new);
             correction.push(((old - new) * self.scale_log2).exp2());
@@ -84,6 +97,14 @@ impl<'k> Softmax<'k> {
             total.set(self.kernel.fma(*total, correction, sum));
         }
         correction
+    }
+
+    /// Before the end, where others have further scores: `of_all` makes of the sums of a thread's own columns those that the lanes of all share.
+    #[track_caller]
+    pub(super) fn total_of_all(&self, of_all: impl FnOnce([Val<'k, f32>; 2]) -> [Val<'k, f32>; 2]) {
+        for (register, total) in self.total.iter().zip(of_all([self.total[0].get(), self.total[1].get()])) {
+            register.set(total);
+        }
     }
 
     /// The end; `sinks` are one more logarithm in each sum.

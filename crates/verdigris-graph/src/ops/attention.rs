@@ -40,6 +40,9 @@
 //! rows from offset `n` to below offset `n + 1`, at most `longest_q` of them, and the keys that line `n` of the table and `kv_lengths` tell. `b` is that of
 //! the table, one less than offsets, and everything else is as above.
 //!
+//! Values may be a part of the keys: where `v` is a slice of `k`, its first `d_v` elements, as of latent attention in its absorbed form, engines read it where
+//! it lies ([`AttentionProblem::has_values_in_keys`](crate::AttentionProblem::has_values_in_keys)), and some of them once for both.
+//!
 //! With `dropout` each probability is dropped or kept at random, behind the softmax: the sums are of `p · m`, where `m` is 0 of a pair that is dropped and
 //! `1 / (1 − dropout)` of one that is kept. The log-sum-exp is the same as without.
 //!

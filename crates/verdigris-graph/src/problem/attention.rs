@@ -152,6 +152,12 @@ impl AttentionProblem {
         self.page_table.is_some()
     }
 
+    /// Whether each value is the first elements of its key, in the same memory, as of latent attention.
+    pub fn has_values_in_keys(&self) -> bool {
+        let (k, v) = (&self.k, &self.v);
+        self.d_v <= self.d && k.slot == v.slot && k.offset == v.offset && k.strides == v.strides
+    }
+
     /// Entries that a batch has in the table of pages; 0 without one.
     pub fn entries(&self) -> u64 {
         self.s_kv.checked_div(self.page_size).unwrap_or(0)

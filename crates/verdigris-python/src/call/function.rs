@@ -67,7 +67,8 @@ pub(crate) enum Function {
     ConvBatchNormBackward,
     /// `q [b, h, s_q, d], k [b, h_kv, s_kv, d], v [b, h_kv, s_kv, d_v], bias or mask?, slopes?, q_offsets?, kv_offsets?, kv_lengths?, page_table?, dropout state?` → o, and each
     /// query's log-sum-exp. Paged keys and values are `[pages, h_kv, page_size, …]`.
-    /// `scale=`, `causal=none|top_left|bottom_right left= right= cap= longest_q= longest_kv= dropout=`, each left out where there is none.
+    /// `scale=`, `causal=none|top_left|bottom_right left= right= cap= longest_q= longest_kv= dropout=`, each left out where there is none. With `values=` in
+    /// the place of `v`, values are so many elements of the keys, the first ones.
     Attention,
     /// `d_o, q, k, v, o, log_sum_exp, bias or mask?, slopes?, q_offsets?, kv_offsets?, dropout state?` → the gradients of `q`, `k`, `v` and the bias, each with a 1 in `wanted=1110`. As `Attention`.
     AttentionBackward,
@@ -635,7 +636,13 @@ impl Function {
             Function::BatchNormInference => {
                 F::BatchNormInference { eps: Real(attributes.one("eps", 1e-5)?), relu: attributes.one("relu", 0_u8)? != 0 }
             }
-            Function::Attention => F::Attention(attention(attributes)?),
+            Function::Attention => {
+                let spec = attention(attributes)?;
+                match attributes.get("values") {
+                    None => F::Attention(spec),
+                    Some(text) => F::LatentAttention(spec, attributes.parse("values", text)?),
+                }
+            }
             Function::AttentionBackward => {
                 F::AttentionBackward(AttentionGradient { spec: attention(attributes)?, wanted: attributes.flags("wanted") })
             }

@@ -175,7 +175,14 @@ impl Group {
         let Extents { b, h, s_q, s_kv, d, .. } = of;
         let q = self.tensor(draft, "q", dtype, word, of.queries())?;
         let k = self.tensor(draft, "k", dtype, word, of.keys())?;
-        let v = self.tensor(draft, "v", dtype, word, of.values())?;
+        let v = match options.split_whitespace().any(|option| option == "latent") {
+            false => self.tensor(draft, "v", dtype, word, of.values())?,
+            true => {
+                let name = draft.name("v");
+                let made = draft.builder.slice(&name, k, &[0; 4], &of.values(), &[1; 4]);
+                draft.ok(made)?
+            }
+        };
         let mut op = Attention::new(AttentionSpec::new(1.0 / (d as f64).sqrt()), q, k, v);
         let of_options = self.of_options.unwrap_or(self.of_rows);
         for option in options.split_whitespace() {
@@ -192,6 +199,7 @@ impl Group {
                 _ => [0; 4],
             };
             match (name, value.parse::<f64>()) {
+                ("latent", _) => {}
                 ("top_left", _) => op.spec.causal = Causal::TopLeft,
                 ("bottom_right", _) => op.spec.causal = Causal::BottomRight,
                 ("left", Ok(bound)) => op.spec.left = Some(bound as u32),

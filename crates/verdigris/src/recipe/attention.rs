@@ -38,7 +38,8 @@ pub struct AttentionGradient {
 impl Drawing {
     pub(super) fn attentions(&mut self, function: &Function) -> Result<(), Error> {
         match *function {
-            Function::Attention(spec) => self.attention(spec),
+            Function::Attention(spec) => self.attention(spec, None),
+            Function::LatentAttention(spec, values) => self.attention(spec, Some(values)),
             Function::AttentionBackward(gradient) => self.attention_backward(gradient),
             _ => Ok(()),
         }
@@ -65,9 +66,24 @@ impl Drawing {
         if self.given[place].is_some() { self.input(place, name).map(Some) } else { Ok(None) }
     }
 
-    fn attention(&mut self, spec: AttentionSpec) -> Result<(), Error> {
+    /// `latent`: elements of a value, where values are the first elements of the keys.
+    fn attention(&mut self, spec: AttentionSpec, latent: Option<u64>) -> Result<(), Error> {
         let given = self.given(0)?;
-        let (q, k, v) = (self.input(0, "q")?, self.input(1, "k")?, self.input(2, "v")?);
+        let (q, k) = (self.input(0, "q")?, self.input(1, "k")?);
+        let v = match latent {
+            None => self.input(2, "v")?,
+            Some(_) if self.given[2].is_some() => {
+                return Err(unfit("values beside keys that hold them", "values of latent attention are the first elements of the keys"));
+            }
+            Some(elements) => {
+                let mut dims = self.given(1)?.layout.dims().to_vec();
+                let steps = vec![1; dims.len()];
+                if let Some(last) = dims.last_mut() {
+                    *last = elements;
+                }
+                self.g.slice("v", k, &vec![0; dims.len()], &dims, &steps)?
+            }
+        };
         let [bias, mask] = self.beside_scores(3)?;
         let slopes = self.slopes(4)?;
         let [q_offsets, kv_offsets] = self.offsets(5)?;
@@ -166,6 +182,17 @@ mod tests {
         let wrong = [q, k, k, None, None, None, None, lengths, lengths.map(|other| Input { dtype: DType::I64, ..other })];
         let error = draw(&Function::Attention(AttentionSpec::new(0.5)), &wrong).unwrap_err().to_string();
         assert!(error.contains("numbers of pages are i32"), "{error}");
+    }
+
+    #[test]
+    fn values_of_latent_attention_are_in_the_keys() {
+        let rows = |dims: &[u64]| input(DType::Bf16, Layout::row_major(dims).unwrap());
+        let (q, k) = (rows(&[2, 8, 1, 24]), rows(&[2, 1, 9, 24]));
+        let latent = |values| Function::LatentAttention(AttentionSpec::new(0.5), values);
+        let recipe = draw(&latent(16), &[q, k]).unwrap();
+        assert_eq!((recipe.inputs.len(), recipe.results[0].layout.dims()), (2, &[2, 8, 1, 16][..]));
+        assert!(draw(&latent(25), &[q, k]).is_err(), "more than a key has");
+        assert!(draw(&latent(16), &[q, k, k]).unwrap_err().to_string().contains("first elements of the keys"));
     }
 
     #[test]

@@ -218,6 +218,8 @@ pub enum Function {
     MlpBackward(MlpGradient),
     /// `q, k, v, bias or mask?, slopes?, q_offsets?, kv_offsets?, kv_lengths?, page_table?, dropout state?` → o, laid out as q, and the log-sum-exp of each query in f32 or f64. A mask is of u8; dims are those of the op.
     Attention(AttentionSpec),
+    /// The same, of values that are so many elements of the keys, the first ones: the third tensor is not given.
+    LatentAttention(AttentionSpec, u64),
     /// `d_o, q, k, v, o, log_sum_exp, bias or mask?, slopes?, q_offsets?, kv_offsets?, dropout state?` → the gradients that are wanted.
     AttentionBackward(AttentionGradient),
     /// `x` → its elements in row-major order under other dims.
@@ -401,6 +403,7 @@ impl Function {
             Function::Mlp { .. } => "mlp",
             Function::MlpBackward(_) => "mlp_backward",
             Function::Attention(_) => "attention",
+            Function::LatentAttention(..) => "latent_attention",
             Function::AttentionBackward(_) => "attention_backward",
             Function::Reshape(_) => "reshape",
             Function::WindowSums(_) => "window_sums",
@@ -568,7 +571,7 @@ impl Drawing {
             Function::BatchNorm(_) | Function::BatchNormBackward(_) | Function::BatchNormInference { .. } => d.batch_norms(function)?,
             Function::ConvBatchNorm { .. } | Function::ConvBatchNormBackward(_) => d.conv_batch_norms(function)?,
             Function::Mlp { .. } | Function::MlpBackward(_) => d.mlps(function)?,
-            Function::Attention(_) | Function::AttentionBackward(_) => d.attentions(function)?,
+            Function::Attention(_) | Function::LatentAttention(..) | Function::AttentionBackward(_) => d.attentions(function)?,
             Function::Gradient(gradient) => d = gradient::draw(gradient, d.given)?,
             Function::Fused(fused) => d = fused::draw(fused, given)?,
             _ => d.elements(function)?,

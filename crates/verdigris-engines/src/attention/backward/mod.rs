@@ -97,7 +97,7 @@ impl Algorithm for Backward {
         let mapped: Vec<(&str, &View)> =
             [("q", &p.q), ("k", &p.k), ("v", &p.v), ("o", o), ("d_o", d_o)].into_iter().chain(optional).collect();
         ragged::require(Self::ID, p)?;
-        let ty = mapped::require(Self::ID, p, &mapped)?;
+        let ty = mapped::require(Self::ID, p, mapped::MOST_ELEMENTS, &mapped)?;
         // The longest take whatever is left.
         let (head, value) = HEADS.into_iter().find(|&(d, d_v)| p.d <= d.into() && p.d_v <= d_v.into()).unwrap_or(HEADS[HEADS.len() - 1]);
         let score_mod = score_mod::is_needed(p);

@@ -138,14 +138,18 @@ fn combine_row<'k>(
     let at =
         |[of_batch, of_head, of_query]: [Val<'k, u64>; 3]| batch.widen() * of_batch + head.widen() * of_head + query.widen() * of_query;
     let inverse = total.rcp();
-    let pair = k.thread() << 1;
-    k.when(pair.lt(elements), || {
-        let of_warps =
-            (0..WARPS).map(|warp| k.ld_shared_vector::<f32>(shared.address() + (pair << 2), i64::from(4 * warp * blocks * COLUMNS), 2));
-        let whole = of_warps.reduce(|so_far, of_warp| so_far.into_iter().zip(of_warp).map(|(a, b)| a + b).collect()).unwrap_or_default();
-        let [low, high] = [0, 1].map(|i: usize| k.select(gives, whole[i] * inverse, 0.0));
-        k.st_global(params.o.moved(at(params.o_strides)).at(pair, 2), 0, k.pack::<u32>(ty.packed(), low, high));
-    });
+    // A thread has a pair of columns at a time.
+    for first in (0..blocks * COLUMNS).step_by(2 * 32 * WARPS as usize) {
+        let pair = (k.thread() << 1) + first;
+        k.when(pair.lt(elements), || {
+            let of_warps =
+                (0..WARPS).map(|warp| k.ld_shared_vector::<f32>(shared.address() + (pair << 2), i64::from(4 * warp * blocks * COLUMNS), 2));
+            let whole =
+                of_warps.reduce(|so_far, of_warp| so_far.into_iter().zip(of_warp).map(|(a, b)| a + b).collect()).unwrap_or_default();
+            let [low, high] = [0, 1].map(|i: usize| k.select(gives, whole[i] * inverse, 0.0));
+            k.st_global(params.o.moved(at(params.o_strides)).at(pair, 2), 0, k.pack::<u32>(ty.packed(), low, high));
+        });
+    }
     k.when(k.thread().eq(0) & params.has_log_sum_exp.ne(0), || {
         k.st_global(params.log_sum_exp.moved(at(params.log_sum_exp_strides)).address(), 0, shift + total.log2() * LN_2);
     });

@@ -3,7 +3,8 @@
 //! **What.** Up to 64 queries of each head; bf16 and f16, heads of multiples of 8 up to 256 elements, values of another length than keys, grouped heads,
 //! windows around either diagonal, lengths, sinks. Keys and values of any strides that TMA takes, or paged ([`super::paged`]), in kernels of their own, in pages of
 //! any multiple of 8 keys. Ragged queries, of at most 64 in a sequence, with ragged or paged keys ([`super::ragged`]), in kernels of their own too. How many keys
-//! there are shapes no kernel.
+//! there are shapes no kernel. Longer heads, up to 576 elements with values of 512, where values are the first elements of the keys in the same memory
+//! ([`AttentionProblem::has_values_in_keys`]), as latent attention has them: [`latent`].
 //!
 //! **Method.** The queries of all heads that share a head of keys are the rows of one tile, so that keys and values are read once. The keys to which a
 //! tile attends are cut into equal parts, as many as it takes to fill the chip, a CTA each; where lengths differ, those of each batch are. A part leaves its
@@ -13,7 +14,8 @@
 //!
 //! **When it wins.** On compute capability 9.0, with few queries: wherever reading the keys takes longer than the products.
 //!
-//! **Numbers.** As in `attention.forward`: scores and sums in f32, `e^(s − m)` rounded to the type of the values before it is multiplied, its row's sum not.
+//! **Numbers.** As in `attention.forward`: scores and sums in f32, `e^(s − m)` rounded to the type of the values before it is multiplied, its row's sum not;
+//! of latent attention `m` is the greatest score so far or up to `8 ln 2` below it.
 //! Parts are added in f32 and rounded once, in an order that their number fixes: results repeat bit for bit. Keys that are not attended to have the factor 0:
 //! beyond a length anything may stand, but a value that is not finite and in one block with attended ones reaches the rows of that block.
 //!
@@ -21,6 +23,8 @@
 
 mod combine;
 mod kernel;
+mod latent;
+mod part;
 
 #[cfg(test)]
 mod tests;
@@ -53,6 +57,8 @@ const MOST_QUERIES: u64 = 64;
 const MOST_PARTS: u64 = 256;
 /// Elements of keys and of values for which there are kernels, with the keys of a block and the blocks in shared memory.
 const CLASSES: [[u32; 4]; 4] = [[64, 64, 128, 3], [128, 128, 64, 3], [192, 128, 64, 2], [256, 256, 64, 3]];
+/// The same where values are the first elements of the keys, for longer heads.
+const LATENT: [u32; 4] = [576, 512, 64, 2];
 
 /// An accepted problem.
 #[derive(Clone, Debug)]
@@ -90,15 +96,25 @@ impl Algorithm for Decode {
         )?;
         dropout::require_none(Self::ID, p)?;
         Self::ID.require(p.s_q <= MOST_QUERIES, Reason::Extent, format_args!("{} queries, taken up to {MOST_QUERIES}", p.s_q))?;
-        let ty = mapped::require(Self::ID, p, &[("q", &p.q), ("k", &p.k), ("v", &p.v), ("o", o)])?;
+        let is_long = p.d.max(p.d_v) > 256;
+        let latent = is_long && p.has_values_in_keys();
+        Self::ID.require(
+            latent || !is_long,
+            Reason::Extent,
+            format_args!(
+                "heads of {} and {} elements, taken up to 256, and more where values are the first elements of the keys in the same memory",
+                p.d, p.d_v
+            ),
+        )?;
+        let most = if latent { [LATENT[0], LATENT[1]].map(u64::from) } else { mapped::MOST_ELEMENTS };
+        let ty = mapped::require(Self::ID, p, most, &[("q", &p.q), ("k", &p.k), ("v", &p.v), ("o", o)])?;
         let scale = score_mod::plain_scale(Self::ID, p)?;
         band::require(Self::ID, p, log_sum_exp)?;
         let of_eight = p.d.is_multiple_of(8) && p.d_v.is_multiple_of(8);
         Self::ID.require(of_eight, Reason::Extent, format_args!("heads of {} and {} elements, taken are multiples of 8", p.d, p.d_v))?;
         let class = CLASSES.into_iter().find(|[head, value, ..]| u64::from(*head) >= p.d && u64::from(*value) >= p.d_v);
-        let Some([head, value, block, stages]) = class else {
-            return Err(Self::ID.refusal(Reason::Extent, format_args!("heads of {} and {} elements, taken up to 256", p.d, p.d_v)));
-        };
+        // What is beyond the classes is latent, which was asked above.
+        let [head, value, block, stages] = class.unwrap_or(LATENT);
         ragged::require(Self::ID, p)?;
         paged::require(Self::ID, p, block)?;
         let rows = u128::from(p.b) * u128::from(p.h) * u128::from(p.s_q);
@@ -107,7 +123,7 @@ impl Algorithm for Decode {
             Reason::Extent,
             format_args!("{rows} queries of all heads, taken are fewer than 2^23"),
         )?;
-        let spec = Spec { ty, head, value, block, stages, paged: p.is_paged(), ragged: p.is_ragged() };
+        let spec = Spec { ty, head, value, block, stages, paged: p.is_paged(), ragged: p.is_ragged(), latent };
         Ok(Decode { problem: p.clone(), o: o.clone(), log_sum_exp: log_sum_exp.clone(), spec, scale, arch: arch.clone() })
     }
 
@@ -149,7 +165,17 @@ impl Algorithm for Decode {
         let bytes = |rows: f64, elements: u64| rows * elements as f64 * 2.0;
         let kv_heads = (p.b * p.h_kv) as f64;
         let queries = (p.b * p.h * p.s_q) as f64;
-        let loaded_bytes = spec.block as f64 * (p.d + p.d_v) as f64 * 2.0;
+        // Of a key and its value.
+        let loaded = if spec.latent { p.d } else { p.d + p.d_v };
+        let loaded_bytes = block * loaded as f64 * 2.0;
+        // A warpgroup has its part of a block's keys and of a value's elements.
+        let consumers = f64::from(spec.consumers());
+        let read_bytes = if spec.latent {
+            // Queries and probabilities by each.
+            (consumers * rows * (head + block) + block * (head + value)) * 2.0
+        } else {
+            (rows * head + block * (head + value)) * 2.0
+        };
         let main = Loop {
             kernel: Self::ID.name,
             product: [p.s_q * p.group(), p.s_kv, p.d].map(|extent| extent as f64),
@@ -164,18 +190,19 @@ impl Algorithm for Decode {
             longest_tiles: waves,
             parts,
             join: if config.parts > 1 { Join::Launch } else { Join::None },
-            tensor_cycles: wgmma_cycles(rows, block) * head / 64.0 + wgmma_cycles(rows, value) * block / 64.0,
+            tensor_cycles: consumers
+                * (wgmma_cycles(rows, block / consumers) * head / 64.0 + wgmma_cycles(rows, value / consumers) * block / 64.0),
             // Sixteen exponentials a cycle.
             fma_cycles: rows * block / 16.0,
-            shared_bytes: (rows * head + block * (head + value)) * 2.0 + loaded_bytes,
+            shared_bytes: read_bytes + loaded_bytes,
             loaded_bytes,
             issued: (5.0 * rows * block + rows * value) / 32.0,
             tile_issued: 3.0 * rows * value / 32.0,
             tile_loaded_bytes: rows * head * 2.0,
-            traffic_bytes: bytes(kv_heads * keys, p.d + p.d_v) + bytes(queries, p.d + p.d_v),
+            traffic_bytes: bytes(kv_heads * keys, loaded) + bytes(queries, p.d + p.d_v),
             operand_bytes: 2.0,
             result_bytes: 2.0,
-            threads: 160.0,
+            threads: f64::from(spec.threads()),
             cluster: 1.0,
             stages: f64::from(spec.stages),
             copy_bytes: 16.0,
@@ -207,7 +234,7 @@ impl Algorithm for Decode {
         let args = ParamsArgs {
             q: element(&p.q, []),
             k: paged::map(p, "k", &p.k, spec.k_tile()),
-            v: paged::map(p, "v", &p.v, spec.v_tile()),
+            v: (!spec.latent).then(|| paged::map(p, "v", &p.v, spec.v_tile())),
             o,
             log_sum_exp,
             has_log_sum_exp,
@@ -260,19 +287,14 @@ impl Algorithm for Decode {
             return Vec::new();
         }
         let of = |ty| {
-            let spec = move |[head, value, block, stages]: [u32; 4], [ragged, paged]: [bool; 2]| Spec {
-                ty,
-                head,
-                value,
-                block,
-                stages,
-                paged,
-                ragged,
+            let spec = move |class: [u32; 4], [ragged, paged]: [bool; 2]| {
+                let [head, value, block, stages] = class;
+                Spec { ty, head, value, block, stages, paged, ragged, latent: class == LATENT }
             };
             let among = [[false, false], [false, true], [true, false], [true, true]];
-            CLASSES.into_iter().flat_map(move |class| among.map(|of| spec(class, of).kernel()))
+            CLASSES.into_iter().chain([LATENT]).flat_map(move |class| among.map(|of| spec(class, of).kernel()))
         };
-        let combines = |ty| [false, true].map(|ragged| [128, 256].map(|value| combine::kernel(ty, value, ragged)));
+        let combines = |ty| [false, true].map(|ragged| [128, 256, 512].map(|value| combine::kernel(ty, value, ragged)));
         Half::ALL.into_iter().flat_map(|ty| of(ty).chain(combines(ty).into_iter().flatten())).collect()
     }
 }

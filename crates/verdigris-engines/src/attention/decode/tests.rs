@@ -26,6 +26,8 @@ struct Case {
     q_lengths: Option<[i32; 2]>,
     kv_lengths: Option<[i32; 2]>,
     sink: Option<f32>,
+    /// Values are the first elements of the keys.
+    latent: bool,
 }
 
 const BATCH: usize = 2;
@@ -34,7 +36,7 @@ const SCALE: f64 = 0.5;
 
 fn case(group: usize, queries: usize, keys: usize, head: usize) -> Case {
     let (left, right, q_lengths, kv_lengths, sink) = (None, None, None, None, None);
-    Case { ty: Half::Bf16, group, queries, keys, head, value: head, left, right, q_lengths, kv_lengths, sink }
+    Case { ty: Half::Bf16, group, queries, keys, head, value: head, left, right, q_lengths, kv_lengths, sink, latent: false }
 }
 
 fn view(slot: usize, dtype: DType, strides: [usize; 4]) -> View {
@@ -49,6 +51,10 @@ fn run(case: Case, parts: &[u32]) {
     let (q_first, mut k_first, mut v) =
         (numbers.take(BATCH * queries * heads), numbers.take(BATCH * keys * KV_HEADS), numbers.take(BATCH * keys * KV_HEADS * value));
     let length = |of: Option<[i32; 2]>, b: usize, extent: usize| of.map_or(extent, |of| (of[b].max(0) as usize).min(extent));
+    if case.latent {
+        // As far as a key is a value, its elements are any; the first one is that which is multiplied.
+        k_first.iter_mut().zip(v.chunks(value)).for_each(|(first, of_value)| *first = of_value[0] / 4.0);
+    }
     // What is beyond a length is no number.
     for b in 0..BATCH {
         for key in length(case.kv_lengths, b, keys)..keys {
@@ -65,6 +71,10 @@ fn run(case: Case, parts: &[u32]) {
             .flat_map(|x| std::iter::once(4.0 * x).chain(std::iter::repeat_n(if x.is_nan() { *x } else { 0.0 }, head - 1)))
             .collect()
     };
+    let mut k_values = first_of_rows(&k_first);
+    if case.latent {
+        k_values.chunks_mut(head).zip(v.chunks(value)).for_each(|(of_key, of_value)| of_key[..value].copy_from_slice(of_value));
+    }
 
     let (mut o_wanted, mut lse_wanted) = (Vec::new(), vec![0.0; BATCH * heads * queries]);
     for b in 0..BATCH {
@@ -95,7 +105,8 @@ fn run(case: Case, parts: &[u32]) {
     let runs = parts.iter().flat_map(|&parts| schedules().into_iter().map(move |options| (parts, options)));
     for (parts, options) in runs {
         let mut memory = Memory::new();
-        let [q, k, v] = [first_of_rows(&q_first), first_of_rows(&k_first), v.clone()].map(|values| memory.add(&halves(ty, &values)));
+        let [q, k] = [&first_of_rows(&q_first), &k_values].map(|values| memory.add(&halves(ty, values)));
+        let v = if case.latent { k } else { memory.add(&halves(ty, &v)) };
         let (o, lse) = (memory.add_filled((o_wanted.len() * 2) as u64, 0xff), memory.add_filled((lse_wanted.len() * 4) as u64, 0xff));
         let [q_lengths, kv_lengths] = [case.q_lengths, case.kv_lengths]
             .map(|of| of.map(|of| memory.add(&of.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>())));
@@ -123,7 +134,7 @@ fn run(case: Case, parts: &[u32]) {
             soft_cap: None,
             q: tensor(q, queries, heads, head),
             k: tensor(k, keys, KV_HEADS, head),
-            v: tensor(v, keys, KV_HEADS, value),
+            v: tensor(v, keys, KV_HEADS, if case.latent { head } else { value }),
             bias: None,
             mask: None,
             slopes: None,
@@ -190,6 +201,47 @@ fn windows_within_parts() {
     run(Case { left: Some(60), right: Some(0), kv_lengths: Some([200, 300]), ..case(2, 3, 300, 128) }, &[1, 2, 4]);
     // The first queries attend to no key.
     run(Case { right: Some(0), kv_lengths: Some([2, 3]), sink: Some(-1.0), ..case(1, 4, 70, 64) }, &[1, 2]);
+}
+
+#[test]
+fn values_in_the_keys() {
+    let latent = |group, queries, keys| Case { value: 512, latent: true, ..case(group, queries, keys, 576) };
+    run(latent(3, 2, 130), &[1, 2]);
+    run(Case { ty: Half::F16, value: 264, ..latent(1, 1, 64) }, &[1]);
+}
+
+#[test]
+fn values_in_the_keys_before_which_anything_stands() {
+    let latent = Case { value: 512, latent: true, ..case(2, 2, 140, 576) };
+    run(Case { kv_lengths: Some([0, 1]), sink: Some(0.5), ..latent }, &[2]);
+    run(Case { kv_lengths: Some([95, 129]), q_lengths: Some([1, 2]), right: Some(0), ..latent }, &[1, 3]);
+}
+
+#[test]
+fn long_heads_are_taken_where_values_are_the_first_elements_of_keys() {
+    let words = |v: &str| format!("attention forward bf16 b=2 h=16 h_kv=1 s_q=1 s_kv=1000 d=576 d_v=512 v={v} kv_lengths=i32 o=bhsd");
+    let taken = |words: &str| Decode::accept(&parsed(words), &Arch::h200()).map(|decode| decode.spec.latent);
+    assert!(taken(&words("(576000,0,576,1):@1")).expect("the first elements"));
+    // Another tensor, and other elements of the keys.
+    for v in ["bhsd", "(576000,0,576,1)", "(576000,0,576,1):+64:@1"] {
+        let refusal = taken(&words(v)).expect_err(v);
+        assert!(refusal.reason == Reason::Extent && refusal.to_string().contains("first elements of the keys"), "{refusal}");
+    }
+    // Shorter heads have kernels that read both.
+    assert!(!taken("attention forward bf16 b=1 h=4 h_kv=1 s_q=1 s_kv=100 d=128 d_v=64 v=(0,0,128,1):@1 o=bhsd").expect("taken"));
+    let long = "attention forward bf16 b=1 h=4 h_kv=1 s_q=1 s_kv=100 d=576 d_v=520 v=(0,0,576,1):@1 o=bhsd";
+    assert_eq!(taken(long).expect_err(long).reason, Reason::Extent);
+}
+
+#[test]
+fn keys_that_are_values_are_read_once() {
+    let us = |words: &str| {
+        let candidate = Listed::<Decode>::new().accept(&parsed(words), &Arch::h200()).expect("taken");
+        candidate.cost(&candidate.best()).expect("listed").us
+    };
+    let latent = us("attention forward bf16 b=64 h=16 h_kv=1 s_q=1 s_kv=8192 d=576 d_v=512 v=(4718592,0,576,1):@1 o=bhsd");
+    // 604 MB at 4.8 TB/s.
+    assert!((126.0..260.0).contains(&latent), "{latent} µs");
 }
 
 fn parsed(words: &str) -> Problem {

@@ -185,7 +185,7 @@ impl Algorithm for Forward {
             Reason::Target,
             format_args!("compute capability {:?}, needs (9, 0)", arch.capability),
         )?;
-        let ty = mapped::require(Self::ID, p, &[("q", &p.q), ("k", &p.k), ("v", &p.v), ("o", o)])?;
+        let ty = mapped::require(Self::ID, p, mapped::MOST_ELEMENTS, &[("q", &p.q), ("k", &p.k), ("v", &p.v), ("o", o)])?;
         let score_mod = score_mod::is_needed(p);
         score_mod::require(Self::ID, p)?;
         let scale = if score_mod { 1.0 } else { score_mod::plain_scale(Self::ID, p)? };

@@ -20,7 +20,7 @@ import torch
 from .. import _native
 from . import _ops, functional
 from .functional import *  # noqa: F403
-from ._kvcache import flash_attn_with_kvcache
+from ._kvcache import flash_attn_with_kvcache, flash_mla_with_kvcache
 from ._policy import get_policy, policy, set_policy
 
 #: What is imported when it is asked for: classes of modules are a good part of the time of an import.
@@ -77,6 +77,7 @@ __all__ = [
     "convert",
     "explain",
     "flash_attn_with_kvcache",
+    "flash_mla_with_kvcache",
     "functional",
     "get_policy",
     "nn",

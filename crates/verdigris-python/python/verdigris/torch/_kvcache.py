@@ -100,7 +100,7 @@ def flash_attn_with_kvcache(
     `[batch, heads, positions]`. `cache_leftpad` (int32 `[batch]`) says how many positions at the begin of each sequence's cache are padding, which is not attended: a sequence
     begins behind them, and `cache_seqlens` counts them. With a `block_table` it is refused.
 
-    Values may be a part of the keys, as of latent attention: `v_cache = k_cache[..., :512]` is read where it lies.
+    Values may be a part of the keys, as of latent attention: `v_cache = k_cache[..., :512]` is read where it lies; `flash_mla_with_kvcache` reads it once.
 
     Nothing waits for the device, and all of it may be captured in a CUDA graph. What stands in tensors is not trusted: pages and positions beyond what
     there is count as the last, so that new positions behind a cache's end overwrite its last one, and nothing outside of caches is read or written; padding counts from 0
@@ -181,3 +181,31 @@ def flash_attn_with_kvcache(
     o, total = _ops.attention(*(x.transpose(1, 2) for x in (q, k_cache, v_cache)), *beside, lengths, table, None, words)
     o = o.transpose(1, 2)
     return (o, total.squeeze(-1)) if return_softmax_lse else o
+
+
+def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, softmax_scale=None, causal=False):
+    """Latent attention in its absorbed form, of `q [batch, positions, heads, elements]` to a cache whose values are the first `head_dim_v` elements of its
+    keys, as the function of this name in the package FlashMLA: `(o, log_sum_exp)`.
+
+    `k_cache` is `[pages, page size, heads of keys, elements]`, of which `block_table` (int32 `[batch, pages of a sequence]`) names those of each sequence, or
+    without a table `[batch, positions, heads of keys, elements]`. `cache_seqlens` (int32 `[batch]`) says how many positions of each sequence count, all of
+    them if it is None. `causal` counts from the diagonal that ends at the last query and the last key. The result is `[batch, positions, heads, head_dim_v]`, the
+    log-sum-exp f32 `[batch, heads, positions]`. On Hopper's tensor cores bf16 and f16 keys of up to 576 elements are read once for both. As in
+    `flash_attn_with_kvcache` nothing waits for the device, entries and lengths are not trusted, and there are no gradients.
+    """
+    for name, x in (("q", q), ("k_cache", k_cache)):
+        if x.dim() != 4:
+            raise GraphError(f"{name} of {tuple(x.shape)}; it has four dims: [batch, positions, heads, elements]")
+    batch, device = q.shape[0], q.device
+    if not 0 < head_dim_v <= k_cache.shape[3]:
+        raise GraphError(f"head_dim_v of {head_dim_v} for keys of {k_cache.shape[3]} elements; values are the first elements of keys")
+    if cache_seqlens is not None:
+        _told("cache_seqlens", cache_seqlens, ["batch"], batch, device)
+        cache_seqlens = cache_seqlens[:, None, None, None]
+    if block_table is not None:
+        _told("block_table", block_table, ["batch", "pages of a sequence"], batch, device)
+        block_table = block_table[:, :, None, None]
+    words, _ = _flash_words(q, softmax_scale, causal, (-1, -1), 0.0, None)
+    tensors = (q.transpose(1, 2), k_cache.transpose(1, 2), None, None, None, None, None, cache_seqlens, block_table, None)
+    o, total = _ops.attention(*tensors, f"{words} values={int(head_dim_v)}")
+    return o.transpose(1, 2), total.squeeze(-1)

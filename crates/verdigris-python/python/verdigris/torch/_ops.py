@@ -784,7 +784,8 @@ def _in_order_of(x, shape):
 
 def _attention_fake(q, k, v, beside, slopes, q_offsets, kv_offsets, kv_lengths, page_table, state, attributes):
     wide = torch.float64 if torch.float64 in (q.dtype, beside.dtype if beside is not None else None) else torch.float32
-    return _in_order_of(q, (*q.shape[:3], v.shape[3])), q.new_empty((*q.shape[:3], 1), dtype=wide)
+    elements = int(parse(attributes)["values"]) if v is None else v.shape[3]
+    return _in_order_of(q, (*q.shape[:3], elements)), q.new_empty((*q.shape[:3], 1), dtype=wide)
 
 
 def _attention_backward_fake(d_o, q, k, v, o, total, beside, slopes, q_offsets, kv_offsets, state, attributes):
@@ -796,7 +797,7 @@ def _keep_of_attention(ctx, inputs, used, output):
     # The state draws the same mask again.
     ctx.save_for_backward(q, k, v, *output, beside, slopes, q_offsets, kv_offsets, state)
     ctx.attributes, ctx.policy = attributes, _current_policy()
-    ctx.reads_cache = kv_lengths is not None or page_table is not None
+    ctx.reads_cache, ctx.is_latent = kv_lengths is not None or page_table is not None, v is None
     ctx.mark_non_differentiable(output[1])
     return output
 
@@ -809,7 +810,7 @@ def _made_deterministic(policy):
 
 def _attention_gradients(ctx, d_o, *_):
     needs = ctx.needs_input_grad
-    if ctx.reads_cache:
+    if ctx.reads_cache or ctx.is_latent:
         raise UnsupportedError("attention to a cache of keys and values has no gradient in this package; use flash_attn_func where one is wanted")
     if needs[4]:
         raise UnsupportedError("the slopes of attention have no gradient in this package; they are no variables")
@@ -832,7 +833,7 @@ attention = _operator(
     [
         "Tensor q",
         "Tensor k",
-        "Tensor v",
+        "Tensor? v",
         "Tensor? beside",
         "Tensor? slopes",
         "Tensor? q_offsets",
