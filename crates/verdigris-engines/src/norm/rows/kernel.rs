@@ -835,7 +835,9 @@ pub(super) fn catalog(target: Target) -> Vec<KernelRef> {
                 }
                 if backward {
                     // Chips that launch kernels one after the other have them without the overlap, compiled when they are first asked for.
-                    let ways = FEW.iter().flat_map(|&(team, helds)| helds.iter().map(move |&held| (team, held)));
+                    // So are those that hold more, and more threads than rows of their length prefer.
+                    let all = FEW.iter().flat_map(|&(team, helds)| helds.iter().map(move |&held| (team, held)));
+                    let ways = all.filter(|&(team, held)| held <= 2 && (team, held) != (128, 1));
                     specs.extend(ways.flat_map(|(team, held)| {
                         let spec = plain(kind, true, dtype, [team, held, vector]);
                         ctas_of_few(team).map(move |threads| Spec { once: Some(Once { threads, overlaps: true }), ..spec.clone() })
