@@ -1,4 +1,4 @@
-//! The kernels: a thread for each element of what is written, or for a vector of neighbouring channels, of one window or of several side by side.
+//! The kernels: a thread for each element of what is written, or for a vector of neighbouring channels, of one window or of two side by side.
 
 use verdigris_kir::face::{Kernel, Val, Var};
 use verdigris_tensor::DType;
@@ -10,13 +10,13 @@ use crate::fuse::value::AnyVal;
 use crate::layout::space::Extents;
 
 use super::windows::{AxisArgs, Grid, Place};
-use super::{Kind, Spec, Strip, THREADS};
+use super::{Kind, PAIR, Pair, Spec, THREADS};
 
 verdigris_kir::parameters! {
     /// Of every kernel here.
     pub(super) struct Pool / PoolArgs of Spec as spec {
         pub(super) points: u32,
-        /// In the order that threads run through; the innermost counts in vectors, the width in strips.
+        /// In the order that threads run through; the innermost counts in vectors, the width in pairs where windows are taken so.
         pub(super) extents: Extents = 5,
         /// The first window or element along each spatial dim.
         pub(super) first: [u32; 3],
@@ -62,7 +62,7 @@ pub(super) fn build<'k, T: Compute>(spec: &Spec, k: Kernel<'k>) {
     for (&dim, at) in spec.order.iter().zip(extents.index(point)) {
         index[dim] = at;
     }
-    let [depth, height, width] = [index[2], index[3], index[4] * spec.strip.map_or(1, |strip| strip.windows)];
+    let [depth, height, width] = [index[2], index[3], index[4] * if spec.pair.is_some() { PAIR } else { 1 }];
     let place = [depth + first[0], height + first[1], width + first[2]];
     let vector = spec.vector;
     // Channels are the innermost dim of what is taken by vectors, and a dim like any other elsewhere.
@@ -75,8 +75,8 @@ pub(super) fn build<'k, T: Compute>(spec: &Spec, k: Kernel<'k>) {
         .collect();
     let grid = Grid { k, axes: &axes, block: spec.block };
     k.when(point.lt(points), || match (spec.kind, tensors.as_slice()) {
-        (Kind::Max { index: false }, [x, y]) if spec.is_packed() => match spec.strip {
-            Some(strip) => greatest_of_strip(grid, strip, [x, y], place),
+        (Kind::Max { index: false }, [x, y]) if spec.is_packed() => match spec.pair {
+            Some(pair) => greatest_of_pair(grid, pair, [x, y], place),
             None => {
                 let peak = Kept::of(&Packed::least(k, x.tensor.dtype, vector));
                 // An element that is seen twice changes nothing: no visit has to count.
@@ -95,6 +95,7 @@ pub(super) fn build<'k, T: Compute>(spec: &Spec, k: Kernel<'k>) {
                 places.store(&place, &numbers);
             }
         }
+        (Kind::Average { padded }, [x, y]) if let Some(pair) = spec.pair => means_of_pair::<T>(grid, pair, padded, [x, y], place),
         (Kind::Average { padded }, [x, y]) => {
             let sums = variables::<T>(k, vector, 0.0);
             grid.elements(place, &|visits| {
@@ -103,11 +104,7 @@ pub(super) fn build<'k, T: Compute>(spec: &Spec, k: Kernel<'k>) {
                     add(&sums, &loaded.only_where(k, visit.counts).values(k));
                 }
             });
-            let count = grid.size(place, padded);
-            let share = share_of::<T>(k, count);
-            // A window that meets no element.
-            let mean = |sum: &Var<'k, T>| AnyVal::of(k.select(count.eq(0), T::constant(k, 0.0), sum.get() * share));
-            y.store(&place, &sums.iter().map(mean).collect::<Vec<_>>());
+            y.store(&place, &means(k, grid.size(place, padded), &sums));
         }
         (Kind::MaxBackward { index }, [dy, known, dx]) => {
             // Where the maximum was, or what it is found in again.
@@ -154,21 +151,60 @@ pub(super) fn build<'k, T: Compute>(spec: &Spec, k: Kernel<'k>) {
     });
 }
 
-/// The greatest elements of neighbouring windows. Of each column the greatest is found once, whatever windows have it.
-fn greatest_of_strip<'k>(grid: Grid<'_, 'k>, strip: Strip, [x, y]: [&Tensor<'k>; 2], first: Place<'k>) {
-    let k = grid.k;
-    // Beyond the image is its last column again, which the windows there have: none of them lies outside.
-    let columns = grid.columns(first, strip.columns());
-    let peaks: Vec<Kept<'k>> = columns.iter().map(|_| Kept::of(&Packed::least(k, x.tensor.dtype, x.vector))).collect();
+/// Two windows side by side, a row of elements at a time: `rows` gets what their columns hold there, all on its way before the first is used.
+fn rows_of_pair<'k>(grid: Grid<'_, 'k>, pair: Pair, x: &Tensor<'k>, first: Place<'k>, rows: &dyn Fn(&[Packed<'k>], &[Val<'k, bool>])) {
+    let (columns, inside): (Vec<_>, Vec<_>) = grid.columns(first, pair.columns()).into_iter().unzip();
     grid.rows(first, &|[depth, row]| {
         let loaded: Vec<Packed<'k>> = columns.iter().map(|&column| x.load(&[depth, row, column])).collect();
-        peaks.iter().zip(loaded).for_each(|(peak, loaded)| peak.set(&peak.get().greater(&loaded)));
+        rows(&loaded, &inside);
     });
-    for window in 0..strip.windows {
-        let peak = strip.of_window(window).map(|column| peaks[column].get()).reduce(|a, b| a.greater(&b)).expect("a window has taps");
-        let place = [first[0], first[1], first[2] + window];
-        k.when(place[2].lt(grid.axes[2].out), || y.line(&place).store_packed(y.number, &peak));
-    }
+}
+
+/// Runs `body` for both windows, the second where there is one.
+fn each_of_pair<'k>(grid: Grid<'_, 'k>, first: Place<'k>, body: &dyn Fn(usize, Place<'k>)) {
+    let next = [first[0], first[1], first[2] + 1];
+    body(0, first);
+    grid.k.when(next[2].lt(grid.axes[2].out), || body(1, next));
+}
+
+/// The greatest elements of two windows side by side.
+fn greatest_of_pair<'k>(grid: Grid<'_, 'k>, pair: Pair, [x, y]: [&Tensor<'k>; 2], first: Place<'k>) {
+    let peaks = [0, 1].map(|_| Kept::of(&Packed::least(grid.k, x.tensor.dtype, x.vector)));
+    // Beyond the image is its last column again, which the windows there have: none of them lies outside.
+    rows_of_pair(grid, pair, x, first, &|columns, _| {
+        let greatest = |columns: &[Packed<'k>]| columns.iter().cloned().reduce(|a, b| a.greater(&b));
+        let [own, last] = [&columns[..1], &columns[columns.len() - 1..]];
+        let shared = greatest(&columns[1..columns.len() - 1]);
+        for (peak, alone) in peaks.iter().zip([own, last]) {
+            let of_row = shared.iter().fold(alone[0].clone(), |a, b| a.greater(b));
+            peak.set(&peak.get().greater(&of_row));
+        }
+    });
+    each_of_pair(grid, first, &|window, place| y.line(&place).store_packed(y.number, &peaks[window].get()));
+}
+
+/// The means of two windows side by side.
+fn means_of_pair<'k, T: Compute>(grid: Grid<'_, 'k>, pair: Pair, padded: bool, [x, y]: [&Tensor<'k>; 2], first: Place<'k>) {
+    let k = grid.k;
+    let sums = [0, 1].map(|_| variables::<T>(k, x.vector, 0.0));
+    rows_of_pair(grid, pair, x, first, &|columns, inside| {
+        let values: Vec<Vec<Val<'k, T>>> =
+            columns.iter().zip(inside).map(|(column, &inside)| column.only_where(k, inside).values(k)).collect();
+        for i in 0..x.vector as usize {
+            let shared = values[1..values.len() - 1].iter().map(|column| column[i]).reduce(|a, b| a + b);
+            for (sums, alone) in sums.iter().zip([&values[0], &values[values.len() - 1]]) {
+                let of_row = shared.map_or(alone[i], |shared| shared + alone[i]);
+                sums[i].set(sums[i] + of_row);
+            }
+        }
+    });
+    each_of_pair(grid, first, &|window, place| y.store(&place, &means(k, grid.size(place, padded), &sums[window])));
+}
+
+/// Means of so many elements; 0 of a window that meets none.
+fn means<'k, T: Compute>(k: Kernel<'k>, count: Val<'k, u32>, sums: &[Var<'k, T>]) -> Vec<AnyVal<'k>> {
+    let share = share_of::<T>(k, count);
+    sums.iter().map(|sum| AnyVal::of(k.select(count.eq(0), T::constant(k, 0.0), sum.get() * share))).collect()
 }
 
 fn variables<'k, T: Compute>(k: Kernel<'k>, vector: u32, first: f64) -> Vec<Var<'k, T>> {

@@ -5,13 +5,13 @@
 //! **Method.** A thread for each element of what is written, threads along its innermost dim: channels of a channels-last tensor, of which a thread takes
 //! 16 bytes, pixels of a channels-first one. It goes through its window (forward), or through the windows that hold its element (backward), so that nothing
 //! is added atomically. Rows and columns are visited in blocks of up to 3×3 (backward 2×2), all of which are on their way before the first is used; places
-//! of a block that its window does not have are others of the window again. Overlapping windows meet in L1; those of maxima whose places nobody asks for also in
-//! a thread, which takes a *strip* of neighbouring windows, row by row, and what they share once. Such maxima are found in 16-bit floats, two at a time, and never widened.
-//! Averages go row by row too: sums are wide, and a whole window on its way beside them leaves registers for a third of the warps.
+//! of a block that its window does not have are others of the window again. Overlapping windows meet in L1; those that begin one element after the other also in
+//! a thread, which takes two of them row by row and what they share once. Maxima of 16-bit floats are found two at a time and never widened, where nobody asks
+//! for their places. Averages go row by row too: sums are wide, and a whole window on its way beside them leaves registers for a third of the warps.
 //!
 //! **When it wins.** Everywhere but where windows are as large as the image: those are reductions, which `pool.reduction` takes, and their averages' gradients are maps (`pool.map`).
 //!
-//! **Numbers.** Means and gradients are summed in f32 (f64), in the order of the windows; results repeat bit for bit.
+//! **Numbers.** Means and gradients are summed in f32 (f64), row by row; results repeat bit for bit.
 
 mod kernel;
 mod windows;
@@ -78,9 +78,8 @@ impl Algorithm for Direct {
 
     fn configs(&self) -> Vec<Config> {
         let alone = Config { vector: self.vector, windows: 1 };
-        let strips =
-            [4, 2].map(|windows| Config { windows, ..alone }).into_iter().filter(|&config| Strip::of(&self.problem, config).is_some());
-        let mut configs: Vec<Config> = [alone].into_iter().chain(strips).collect();
+        let pair = Some(Config { windows: PAIR, ..alone }).filter(|&config| Pair::of(&self.problem, config).is_some());
+        let mut configs: Vec<Config> = pair.into_iter().chain([alone]).collect();
         if self.vector > 1 {
             configs.push(Config::ONE);
         }
@@ -88,7 +87,7 @@ impl Algorithm for Direct {
     }
 
     fn knobs(config: &Config) -> Knobs {
-        // Configs of one window are called what they were before there were strips.
+        // Configs of one window are called what they were before there were pairs.
         let windows = (config.windows > 1).then_some(("windows", config.windows));
         Knobs::new([("vector", config.vector)].into_iter().chain(windows))
     }
@@ -103,16 +102,15 @@ impl Algorithm for Direct {
         let bytes: f64 = (p.operands().into_iter())
             .map(|(_, view, dims, _)| dims.iter().map(|&dim| dim as f64).product::<f64>() * view.dtype.bytes() as f64)
             .sum();
-        // Of each tap some instructions for the element, and some for its address, which a vector has once; some more for each thread. Strips have what windows
-        // share once, and then each window's columns.
+        // Of each tap some instructions for the element, and some for its address, which a vector has once; some more for each thread. Two windows have what they
+        // share once.
         let results: f64 = written(p).1.iter().map(|&dim| dim as f64).product();
         let of_element = if spec.kind == (Kind::Max { index: false }) && spec.is_packed() { 0.5 } else { 4.0 };
         let addresses = 10.0 / vector;
-        let (shared, columns) = spec
-            .strip
-            .map_or((1.0, 0.0), |strip| (f64::from(strip.columns()) / f64::from(strip.windows * strip.taps), f64::from(strip.taps)));
-        let issued = (p.flops() * shared * (of_element + addresses) + results * (columns * of_element.min(1.0) + 10.0 * addresses)) / 32.0;
-        let ctas = (results / (vector * f64::from(config.windows * THREADS))).ceil();
+        let windows = f64::from(config.windows);
+        let shared = spec.pair.map_or(1.0, |pair| f64::from(pair.columns()) / (windows * f64::from(pair.taps)));
+        let issued = (p.flops() * shared * (of_element + addresses) + results / windows * 10.0 * addresses) / 32.0;
+        let ctas = (results / (vector * windows * f64::from(THREADS))).ceil();
         Work::default().beside([Stream::new(Traffic::Lines, bytes).issuing(issued).of_ctas(ctas)])
     }
 
@@ -177,14 +175,13 @@ impl Algorithm for Direct {
                     };
                     let vector = if found_again { 1 } else { vector };
                     let spec =
-                        |adaptive, block| Spec { kind, double: false, types: types.clone(), adaptive, order, vector, block, strip: None };
+                        |adaptive, block| Spec { kind, double: false, types: types.clone(), adaptive, order, vector, block, pair: None };
                     specs.extend(blocks.map(|block| spec([false; 3], block)));
                     let [high, wide] = blocks[0];
                     let high = if kind.is_ordered() { 1 } else { high };
                     specs.push(spec([false, true, true], [high, wide]));
-                    if vector > 1 && kind == (Kind::Max { index: false }) {
-                        let strips = [2, 4].into_iter().flat_map(|windows| [1, 2].map(|stride| Strip { windows, taps: 3, stride }));
-                        specs.extend(strips.map(|strip| Spec { strip: Some(strip), ..spec([false; 3], [3, 3]) }));
+                    if vector > 1 && kind.is_in_pairs() {
+                        specs.push(Spec { pair: Some(Pair { taps: 3 }), ..spec([false; 3], [high, wide]) });
                     }
                 }
             }
@@ -251,6 +248,11 @@ impl Kind {
         matches!(self, Kind::Max { index: true } | Kind::MaxBackward { index: false })
     }
 
+    /// Whether there are kernels of two windows.
+    fn is_in_pairs(self) -> bool {
+        matches!(self, Kind::Max { index: false } | Kind::Average { .. })
+    }
+
     fn is_backward(self) -> bool {
         matches!(self, Kind::MaxBackward { .. } | Kind::AverageBackward { .. })
     }
@@ -269,37 +271,30 @@ impl Config {
     const ONE: Config = Config { vector: 1, windows: 1 };
 }
 
-/// Neighbouring windows along the width that share columns.
+/// Windows of one thread that begin one element after the other along the width. Of four, and of two that begin two elements apart, fewer threads
+/// are on their way, and nothing is gained (`bench/record/h100`).
+const PAIR: u32 = 2;
+
+/// Two such windows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-struct Strip {
-    windows: u32,
-    /// Taps of each, at most three.
+struct Pair {
+    /// Columns of each: two or three.
     taps: u32,
-    /// Columns from one to the next, fewer than taps.
-    stride: u32,
 }
 
-impl Strip {
-    /// The strips of a config, where windows share columns and none lies beside the image.
-    fn of(p: &PoolProblem, config: Config) -> Option<Strip> {
-        let spec = Spec::without_strip(p, config.vector);
-        let Windows::Sliding { taps, stride, dilation: 1, pad_before } = p.windows[2] else { return None };
-        let last = (p.out[2].max(1) - 1) * stride;
-        let meet = pad_before < taps && last < p.extents[2] + pad_before;
-        let is_taken = config.windows > 1 && spec.kind == (Kind::Max { index: false }) && spec.is_packed();
-        let fits = stride < taps && taps <= 3 && p.out[2] >= u64::from(config.windows);
-        (is_taken && meet && fits).then_some(Strip { windows: config.windows, taps: taps as u32, stride: stride as u32 })
+impl Pair {
+    /// That of a config, where there are two windows and none lies beside the image.
+    fn of(p: &PoolProblem, config: Config) -> Option<Pair> {
+        let spec = Spec::without_pair(p, config.vector);
+        let Windows::Sliding { taps: taps @ 2..=3, stride: 1, dilation: 1, pad_before } = p.windows[2] else { return None };
+        let meet = pad_before < taps && p.out[2] <= p.extents[2] + pad_before;
+        let is_taken = config.windows == PAIR && spec.kind.is_in_pairs() && spec.is_packed();
+        (is_taken && meet && p.out[2] >= u64::from(PAIR)).then_some(Pair { taps: taps as u32 })
     }
 
-    /// Columns that the windows of a strip have together.
+    /// Columns that both have together.
     fn columns(&self) -> u32 {
-        (self.windows - 1) * self.stride + self.taps
-    }
-
-    /// Those of one of them.
-    fn of_window(&self, window: u32) -> impl Iterator<Item = usize> + use<> {
-        let first = window * self.stride;
-        (first..first + self.taps).map(|column| column as usize)
+        self.taps + PAIR - 1
     }
 }
 
@@ -317,16 +312,16 @@ struct Spec {
     vector: u32,
     /// Rows and columns of a window, or windows along rows and columns of an element, that are visited together.
     block: [u32; 2],
-    /// Neighbouring windows that a thread takes together.
-    strip: Option<Strip>,
+    /// Two windows of one thread.
+    pair: Option<Pair>,
 }
 
 impl Spec {
     fn of(p: &PoolProblem, config: Config) -> Spec {
-        Spec { strip: Strip::of(p, config), ..Spec::without_strip(p, config.vector) }
+        Spec { pair: Pair::of(p, config), ..Spec::without_pair(p, config.vector) }
     }
 
-    fn without_strip(p: &PoolProblem, vector: u32) -> Spec {
+    fn without_pair(p: &PoolProblem, vector: u32) -> Spec {
         let kind = match (&p.pass, p.mode) {
             (PoolPass::Forward { index, .. }, PoolMode::Max) => Kind::Max { index: index.is_some() },
             (PoolPass::Forward { .. }, PoolMode::Average { count_include_pad }) => Kind::Average { padded: count_include_pad },
@@ -345,7 +340,7 @@ impl Spec {
             order: if last { CHANNELS_LAST } else { CHANNELS_FIRST },
             vector,
             block: block_of(p, kind),
-            strip: None,
+            pair: None,
         }
     }
 
@@ -366,8 +361,8 @@ impl Spec {
         let order: String = self.order.iter().map(|dim| char::from(b"ncdhw"[*dim])).collect();
         let ([high, wide], vector) = (self.block, self.vector);
         let double = if self.double { "_f64" } else { "" };
-        let strip = self.strip.map_or(String::new(), |Strip { windows, taps, stride }| format!("_x{windows}t{taps}s{stride}"));
-        format!("pool_{kind}{flag}{backward}{double}_{adaptive}_{order}_v{vector}_b{high}x{wide}{strip}_{}", types.join("_"))
+        let pair = self.pair.map_or(String::new(), |Pair { taps }| format!("_pair{taps}"));
+        format!("pool_{kind}{flag}{backward}{double}_{adaptive}_{order}_v{vector}_b{high}x{wide}{pair}_{}", types.join("_"))
     }
 
     fn target(&self) -> Target {
@@ -379,9 +374,7 @@ impl Spec {
     }
 
     fn build(&self) -> KernelBody {
-        // Two registers decide whether four overlapping windows have two CTAs of an SM or three.
-        let min_ctas = if self.strip.is_some_and(|strip| strip.stride == 1) { 3 } else { 1 };
-        let header = Header { name: self.name(), target: self.target(), threads: THREADS, min_ctas, cluster: 1 };
+        let header = Header { name: self.name(), target: self.target(), threads: THREADS, min_ctas: 1, cluster: 1 };
         build(header, |k| if self.double { kernel::build::<f64>(self, k) } else { kernel::build::<f32>(self, k) })
     }
 }

@@ -115,10 +115,13 @@ impl<'k> Axis<'k> {
         Range { first, count: k.select(end.gt(first), end - first, 0u32), step: k.constant(1) }
     }
 
-    /// Tap `number` of windows that slide without dilation, counted from the first of window `o` on: the element, or beyond the image the last one on that side.
-    fn tap(&self, o: Val<'k, u32>, number: u32) -> Val<'k, u32> {
+    /// Tap `number` of windows that slide without dilation, counted from the first of window `o` on: the element, or beyond the image the last one on that side, and
+    /// whether it is none of these.
+    fn tap(&self, o: Val<'k, u32>, number: u32) -> (Val<'k, u32>, Val<'k, bool>) {
         let Form::Sliding(Sliding { stride, pad, .. }) = self.form() else { unreachable!("neighbouring windows slide") };
-        ((o * stride.value() + number).max(pad) - pad).min(self.extent - 1)
+        let at = o * stride.value() + number;
+        let place = (at.max(pad) - pad).min(self.extent - 1);
+        (place, (place + pad).eq(at))
     }
 
     /// Whether a tap of window `o` is element `i`; windows that [`Axis::holders`] names may step over it.
@@ -202,8 +205,8 @@ impl<'k> Grid<'_, 'k> {
         (ranges.map(|range| range.first), none[0] | none[1] | none[2])
     }
 
-    /// The columns of elements that neighbouring windows have from the one at `out` on, so many of them.
-    pub(super) fn columns(&self, out: Place<'k>, many: u32) -> Vec<Val<'k, u32>> {
+    /// The columns of elements that neighbouring windows have from the one at `out` on, so many of them; whether each is one of the image.
+    pub(super) fn columns(&self, out: Place<'k>, many: u32) -> Vec<(Val<'k, u32>, Val<'k, bool>)> {
         (0..many).map(|number| self.axes[2].tap(out[2], number)).collect()
     }
 
