@@ -337,6 +337,11 @@ def test_generated_code_calls_kernels_past_the_dispatcher():
     for one, other in zip(network.parameters(), twin.parameters()):
         torch.testing.assert_close(one.grad, other.grad)
     torch.testing.assert_close(network[1].running_var, twin[1].running_var)
+    # The profiler sees them as it sees eager calls.
+    with torch.profiler.profile() as profile:
+        step()
+    seen = {event.key for event in profile.key_averages() if event.key.startswith("verdigris::")}
+    assert {"verdigris::linear", "verdigris::max_pool", "verdigris::gradient"} <= seen, seen
 
 
 def test_a_callers_own_pass_runs_first():

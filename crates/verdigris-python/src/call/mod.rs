@@ -437,6 +437,14 @@ fn run<'py>(py: Python<'py>, function: u8, arguments: &Bound<'py, PyTuple>) -> P
     Call::new(function, text.to_str()?, arguments, None)?.run(py, hooks(py)?)
 }
 
+/// The same, seen by PyTorch's profiler: for generated code, which calls kernels without the dispatcher.
+#[pyfunction]
+#[pyo3(signature = (function, *arguments))]
+fn run_in_range<'py>(py: Python<'py>, function: u8, arguments: &Bound<'py, PyTuple>) -> PyResult<Py<PyAny>> {
+    let (function, text) = attributes(function, arguments)?;
+    Call::new(function, text.to_str()?, arguments, None)?.run_in_range(py, hooks(py)?)
+}
+
 /// How the plan of such a call was chosen, as text; the plan is made if there is none.
 #[pyfunction]
 #[pyo3(signature = (function, *arguments))]
@@ -517,6 +525,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(differentiated, module)?)?;
     module.add_function(wrap_pyfunction!(plain, module)?)?;
     module.add_function(wrap_pyfunction!(run, module)?)?;
+    module.add_function(wrap_pyfunction!(run_in_range, module)?)?;
     module.add_function(wrap_pyfunction!(explain_call, module)?)?;
     module.add_function(wrap_pyfunction!(functions, module)?)?;
     module.add_function(wrap_pyfunction!(fused::parts_of_call, module)?)?;

@@ -36,7 +36,7 @@ _AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | tor
 
 #: By name: what results are like without data, and the tensors that are read.
 _FAKES, _TENSORS = {}, {}
-#: By name: what the dispatcher calls in the end. Code that a compiler generates calls it by `torch.ops.verdigris.kernels`.
+#: By name: what the dispatcher calls in the end, in a range of PyTorch's profiler. Code that a compiler generates calls it by `torch.ops.verdigris.kernels`.
 kernels = _namespace.kernels = types.SimpleNamespace()
 
 
@@ -262,18 +262,23 @@ def _operator(name, tensors, results, has_dims, fake, decomposed=None, gradients
                 return (apply_plain or make_plain())(*inputs)
             return op(*inputs) if output is NotImplemented else output
 
-    def kernel(*inputs):
-        try:
-            return _run(code, *inputs)
-        except ConstantError:
-            # A gradient does not depend on every tensor that it is given; with respect to the others its own gradient is 0.
-            return fake(*inputs).zero_()
+    def kernel(run):
+        """What the dispatcher calls in the end, by one of the native halves that run a call."""
 
-    def listed(*inputs):
-        return list(_each_result(_run(code, *inputs)))
+        def of_gradient(*inputs):
+            try:
+                return run(code, *inputs)
+            except ConstantError:
+                # A gradient does not depend on every tensor that it is given; with respect to the others its own gradient is 0.
+                return fake(*inputs).zero_()
 
-    own = kernel if name == "gradient" else listed if results == "Tensor[]" else functools.partial(_run, code)
-    setattr(kernels, name, own)
+        def listed(*inputs):
+            return list(_each_result(run(code, *inputs)))
+
+        return of_gradient if name == "gradient" else listed if results == "Tensor[]" else functools.partial(run, code)
+
+    own = kernel(_run)
+    setattr(kernels, name, kernel(_native.run_in_range))
     for key in ("CPU", "CUDA"):
         _library.impl(name, own, key)
         if autocast is not None:
