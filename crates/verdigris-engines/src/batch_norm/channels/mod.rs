@@ -362,7 +362,7 @@ impl Channels {
         if self.pass != Pass::Backward || plane < 2 || channels * plane >= 1 << 24 {
             return 1;
         }
-        let mut bits = channels * plane | 8;
+        let mut bits = (channels * plane) | 8;
         let mut narrowest = 8;
         for (_, view) in self.operands().into_iter().filter(|(name, _)| name.is_whole()) {
             let (strides, along) = view.strides.split_at(outer.len());

@@ -152,7 +152,7 @@ pub(super) fn build<'k, T: Compute>(spec: &Spec, k: Kernel<'k>) {
 }
 
 /// Two windows side by side, a row of elements at a time: `rows` gets what their columns hold there, all on its way before the first is used.
-fn rows_of_pair<'k>(grid: Grid<'_, 'k>, pair: Pair, x: &Tensor<'k>, first: Place<'k>, rows: &dyn Fn(&[Packed<'k>], &[Val<'k, bool>])) {
+fn rows_of_pair<'k>(grid: Grid<'_, 'k>, pair: Pair, x: &Tensor<'k>, first: Place<'k>, rows: impl Fn(&[Packed<'k>], &[Val<'k, bool>])) {
     let (columns, inside): (Vec<_>, Vec<_>) = grid.columns(first, pair.columns()).into_iter().unzip();
     grid.rows(first, &|[depth, row]| {
         let loaded: Vec<Packed<'k>> = columns.iter().map(|&column| x.load(&[depth, row, column])).collect();
@@ -171,7 +171,7 @@ fn each_of_pair<'k>(grid: Grid<'_, 'k>, first: Place<'k>, body: &dyn Fn(usize, P
 fn greatest_of_pair<'k>(grid: Grid<'_, 'k>, pair: Pair, [x, y]: [&Tensor<'k>; 2], first: Place<'k>) {
     let peaks = [0, 1].map(|_| Kept::of(&Packed::least(grid.k, x.tensor.dtype, x.vector)));
     // Beyond the image is its last column again, which the windows there have: none of them lies outside.
-    rows_of_pair(grid, pair, x, first, &|columns, _| {
+    rows_of_pair(grid, pair, x, first, |columns, _| {
         let greatest = |columns: &[Packed<'k>]| columns.iter().cloned().reduce(|a, b| a.greater(&b));
         let [own, last] = [&columns[..1], &columns[columns.len() - 1..]];
         let shared = greatest(&columns[1..columns.len() - 1]);
@@ -187,7 +187,7 @@ fn greatest_of_pair<'k>(grid: Grid<'_, 'k>, pair: Pair, [x, y]: [&Tensor<'k>; 2]
 fn means_of_pair<'k, T: Compute>(grid: Grid<'_, 'k>, pair: Pair, padded: bool, [x, y]: [&Tensor<'k>; 2], first: Place<'k>) {
     let k = grid.k;
     let sums = [0, 1].map(|_| variables::<T>(k, x.vector, 0.0));
-    rows_of_pair(grid, pair, x, first, &|columns, inside| {
+    rows_of_pair(grid, pair, x, first, |columns, inside| {
         let values: Vec<Vec<Val<'k, T>>> =
             columns.iter().zip(inside).map(|(column, &inside)| column.only_where(k, inside).values(k)).collect();
         for i in 0..x.vector as usize {
