@@ -18,6 +18,9 @@ from . import _fusion, _ops, _products, _steps
 #: Inductor's hook for graphs of forward and backward together.
 _HOOK = "joint_custom_pre_pass"
 
+#: The lowerings of operators that are this module's.
+_lowerings = {}
+
 #: Modules whose text decides what graphs become; with the library's own identity they are the pass's.
 _SOURCES = (_fusion, _products, _steps)
 
@@ -79,9 +82,13 @@ def _keep_calls(graph):
     from torch._library.utils import get_layout_constraint_tag
 
     for op in {node.target for node in graph.nodes if node.op == "call_function"}:
-        if isinstance(op, torch._ops.OpOverload) and op.namespace == "verdigris" and op not in lowerings:
+        if not (isinstance(op, torch._ops.OpOverload) and op.namespace == "verdigris"):
+            continue
+        if op not in lowerings:
             make_fallback(op, layout_constraint=tag_to_layout_constraint(get_layout_constraint_tag(op, with_default=True)), warn=False)
-            lowerings[op] = _past_dispatcher(op, lowerings[op])
+        # Inductor has one of its own where it met the operator without this backend.
+        if lowerings[op] is not _lowerings.get(op):
+            lowerings[op] = _lowerings[op] = _past_dispatcher(op, lowerings[op])
 
 
 def _past_dispatcher(op, lower):
