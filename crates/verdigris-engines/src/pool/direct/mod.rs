@@ -271,8 +271,8 @@ impl Config {
     const ONE: Config = Config { vector: 1, windows: 1 };
 }
 
-/// Windows of one thread that begin one element after the other along the width. Of four, and of two that begin two elements apart, fewer threads
-/// are on their way, and nothing is gained (`bench/record/h100`).
+/// Windows of one thread that begin one element after the other along the width. Four take longer, row by row, and two that begin two elements apart
+/// save nothing that was seen (`bench/record/h100`).
 const PAIR: u32 = 2;
 
 /// Two such windows.
