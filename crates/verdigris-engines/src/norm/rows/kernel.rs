@@ -234,7 +234,10 @@ impl Spec {
         };
         if self.once.is_some() {
             take(first);
-            return self.deliver_at_once(&share, team, &sums, [parts.scale, parts.bias]);
+            if self.sums.contains(&true) {
+                self.deliver_at_once(&share, team, &sums, [parts.scale, parts.bias]);
+            }
+            return;
         }
         k.range_step(first, rows, step, |first| {
             if self.held > 0 {
@@ -827,7 +830,11 @@ pub(super) fn catalog(target: Target) -> Vec<KernelRef> {
                 let mut classes: Vec<(u32, u32)> = accesses.filter_map(|accesses| class(accesses, vector, false, holds)).collect();
                 classes.dedup();
                 for (team, held) in classes.into_iter().chain((!backward).then_some((256, 0))) {
-                    specs.push(plain(kind, backward, dtype, [team, held, vector]));
+                    let spec = plain(kind, backward, dtype, [team, held, vector]);
+                    // Longer rows whose CTAs stay are compiled when they are first asked for.
+                    let ends = !backward && team >= 32 && held > 0;
+                    let once = ends.then(|| Once { threads: team.max(NARROW_CTA), overlaps: false });
+                    specs.push(Spec { once, ..spec });
                 }
                 if backward && dtype != DType::F32 {
                     let long = [3, 4].map(|held| plain(kind, true, dtype, [WIDEST as u32, held, vector]));

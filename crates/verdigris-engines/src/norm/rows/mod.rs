@@ -3,7 +3,8 @@
 //! Layer norm, root-mean-square norm and adaptive layer norm over the last dims, group and instance norm of channels-first images: of any element types,
 //! rows anywhere, vectors that broadcast in any way, a residual, statistics given or written, the gradients of scale and bias.
 //!
-//! **Method.** A team of 8 to 512 threads takes a row, by its length, and holds it in registers; several teams are a CTA. CTAs stay and go through rows in
+//! **Method.** A team of 8 to 512 threads takes a row, by its length, and holds it in registers; several teams are a CTA. Of normalization a team of a warp
+//! or more takes one row and ends: an SM holds many such CTAs, and one's loads run beside another's sums. Elsewhere CTAs stay and go through rows in
 //! steps of their count, and load the next row while they compute the one before. Accesses are of 16 bytes where rows are aligned to them, of fewer
 //! elements where not. The mean is summed first, then the squares of the deviations, both out of registers; a gradient sums `g` and `g·h` together. Rows
 //! too long for a CTA are read again for each step, from L2 where they fit.
@@ -147,7 +148,7 @@ pub(super) struct Config {
     /// Elements that one access takes.
     vector: u32,
     /// Threads of a row, and of a CTA whose teams take one row each; none where CTAs stay and go through rows.
-    few: Option<[u32; 2]>,
+    once: Option<[u32; 2]>,
     /// Whether shared memory holds the sums that are the gradients of scale and bias.
     sums_in_shared: bool,
 }
@@ -181,7 +182,7 @@ pub(super) struct Spec {
     sums: [bool; 2],
     /// In shared memory, not in registers.
     sums_in_shared: bool,
-    /// Of few rows.
+    /// Where teams take one row each.
     once: Option<Once>,
 }
 
@@ -274,16 +275,16 @@ impl Algorithm for Rows {
 
     fn configs(&self) -> Vec<Config> {
         let most = self.widest();
-        let plain = |vector: u32| Config { vector, few: None, sums_in_shared: false };
-        let few = self.few(most).into_iter().map(|few| Config { few: Some(few), ..plain(most) });
-        let in_shared = self.in_shared.as_ref().map(|rows| Config { sums_in_shared: true, ..plain(rows.widest()) });
-        few.chain(in_shared).chain([8, 4, 2, 1].into_iter().filter(|&vector| vector <= most).map(plain)).collect()
+        let stay = |vector: u32| Config { vector, once: None, sums_in_shared: false };
+        let once = self.once(most).into_iter().map(|once| Config { once: Some(once), ..stay(most) });
+        let in_shared = self.in_shared.as_ref().map(|rows| Config { sums_in_shared: true, ..stay(rows.widest()) });
+        once.chain(in_shared).chain([8, 4, 2, 1].into_iter().filter(|&vector| vector <= most).map(stay)).collect()
     }
 
     fn knobs(config: &Config) -> Knobs {
-        let few = config.few.map(|[team, threads]| [("team", team), ("threads", threads)]);
+        let once = config.once.map(|[team, threads]| [("team", team), ("threads", threads)]);
         let in_shared = config.sums_in_shared.then_some(("shared", 1));
-        Knobs::new([("vector", config.vector)].into_iter().chain(few.into_iter().flatten()).chain(in_shared))
+        Knobs::new([("vector", config.vector)].into_iter().chain(once.into_iter().flatten()).chain(in_shared))
     }
 
     fn notes(&self, _: &Config) -> Notes {
@@ -539,10 +540,16 @@ impl Rows {
         (1 << bits.trailing_zeros()).min(16 / narrowest as u32)
     }
 
-    /// Teams and CTAs for gradients of few rows, the best first: as many sums of CTAs as the second launch has on its way at a time.
-    fn few(&self, vector: u32) -> Vec<[u32; 2]> {
+    /// Teams and CTAs that take one row each, the best first. Of gradients they do for few rows: as many sums of CTAs as the second launch has on its way at
+    /// a time. Of normalization, whose CTAs end without a sum, for any number.
+    fn once(&self, vector: u32) -> Vec<[u32; 2]> {
         let p = &self.problem;
         let accesses = p.row_elements().div_ceil(u64::from(vector));
+        if !self.is_backward() {
+            let class = class(accesses, vector, p.compute == DType::F64, Holds::Values);
+            // Of shorter rows a thread has one access, and CTAs that stay have two on their way.
+            return class.filter(|&(team, _)| team >= 32).map(|(team, _)| [team, team.max(NARROW_CTA)]).into_iter().collect();
+        }
         if self.summed != Summed::Beside || vector < 2 {
             return Vec::new();
         }
@@ -566,9 +573,13 @@ impl Rows {
         few
     }
 
+    fn is_backward(&self) -> bool {
+        matches!(self.problem.pass, NormPass::Backward { .. })
+    }
+
     fn spec(&self, config: Config) -> Spec {
         let p = &self.problem;
-        let backward = matches!(p.pass, NormPass::Backward { .. });
+        let backward = self.is_backward();
         let double = p.compute == DType::F64;
         let accesses = p.row_elements().div_ceil(u64::from(config.vector));
         let holds = match (backward, self.summed) {
@@ -576,9 +587,9 @@ impl Rows {
             (true, Summed::Beside) => Holds::Sums,
             (true, _) => Holds::Gradients,
         };
-        let (team, held) = match config.few {
-            Some([team, _]) => (team, held_of_few(accesses, team).unwrap_or(0)),
-            None => class(accesses, config.vector, double, holds).unwrap_or((256, 0)),
+        let (team, held) = match config.once {
+            Some([team, _]) if backward => (team, held_of_few(accesses, team).unwrap_or(0)),
+            _ => class(accesses, config.vector, double, holds).unwrap_or((256, 0)),
         };
         let has = |role: Role| self.operands.iter().any(|operand| operand.spec.role == role);
         let beside = |to: &Option<View>| matches!(self.summed, Summed::Beside | Summed::InShared) && to.is_some();
@@ -598,7 +609,7 @@ impl Rows {
             operands: self.operands.iter().map(|operand| operand.spec).collect(),
             sums,
             sums_in_shared: self.summed == Summed::InShared,
-            once: config.few.map(|[_, threads]| Once { threads, overlaps: self.overlaps }),
+            once: config.once.map(|[_, threads]| Once { threads, overlaps: backward && self.overlaps }),
         }
         .plain_where_it_may_be()
     }
