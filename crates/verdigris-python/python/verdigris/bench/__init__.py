@@ -3,6 +3,7 @@
     python -m verdigris.bench conv --json FILE       measures convolutions (`gemm`: matrix products); `--help` tells the rest
     python -m verdigris.bench train --model resnet50 a network's training, converted and not
     python -m verdigris.bench nets                   torchvision's networks, inference and training, plain and converted
+    python -m verdigris.bench transformers           Hugging Face's: a decoder and a ViT, inference, decoding and training
     python -m verdigris.bench norm                   what lies between the products; `memory` and `fused` likewise (`layers`)
     python -m verdigris.bench latency                what a fresh process, a new shape and a call cost
     python -m verdigris.bench check NEW [OLD]        the regression gate

@@ -83,10 +83,17 @@ def _parser() -> argparse.ArgumentParser:
     nets.add_argument("--batch", type=int, default=64, help="images; an eighth of them for networks of large ones")
     nets.add_argument("--extent", type=int, help="pixels of a side of an image; default each network's own")
     nets.add_argument("--seconds", type=float, default=5.0, help="time of measuring for each row")
+    hugging = commands.add_parser("transformers", help="networks of Hugging Face's transformers, plain and converted: times, memory, errors")
+    hugging.add_argument("--net", type=_list, default=["llama_1b", "vit_b_16"])
+    hugging.add_argument("--what", type=_list, default=["prefill", "decode", "training", "inference"])
+    hugging.add_argument("--way", type=_list, default=["eager", "graph"])
+    hugging.add_argument("--mode", choices=["measured", "instant"], default="measured", help="how our layers are planned: by the clock, or at once")
+    hugging.add_argument("--tiny", action="store_true", help="small networks and inputs, to see that everything runs")
+    hugging.add_argument("--seconds", type=float, default=5.0, help="time of measuring for each row")
     latency = commands.add_parser("latency", help="a fresh process to its first result, a new shape, the host's cost of a call, the size on disk")
     latency.add_argument("--processes", type=int, default=5)
     latency.add_argument("--calls", type=int, default=2000)
-    for one in (train, nets, latency):
+    for one in (train, nets, hugging, latency):
         _add_place_options(one)
     check = commands.add_parser("check", help="the regression gate: NEW against the best of comparable records")
     check.add_argument("new", type=Path, help="the record to judge: all its runs, suite by suite")
@@ -308,6 +315,10 @@ def main(words: Optional[Sequence[str]] = None) -> int:
             return run(arguments, _device(arguments.device), _say)
         if arguments.command == "nets":
             from .nets import run
+
+            return run(arguments, _device(arguments.device), _say)
+        if arguments.command == "transformers":
+            from .transformer_nets import run
 
             return run(arguments, _device(arguments.device), _say)
         from .latency import run

@@ -142,15 +142,24 @@ class Step:
         if way == "compile":
             torch._dynamo.reset()
             self.call = torch.compile(self.network, backend=backend)
-        stream = torch.cuda.Stream() if way == "graph" else None
+        if way != "graph":
+            self.warm()
+            return self
+        self.warm(torch.cuda.Stream())
+        return self.captured()
+
+    def warm(self, stream=None) -> None:
+        """A few steps: what is captured later has to have run on a stream that is not the default one."""
         if stream is not None:
             stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext():
             for _ in range(WARM):
                 self()
-        if stream is None:
-            return self
-        torch.cuda.current_stream().wait_stream(stream)
+        if stream is not None:
+            torch.cuda.current_stream().wait_stream(stream)
+
+    def captured(self) -> Callable[[], None]:
+        """The step as one CUDA graph."""
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             self()

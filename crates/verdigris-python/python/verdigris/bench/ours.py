@@ -114,6 +114,10 @@ class Door:
         self.verdigris.torch.set_policy(**({"mode": "measured", "budget_ms": self.tuning_ms} if self.mode == "measured" else {}))
         return self.verdigris.torch.convert(network, inplace=True)[0]
 
+    def attention_of_transformers(self) -> str:
+        """The name by which transformers knows our attention."""
+        return self.verdigris.torch.register_transformers()
+
     def compiler(self):
         """Our backend of ``torch.compile``, which tells what it fused."""
         return self.verdigris.torch.Compiler()

@@ -272,29 +272,33 @@ def _layers(suite: str, runs: Sequence[Run], names: Dict[str, str]) -> str:
 NETS_HEAD = ["network", "wall, of plain's", "host", "device", "ours ms", "plain ms", "peak MiB", "plain", "error", "plain"]
 
 
-def _nets(runs: Sequence[Run], names: Dict[str, str]) -> str:
-    """The suite of networks, by the sources of its newest run."""
-    runs = current(runs, "nets")
+#: The suites of networks, with what their part of the page is called.
+NETS = {"nets": "Networks", "transformers": "Hugging Face's networks"}
+
+
+def _nets(runs: Sequence[Run], names: Dict[str, str], suite: str = "nets") -> str:
+    """A suite of networks, by the sources of its newest run."""
+    runs = current(runs, suite)
     rows = list(record.merged(runs).values())
-    text = "## Networks\n\n"
+    text = f"## {NETS[suite]}\n\n"
     if not rows:
         return text + "Not measured yet."
     # Right before fast: a wrong row has no speed.
     told = [row for row in rows if row.get("wall_ratio") and not row.get("fault")]
     lines = [
         [
-            row["key"].removeprefix("nets/"),
+            row["key"].removeprefix(f"{suite}/"),
             *(number(row.get(field)) for field in ("wall_ratio", "host_ratio", "device_ratio")),
             *(number(row.get(field), 4) for field in ("wall_ms_ours", "wall_ms_plain", "peak_mib_ours", "peak_mib_plain")),
             *(number(row.get(field)) for field in ("error_ours", "error_plain")),
         ]
         for row in told
     ]
-    slower = [row["key"].removeprefix("nets/") for row in told if row["wall_ratio"] < 1 - (row.get("wall_ratio_spread") or 0.0)]
+    slower = [row["key"].removeprefix(f"{suite}/") for row in told if row["wall_ratio"] < 1 - (row.get("wall_ratio_spread") or 0.0)]
     text += f"Lease {names[runs[-1].lease]}, sources `{runs[-1].source[:12] or 'unknown'}`. Ratios are plain PyTorch's over ours: above 1, we are better. "
     text += f"{len(slower)} of {len(told)} are slower than plain beyond their spread{': ' + ', '.join(slower) if slower else ''}.\n\n"
     text += _markdown(NETS_HEAD, lines)
-    reasons = ((row.get("fault") or row.get("refused") or row.get("remark"), row["key"].removeprefix("nets/")) for row in rows)
+    reasons = ((row.get("fault") or row.get("refused") or row.get("remark"), row["key"].removeprefix(f"{suite}/")) for row in rows)
     failed = [[reason, key] for reason, key in reasons if reason]
     return text + ("\n\n" + _markdown(["wrong, refused or not judged", "which"], failed, left=2) if failed else "")
 
@@ -382,7 +386,7 @@ def page(runs: Sequence[Run], records: Path, root: Path, plots: Path) -> str:
         parts.append("No run of this bench is recorded yet.")
     parts += [_suite(suite, runs, plots) for suite in ("conv", "gemm", *(name for name in SUITES if name not in ("conv", "gemm")))]
     parts += [_layers(suite, runs, names) for suite in layers.SUITES]
-    parts += [_nets(runs, names), _programs(runs, names), _program(records, root)]
+    parts += [*(_nets(runs, names, suite) for suite in NETS if any(run.suite == suite for run in runs)), _programs(runs, names), _program(records, root)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
