@@ -170,3 +170,21 @@ def test_a_network():
     want = step(copy.deepcopy(theirs).double(), x.double(), weight.double())
     for mine, right in zip(step(ours, x, weight), want, strict=True):
         close(mine, right, 200.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_compiled_network_has_what_keeps_windows_apart_as_a_constant(kind):
+    ours, _ = vt.convert(made(kind).eval())
+    graphs = []
+
+    def kept(module, _):
+        graphs.append(module)
+        return module
+
+    with torch.no_grad():
+        for x in (torch.randn(2, 10, 10, 16), torch.randn(2, 6, 10, 16)):
+            torch._dynamo.reset()
+            assert torch.equal(torch.compile(ours, backend=kept, fullgraph=True)(x), ours(x))
+    # Nothing is filled by extents alone, on whichever device: neither zeros nor the numbers of regions.
+    targets = [str(node.target) for module in graphs for node in module.graph.nodes]
+    assert len(graphs) == 2 and not [target for target in targets if "masked_fill" in target or "setitem" in target], targets

@@ -51,10 +51,9 @@ def _apart(height, width, window, shift, device):
     return torch.zeros(are_apart.shape).masked_fill_(are_apart, _APART).unsqueeze(1).to(device)
 
 
+@torch.compiler.assume_constant_result
 def _mask(height, width, window, shift, device):
-    """The same, made once: it is of the extents alone."""
-    if torch.compiler.is_compiling():
-        return _apart(height, width, window, shift, device)
+    """The same, made once: it is of the extents alone. A compiled network has it as a constant, which would be worked out on the CPU by each of its steps."""
     key = (height, width, *window, *shift, device)
     found = _masks.get(key)
     if found is None:
