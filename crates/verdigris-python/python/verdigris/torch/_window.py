@@ -35,25 +35,24 @@ def _is_ours(module, x):
     return x.dim() == 4 and x.numel() and not (module.training and (module.attention_dropout > 0.0 or module.dropout > 0.0))
 
 
-def _regions(height, width, window, shift):
-    """The number of the region of each position of a shifted image, `[height, width]`."""
-    regions = torch.zeros(height, width)
-    bands = [((0, -size), (-size, -moved), (-moved, None)) for size, moved in zip(window, shift)]
-    for number, (rows, columns) in enumerate((rows, columns) for rows in bands[0] for columns in bands[1]):
-        regions[slice(*rows), slice(*columns)] = number
-    return regions
+def _regions(height, width, shift, device):
+    """The number of the region of each position of a shifted image, `[height, width]`, as far as positions of one window tell regions apart: what came round from
+    the other side is in the last window of its rows, or of its columns."""
+    rows, columns = (torch.arange(extent, device=device) >= extent - moved for extent, moved in zip((height, width), shift))
+    return 2 * rows.int().unsqueeze(1) + columns.int()
 
 
 def _apart(height, width, window, shift, device):
     """What is added to the scores of each window, `[windows, 1, positions, positions]`."""
-    of_windows = _partition(_regions(height, width, window, shift)[None, :, :, None], window)[:, :, 0]
+    of_windows = _partition(_regions(height, width, shift, device)[None, :, :, None], window)[:, :, 0]
     are_apart = of_windows.unsqueeze(1) != of_windows.unsqueeze(2)
-    return torch.zeros(are_apart.shape).masked_fill_(are_apart, _APART).unsqueeze(1).to(device)
+    return torch.where(are_apart, _APART, 0.0).unsqueeze(1)
 
 
-@torch.compiler.assume_constant_result
 def _mask(height, width, window, shift, device):
-    """The same, made once: it is of the extents alone. A compiled network has it as a constant, which would be worked out on the CPU by each of its steps."""
+    """The same, made once: it is of the extents alone. Compiled, it is part of what reads it."""
+    if torch.compiler.is_compiling():
+        return _apart(height, width, window, shift, device)
     key = (height, width, *window, *shift, device)
     found = _masks.get(key)
     if found is None:
