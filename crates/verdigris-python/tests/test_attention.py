@@ -265,3 +265,18 @@ def test_what_is_not_computed_is_told():
         vt.flash_attn_func(q.transpose(1, 2), q.transpose(1, 2), q.transpose(1, 2), alibi_slopes=slopes[:2]).sum().backward()
     with pytest.raises(vd.GraphError, match="as many elements"):
         vt.scaled_dot_product_attention(q, q[..., :3], q)
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.float32])
+@pytest.mark.parametrize("dims", [(2, 1, 5, 1), (1, 1, 5, 1), (5, 1), (1, 1), (2, 3, 5, 7), (5, 7)])
+@pytest.mark.parametrize("is_expanded", [False, True])
+def test_one_number_for_all_keys_of_a_query(kind, dims, is_expanded):
+    q, k, v = (torch.randn(2, 3, positions, 8) for positions in (5, 7, 7))
+    mask = (torch.randn(dims) > -1.0) if kind == torch.bool else torch.randn(dims)
+    if is_expanded:
+        mask = mask.expand(2, 3, 5, 7)
+    rows = vt.functional._rows_of_keys(mask, 7)
+    assert rows.stride(-1) == 1 and rows.shape[-1] == 7, "engines for tensor cores read keys side by side"
+    assert rows.numel() <= max(mask.untyped_storage().nbytes() // mask.element_size(), 1) * 7, "what is broadcast besides stays one"
+    wanted = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), mask if kind == torch.bool else mask.double())
+    close(vt.scaled_dot_product_attention(q, k, v, mask), wanted.nan_to_num(0.0))

@@ -921,12 +921,21 @@ def attention_of_heads(query, key, value, mask=None, is_causal=False, scale=None
     """Attention of `[batch, heads, positions, elements]`, heads of `query` being a multiple of the others': with a mask of bool or one that is added to the
     scores, and scores kept below `soft_cap` before. Dropout is as in `scaled_dot_product_attention`."""
     dropout, state = _dropout_of(dropout_p, state, query)
-    if mask is not None and mask.dtype == torch.bool:
-        mask = mask.view(torch.uint8)
+    if mask is not None:
+        mask = _rows_of_keys(mask.view(torch.uint8) if mask.dtype == torch.bool else mask, key.shape[-2])
     scale = query.shape[-1] ** -0.5 if scale is None and query.shape[-1] else scale
     causal, cap = "top_left" if is_causal else None, float(soft_cap) if soft_cap else None
     words = _attention_words(1.0 if scale is None else scale, causal, None, None, cap, dropout)
     return _ops.attention(query, key, value, mask, None, None, None, None, None, state, words)[0]
+
+
+def _rows_of_keys(mask, keys):
+    """The mask with its keys side by side, as kernels for tensor cores read it. One number for all keys of a query, such as transformers makes while a graph is
+    captured, becomes a row; what else is broadcast stays one."""
+    if mask.dim() == 0 or keys < 2 or mask.shape[-1] not in (1, keys) or (mask.shape[-1] == keys and mask.stride(-1) == 1):
+        return mask
+    own = mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride()[:-1])]
+    return own.expand(*own.shape[:-1], keys).contiguous()
 
 
 def _flash_words(q, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout=None):
