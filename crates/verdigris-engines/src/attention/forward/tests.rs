@@ -238,6 +238,9 @@ fn run(case: Case) {
             dropout: None,
             dropout_state: None,
             dropout_seed: None,
+            q_descale: None,
+            k_descale: None,
+            v_descale: None,
             scale: if mods.is_bound { HostScalar::Bound(Slot(0)) } else { HostScalar::Fixed(Real(f64::from(case.scale))) },
             pass: AttentionPass::Forward {
                 o: view(o_slot, value, queries, heads),
