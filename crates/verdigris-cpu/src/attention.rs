@@ -35,6 +35,8 @@ struct Scores<'a, 's, T: Real> {
     pages: Option<(Vec<usize>, usize)>,
     /// Which pairs are dropped, and what is drawn for them.
     dropout: Option<(DropoutMask, Stream)>,
+    /// The factors of queries, keys and values of 8 bits.
+    descales: [Option<Spread<T>>; 3],
     h: usize,
     h_kv: usize,
     /// Queries and keys of the scores, which `bias` and `mask` are of.
@@ -170,6 +172,7 @@ impl<'a, 's, T: Real> Scores<'a, 's, T> {
                 .zip(op.dropout_state)
                 .filter(|(p, _)| p.0 > 0.0)
                 .map(|(p, state)| (DropoutMask::of(p.0), Stream::of(context, state, op.dropout_offset))),
+            descales: [op.q_descale, op.k_descale, op.v_descale].map(spread),
             h,
             h_kv,
             s_q,
@@ -250,6 +253,7 @@ impl<'a, 's, T: Real> Scores<'a, 's, T> {
         tangents.clear();
         let q = self.query(self.q.data(), at, self.d);
         let [s_q, s_kv] = self.lengths[at[0]];
+        let scale = self.scale * self.descale(0, at) * self.descale(1, at);
         for j in range.clone() {
             if self.mask.as_ref().is_some_and(|mask| mask.at(at, j) == 0.0) {
                 scores.push(f64::NEG_INFINITY);
@@ -258,7 +262,7 @@ impl<'a, 's, T: Real> Scores<'a, 's, T> {
             }
             let row = self.key(at, j);
             let key = &self.k.data()[row * self.d..(row + 1) * self.d];
-            let mut s = self.scale * dot(q, key);
+            let mut s = scale * dot(q, key);
             if let Some(cap) = self.spec.soft_cap {
                 let tangent = (s / cap.0).tanh();
                 tangents.push(tangent);
@@ -271,6 +275,11 @@ impl<'a, 's, T: Real> Scores<'a, 's, T> {
             scores.push(s);
         }
         range
+    }
+
+    /// The factor of queries, keys or values (`which` from 0 to 2) that a head of queries reads.
+    fn descale(&self, which: usize, [b, h, _]: [usize; 3]) -> f64 {
+        self.descales[which].as_ref().map_or(1.0, |factors| factors.at([b, h * self.h_kv / self.h, 0], 0))
     }
 
     /// What the probability of a query and each key is multiplied by.
@@ -326,11 +335,11 @@ fn forward<T: Real>(op: &Attention, context: &Context<'_>, mut results: Results<
             }
             let sum: f64 = all.map(|s| (s - greatest).exp()).sum();
             *total = T::from_f64(greatest + sum.ln());
-            let mut kept = of.kept(at);
+            let (mut kept, factor) = (of.kept(at), of.descale(2, at));
             for (j, &s) in range.zip(scores.iter()).filter(|(_, s)| **s != f64::NEG_INFINITY) {
                 let row = of.key(at, j);
                 let value = &of.v.data()[row * of.d_v..(row + 1) * of.d_v];
-                add_scaled(o, (s - greatest).exp() / sum * kept(j), value);
+                add_scaled(o, (s - greatest).exp() / sum * kept(j) * factor, value);
             }
         },
     );

@@ -501,7 +501,8 @@ impl Draw {
     }
 
     fn attention(&mut self, g: &mut GraphBuilder) -> Result<(), Error> {
-        let (dtype, out) = (self.pick(&ATTENDED), self.pick(&ATTENDED));
+        let is_fp8 = self.chance(5);
+        let (dtype, out) = (self.pick(if is_fp8 { &[DType::E4m3, DType::E5m2] } else { &ATTENDED }), self.pick(&ATTENDED));
         let (b, h_kv) = (1 + self.below(3), 1 + self.below(3));
         let h = h_kv * (1 + self.below(3));
         let (s_q, s_kv, d, d_v) = (self.below(20), self.below(40), 1 + self.below(40), 1 + self.below(40));
@@ -541,6 +542,11 @@ impl Draw {
         attention.sinks = whole(self, of_options, [1, h, 1, 1]);
         attention.q_lengths = whole(self, DType::I32, [b, 1, 1, 1]);
         attention.kv_lengths = whole(self, DType::I32, [b, 1, 1, 1]);
+        let mut descale = |draw: &mut Draw| {
+            let dims = draw.pick(&[[b, h_kv, 1, 1], [1, h_kv, 1, 1], [1; 4]]);
+            (is_fp8 && draw.chance(2)).then(|| draw.tensor(g, "descale", DType::F32, &dims))
+        };
+        (attention.q_descale, attention.k_descale, attention.v_descale) = (descale(self), descale(self), descale(self));
         let mut offsets = |draw: &mut Draw, is_there: bool| is_there.then(|| draw.tensor(g, "offsets", DType::I32, &[b + 1, 1, 1, 1]));
         attention.q_offsets = offsets(self, ragged);
         attention.kv_offsets = offsets(self, ragged && !paged);
@@ -550,7 +556,7 @@ impl Draw {
         let made = g.attention("attention", attention)?;
         self.store(g, made.o, out, &[own_b, h, q_rows, d_v])?;
         self.store(g, made.log_sum_exp, DType::F32, &[own_b, h, q_rows, 1])?;
-        if paged {
+        if paged || is_fp8 {
             return Ok(());
         }
         let d_o = self.tensor(g, "d_o", dtype, &[own_b, h, q_rows, d_v]);

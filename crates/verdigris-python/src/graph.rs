@@ -621,9 +621,11 @@ impl Graph {
     /// `[pages, h_kv, page_size, d]` and `v` likewise: entries are the pages that hold a sequence's keys, of which `kv_lengths` say how many there are;
     /// with `q_offsets` alone the queries of those sequences lie behind each other.
     /// With `dropout`, probabilities are dropped at random: `dropout_state` is the random state, i32 `[4]`, or with `dropout_offset` the seed, host scalars of i64.
+    /// Queries, keys and values of 8 bits may have factors, `q_descale`, `k_descale` and `v_descale`, f32, which broadcast to `[b, h_kv, 1, 1]`.
     #[pyo3(signature = (q, k, v, *, scale = None, causal = "none", left = None, right = None, soft_cap = None, bias = None, mask = None,
         slopes = None, sinks = None, q_lengths = None, kv_lengths = None, q_offsets = None, kv_offsets = None, longest_q = None,
-        longest_kv = None, page_table = None, dropout = None, dropout_state = None, dropout_offset = None, name = "attention"))]
+        longest_kv = None, page_table = None, dropout = None, dropout_state = None, dropout_offset = None, q_descale = None,
+        k_descale = None, v_descale = None, name = "attention"))]
     fn attention(
         &mut self,
         q: Uid,
@@ -648,12 +650,17 @@ impl Graph {
         dropout: Option<f64>,
         dropout_state: Option<Uid>,
         dropout_offset: Option<Uid>,
+        q_descale: Option<Uid>,
+        k_descale: Option<Uid>,
+        v_descale: Option<Uid>,
         name: &str,
     ) -> PyResult<(Uid, Uid)> {
         let spec = self.attention_spec(q, scale, causal, [left, right], [longest_q, longest_kv], [soft_cap, dropout])?;
         let [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, dropout_state, dropout_offset] =
             [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, dropout_state, dropout_offset].map(of);
-        let plain = Attention { dropout_state, dropout_offset, ..Attention::new(spec, q.0, k.0, v.0) };
+        let [q_descale, k_descale, v_descale] = [q_descale, k_descale, v_descale].map(of);
+        let plain = Attention { q_descale, k_descale, v_descale, ..Attention::new(spec, q.0, k.0, v.0) };
+        let plain = Attention { dropout_state, dropout_offset, ..plain };
         let attention = Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, ..plain };
         let Attended { o, log_sum_exp } = self.builder()?.attention(name, attention).map_err(refuse)?;
         Ok((Uid(o), Uid(log_sum_exp)))

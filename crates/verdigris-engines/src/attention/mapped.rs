@@ -24,11 +24,28 @@ pub(super) const MOST_ELEMENTS: [u64; 2] = [256, 256];
 /// # Errors
 /// A refusal that names the first requirement not met.
 pub(super) fn require(id: EngineId, p: &AttentionProblem, most: [u64; 2], mapped: &[(&str, &View)]) -> Result<Half, Refusal> {
-    let ty = match p.q.dtype {
-        DType::Bf16 => Half::Bf16,
-        DType::F16 => Half::F16,
-        other => return Err(id.refusal(Reason::DType, format_args!("{other}, taken are bf16 and f16"))),
-    };
+    let ty = half(id, p.q.dtype)?;
+    for (name, view) in mapped {
+        id.require(view.dtype == p.q.dtype, Reason::DType, format_args!("{name} of {}, queries of {}", view.dtype, p.q.dtype))?;
+    }
+    require_maps(id, p, most, mapped)?;
+    Ok(ty)
+}
+
+/// The type of two bytes that this is.
+///
+/// # Errors
+/// A refusal of others.
+pub(super) fn half(id: EngineId, dtype: DType) -> Result<Half, Refusal> {
+    let found = Half::ALL.into_iter().find(|half| half.dtype() == dtype);
+    found.ok_or_else(|| id.refusal(Reason::DType, format_args!("{dtype}, taken are bf16 and f16")))
+}
+
+/// What [`require`] asks besides types.
+///
+/// # Errors
+/// A refusal that names the first requirement not met.
+pub(super) fn require_maps(id: EngineId, p: &AttentionProblem, most: [u64; 2], mapped: &[(&str, &View)]) -> Result<(), Refusal> {
     id.require(p.compute == DType::F32, Reason::DType, format_args!("arithmetic in {}, taken in f32", p.compute))?;
     let extents = [p.b, p.h, p.s_q, p.s_kv];
     id.require(!extents.contains(&0), Reason::Extent, format_args!("b, h, s_q, s_kv = {extents:?}; none may be 0"))?;
@@ -43,14 +60,13 @@ pub(super) fn require(id: EngineId, p: &AttentionProblem, most: [u64; 2], mapped
         format_args!("keys of {} elements and values of {}, taken up to {} and {}", p.d, p.d_v, most[0], most[1]),
     )?;
     for (name, view) in mapped {
-        id.require(view.dtype == p.q.dtype, Reason::DType, format_args!("{name} of {}, queries of {}", view.dtype, p.q.dtype))?;
         let dims = p.dims(name, view);
         id.require(
             dims[3] == 1 || view.strides[3] == 1,
             Reason::Layout,
             format_args!("elements of {name} are {} apart, taken side by side", view.strides[3]),
         )?;
-        let bytes = |elements: u64| elements.saturating_mul(2);
+        let bytes = |elements: u64| elements.saturating_mul(view.dtype.bytes() as u64);
         for (i, (&extent, &stride)) in dims.iter().zip(&view.strides).enumerate().take(3) {
             let stride = bytes(stride);
             let is_taken = extent == 1 || (stride > 0 && stride.is_multiple_of(16) && stride < 1 << 40);
@@ -66,12 +82,12 @@ pub(super) fn require(id: EngineId, p: &AttentionProblem, most: [u64; 2], mapped
             format_args!("{name} begins {} bytes into its buffer, taken are multiples of 16", bytes(view.offset)),
         )?;
     }
-    Ok(ty)
+    Ok(())
 }
 
 /// The map of a tensor that [`require`] found fit, as `{elements, rows, heads, batch}`.
 pub(super) fn map(decl: MapDecl, view: &View, [b, h, s, d]: [u64; 4]) -> (Address, MapSpec) {
     // A dim of one element is never left: any stride does.
-    let stride = |i: usize, extent: u64| if extent == 1 { 16 } else { view.strides[i] * 2 };
+    let stride = |i: usize, extent: u64| if extent == 1 { 16 } else { view.strides[i] * view.dtype.bytes() as u64 };
     (element(view, []), head_map(decl, [d, s, h, b], [stride(2, s), stride(1, h), stride(0, b)]))
 }

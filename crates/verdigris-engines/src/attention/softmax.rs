@@ -6,9 +6,12 @@ use verdigris_kir::face::{Kernel, Val, Var};
 use verdigris_kir::tile::fragment::Fragment;
 
 /// The running maximum and sum of a thread's two rows. Sums are of the thread's own columns until the end.
+#[derive(Clone, Copy)]
 pub(super) struct Softmax<'k> {
     kernel: Kernel<'k>,
     scale_log2: Val<'k, f32>,
+    /// Exponentials, and their sums, are `2^lift` times the size.
+    lift: f32,
     most: [Var<'k, f32>; 2],
     total: [Var<'k, f32>; 2],
 }
@@ -27,7 +30,18 @@ impl<'k> Softmax<'k> {
     #[track_caller]
     pub(super) fn new(k: Kernel<'k>, scale: Val<'k, f32>) -> Self {
         let pair = |name| [0, 1].map(|_| k.var_unset(Some(name)));
-        Softmax { kernel: k, scale_log2: scale * LOG2_E, most: pair("row maximum"), total: pair("row sum") }
+        Softmax { kernel: k, scale_log2: scale * LOG2_E, lift: 0.0, most: pair("row maximum"), total: pair("row sum") }
+    }
+
+    /// The same rows under another scale, with exponentials that are `2^lift` times the size: rounded to a type of few bits, they reach further down.
+    #[track_caller]
+    pub(super) fn lifted(&self, scale: Val<'k, f32>, lift: f32) -> Self {
+        Softmax { scale_log2: scale * LOG2_E, lift, ..*self }
+    }
+
+    /// What is taken off exponents whose greatest is `most`.
+    fn taken_off(&self, most: Val<'k, f32>) -> Val<'k, f32> {
+        if self.lift == 0.0 { most } else { most - self.lift }
     }
 
     /// Nothing so far, for those who go on with [`Softmax::next`] from the first block on.
@@ -44,10 +58,10 @@ impl<'k> Softmax<'k> {
         self.kernel.select(most.eq(f32::NEG_INFINITY), 0.0, most)
     }
 
-    /// `2^(s·c − m·c)` in place.
+    /// `2^(s·c − m·c)`, lifted, in place.
     fn exponents(&self, scores: &Fragment<'k, f32>, most: [Val<'k, f32>; 2]) {
         let k = self.kernel;
-        let shift = most.map(|most| -(most * self.scale_log2));
+        let shift = most.map(|most| -self.taken_off(most * self.scale_log2));
         scores.map_in_place(|score, half, _| k.fma(score, self.scale_log2, shift[half as usize]).exp2());
     }
 
@@ -116,7 +130,7 @@ impl<'k> Softmax<'k> {
             let pair = total.get() + k.shfl_bfly::<f32>(*total, 1);
             let total = pair + k.shfl_bfly::<f32>(pair, 2);
             let attends = most.ne(f32::NEG_INFINITY);
-            let most = *most * self.scale_log2;
+            let most = self.taken_off(*most * self.scale_log2);
             let (most, total, shrink) = match sinks.map(|sinks| sinks[half]) {
                 None => (most, total, None),
                 Some(sink) => {

@@ -8,24 +8,31 @@ use verdigris_kir::program::{L2Promotion, MapSpec};
 
 /// Bytes of one row of a panel: the span of the swizzle.
 const PANEL_ROW_BYTES: u32 = 128;
-/// Elements of such a row: all types here have two bytes.
+/// Elements of such a row, of types of two bytes.
 pub(super) const PANEL: u32 = 64;
-/// Depth of one `wgmma`, in elements.
-pub(super) const STEP: u32 = 16;
+/// Depth of one `wgmma`, in bytes.
+const STEP_BYTES: u32 = 32;
+/// The same in elements of two bytes.
+const STEP: u32 = 16;
 
-/// `rows` rows (queries or keys) of `elements` elements each: panels of 64 elements, one behind the other, each with all rows under the 128-byte
-/// swizzle. One copy serves products over the elements (*along*) and products over the rows (*across*).
+/// `rows` rows (queries or keys) of `elements` elements each: panels of 64 elements (128 of a byte), one behind the other, each with all rows under the
+/// 128-byte swizzle. One copy serves products over the elements (*along*) and, of types of two bytes, products over the rows (*across*).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct HeadTile {
     pub(super) rows: u32,
-    /// A multiple of 16; the last panel may be half empty.
+    /// Whole steps of a `wgmma`; the last panel may be half empty.
     pub(super) elements: u32,
     pub(super) ty: MapType,
 }
 
 impl HeadTile {
+    /// Elements of a row of a panel.
+    const fn panel(&self) -> u32 {
+        PANEL_ROW_BYTES / self.ty.bytes()
+    }
+
     pub(super) const fn panels(&self) -> u32 {
-        self.elements.div_ceil(PANEL)
+        self.elements.div_ceil(self.panel())
     }
 
     const fn panel_bytes(&self) -> u32 {
@@ -39,7 +46,7 @@ impl HeadTile {
     /// The map through which panels are copied: `{elements, rows, heads, batch}`. What lies beyond the tensor is read as zero and not written, so a
     /// head of fewer elements needs no copy.
     pub(super) fn map(&self, access: Access) -> MapDecl {
-        MapDecl { ty: self.ty, rank: 4, box_dims: vec![PANEL, self.rows, 1, 1], im2col: false, swizzle: Swizzle::B128, access }
+        MapDecl { ty: self.ty, rank: 4, box_dims: vec![self.panel(), self.rows, 1, 1], im2col: false, swizzle: Swizzle::B128, access }
     }
 
     /// The same where the launch says how many rows a copy brings.
@@ -57,7 +64,22 @@ impl HeadTile {
         barrier: Mbarrier<'k>,
         options: LoadOptions<'k>,
     ) {
-        slot.kernel().scope(Location::caller(), || self.load_panels(slot, map, at, barrier, options));
+        slot.kernel().scope(Location::caller(), || self.load_panels(slot, map, None, at, barrier, options));
+    }
+
+    /// Loads all panels of the elements from `first` on, of the first rows of a head: by one thread; the bytes complete on `barrier`.
+    #[track_caller]
+    pub(super) fn load_from<'k>(
+        &self,
+        slot: Val<'k, u32>,
+        map: &TensorMap<'k>,
+        first: Val<'k, u32>,
+        [head, batch]: [Val<'k, u32>; 2],
+        barrier: Mbarrier<'k>,
+    ) {
+        let k = slot.kernel();
+        let at = [k.constant(0), head, batch];
+        k.scope(Location::caller(), || self.load_panels(slot, map, Some(first), at, barrier, LoadOptions::default()));
     }
 
     /// Loads all panels of a box of rows, from `row` on, to the tile's rows from `first` on, a multiple of 8: by one thread; the bytes complete on `barrier`.
@@ -72,20 +94,23 @@ impl HeadTile {
         options: LoadOptions<'k>,
     ) {
         let k = slot.kernel();
-        k.scope(Location::caller(), || self.load_panels(slot + first * PANEL_ROW_BYTES, map, at, barrier, options));
+        k.scope(Location::caller(), || self.load_panels(slot + first * PANEL_ROW_BYTES, map, None, at, barrier, options));
     }
 
     fn load_panels<'k>(
         &self,
         slot: Val<'k, u32>,
         map: &TensorMap<'k>,
+        first: Option<Val<'k, u32>>,
         [row, head, batch]: [Val<'k, u32>; 3],
         barrier: Mbarrier<'k>,
         options: LoadOptions<'k>,
     ) {
         let k = slot.kernel();
         for panel in 0..self.panels() {
-            let at = [k.constant(panel * PANEL), row, head, batch].map(|at| at.signed());
+            let element = panel * self.panel();
+            let element = first.map_or_else(|| k.constant(element), |first| first + element);
+            let at = [element, row, head, batch].map(|at| at.signed());
             k.tma_load(slot + panel * self.panel_bytes(), map, &at, barrier, options);
         }
     }
@@ -120,10 +145,10 @@ impl HeadTile {
         slot.kernel().scope(Location::caller(), || low(slot + first_row * PANEL_ROW_BYTES, 1))
     }
 
-    /// How far it moves for `steps` steps of 16 elements.
+    /// How far it moves for `steps` steps: of 16 elements of two bytes, or 32 of one.
     pub(super) const fn along_steps(&self, steps: u32) -> u32 {
-        let per_panel = PANEL / STEP;
-        (steps / per_panel * self.panel_bytes() + steps % per_panel * 2 * STEP) >> 4
+        let per_panel = PANEL_ROW_BYTES / STEP_BYTES;
+        (steps / per_panel * self.panel_bytes() + steps % per_panel * STEP_BYTES) >> 4
     }
 
     /// The low word of a descriptor that reads across the head (transposed), from the first row on.
@@ -184,6 +209,8 @@ mod tests {
         assert_eq!(tile.along_steps(3), 3 * 32 / 16);
         assert_eq!(tile.along_steps(5), (176 * 128 + 32) / 16);
         assert_eq!(tile.across_steps(11), 176 * 128 / 16);
+        let bytes = HeadTile { rows: 64, elements: 192, ty: MapType::U8 };
+        assert_eq!((bytes.panels(), bytes.bytes(), bytes.along_steps(5)), (2, 2 * 64 * 128, (64 * 128 + 32) / 16));
         assert_eq!((tile.across_elements(64), tile.across_elements(32)), (176 * 128 / 16, 64 / 16));
     }
 }

@@ -55,10 +55,19 @@
 //! the same state, draws the same mask, and nothing is stored. Of ragged tensors the batch is the sequence. A value whose probability is dropped is
 //! multiplied by 0: where it is NaN or ∞, a result may be NaN.
 //!
-//! Data are f16, bf16, f32 or f64; `q`, `k` and `v` are alike. Arithmetic is in f32, in f64 if a tensor that is read is f64, and results are rounded once;
+//! Queries, keys and values may be 8-bit floats, e4m3 or e5m2, and then come with factors, `q_descale`, `k_descale` and `v_descale`, of each batch and head of keys;
+//! one that is not given is 1, and all are above 0: of others nothing is said. A head of queries has those of the head of keys that it reads. Tensor cores that multiply such numbers keep about 14 bits of a sum,
+//! as `fp8_fast` says of products, and take `p` in e4m3: `2⁸ · p` beside the greatest score so far, rounded, so that the probabilities down to 2⁻¹⁴ keep four bits. There is no gradient.
+//!
+//! ```text
+//! t[i, j] = scale · q_descale · k_descale · Σ q[i] · k[j]          o[i] = v_descale · Σ p[i, j] · v[j]
+//! ```
+//!
+//! Data are f16, bf16, f32 or f64, and queries, keys and values 8-bit floats too; `q`, `k` and `v` are alike. Arithmetic is in f32, in f64 if a tensor that is read is f64, and results are rounded once;
 //! `p` and `dt` may be rounded to the type of `q` before they are multiplied, as tensor cores take them; a `dt` beyond 65504 may then be infinite in f16, as
 //! it is in other libraries, and what it goes into with it (a loss scale that adapts steps over that).
 
+mod build;
 mod dropout;
 
 use serde::{Deserialize, Serialize};
@@ -66,13 +75,14 @@ use verdigris_tensor::DType;
 
 use crate::error::Error;
 use crate::gradient::Backward;
-use crate::graph::{Graph, GraphBuilder};
-use crate::op::{HostScalar, Op, Operation, Real, Role};
+use crate::graph::Graph;
+use crate::op::{HostScalar, Operation, Real, Role};
 use crate::ops::pointwise::RandomState;
 use crate::spec::{AttributeSpec, Form, Method, OpSpec, OperandSpec};
 use crate::tensor::{TensorDesc, Uid};
 use crate::validate::{attribute, broadcasts_to, data, factor, of_type, same_dims};
 
+pub use build::{Attended, AttentionGradients};
 pub use dropout::DropoutMask;
 
 const ATTRIBUTES: &[AttributeSpec] = &[
@@ -99,19 +109,39 @@ const KV_OFFSETS: &str = "i32, `[b + 1, 1, 1, 1]`; with `q_offsets`";
 
 const TABLE: &str = "i32, `[b, entries, 1, 1]`, without `kv_offsets`. `k` is then `[pages, h_kv, page_size, d]`, `v` likewise, and `s_kv` is `entries · page_size`";
 
+const DESCALE: &str = "of 8-bit floats: f32, broadcasts to `[b, h_kv, 1, 1]`; 1 where it is left out";
+
 const STATE: &str = "with `dropout`: the random state, i32, `[4]`, or the seed, a host scalar of i64";
 const STATE_OFFSET: &str = "with a seed: the offset, a host scalar of i64";
 
 const FLOAT: &str = "attention is of f16, bf16, f32 and f64";
+
+/// What queries, keys and values are.
+pub(crate) const MULTIPLIED: &str = "attention is of 8-bit floats, f16, bf16, f32 and f64";
+
+/// Why there is no gradient of queries, keys and values of 8 bits.
+const NO_GRADIENT: &str =
+    "attention of 8-bit floats has no gradient; queries, keys and values are f16, bf16, f32 or f64 where one is wanted";
 
 /// Whether attention takes data of this type.
 pub(crate) fn is_taken(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::Bf16 | DType::F32 | DType::F64)
 }
 
+/// Whether queries, keys and values may be of this type.
+pub(crate) fn is_multiplied(dtype: DType) -> bool {
+    is_taken(dtype) || dtype.is_fp8()
+}
+
 fn float(op: &str, graph: &Graph, uid: Uid) -> Result<TensorDesc, Error> {
     let tensor = data(graph, op, uid)?;
     of_type(op, tensor, is_taken, FLOAT)?;
+    Ok(tensor.clone())
+}
+
+fn multiplied(op: &str, graph: &Graph, uid: Uid) -> Result<TensorDesc, Error> {
+    let tensor = data(graph, op, uid)?;
+    of_type(op, tensor, is_multiplied, MULTIPLIED)?;
     Ok(tensor.clone())
 }
 
@@ -237,6 +267,15 @@ pub struct Attention {
     /// Read with a seed; a host scalar of i64.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dropout_offset: Option<Uid>,
+    /// Read; f32, broadcasts to `[b, h_kv, 1, 1]`: the factor of queries of 8 bits, of the heads that read a head of keys.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub q_descale: Option<Uid>,
+    /// Read; f32, broadcasts to `[b, h_kv, 1, 1]`: the factor of keys of 8 bits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub k_descale: Option<Uid>,
+    /// Read; f32, broadcasts to `[b, h_kv, 1, 1]`: the factor of values of 8 bits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub v_descale: Option<Uid>,
     /// `[b, h, s_q, d_v]`, written.
     pub o: Uid,
     /// Written where asked for; `[b, h, s_q, 1]`: `L` of each query, in natural units.
@@ -245,7 +284,7 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// Of these alone; what is written is put in by [`GraphBuilder::attention`].
+    /// Of these alone; what is written is put in by [`GraphBuilder::attention`](crate::GraphBuilder::attention).
     pub fn new(spec: AttentionSpec, q: Uid, k: Uid, v: Uid) -> Attention {
         Attention {
             spec,
@@ -263,6 +302,9 @@ impl Attention {
             page_table: None,
             dropout_state: None,
             dropout_offset: None,
+            q_descale: None,
+            k_descale: None,
+            v_descale: None,
             o: Uid(0),
             log_sum_exp: None,
         }
@@ -271,7 +313,8 @@ impl Attention {
     fn read(&self) -> Read {
         let &Attention { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, .. } = self;
         let dropout = [self.dropout_state, self.dropout_offset];
-        Read { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, dropout }
+        let descales = [self.q_descale, self.k_descale, self.v_descale];
+        Read { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, dropout, descales }
     }
 }
 
@@ -292,12 +335,14 @@ struct Read {
     page_table: Option<Uid>,
     /// State, or seed and offset.
     dropout: [Option<Uid>; 2],
+    /// Of queries, keys and values.
+    descales: [Option<Uid>; 3],
 }
 
 impl Read {
     /// What is computed with.
     fn floats(&self) -> impl Iterator<Item = Uid> + use<> {
-        [Some(self.q), Some(self.k), Some(self.v), self.bias, self.slopes, self.sinks].into_iter().flatten()
+        [Some(self.q), Some(self.k), Some(self.v), self.bias, self.slopes, self.sinks].into_iter().chain(self.descales).flatten()
     }
 
     /// Checks all that is read, and gives the dims of the result.
@@ -308,7 +353,7 @@ impl Read {
         {
             return attribute(op, "soft_cap", cap.0, "a soft cap is finite and above 0");
         }
-        let (q, k, v) = (float(op, graph, self.q)?, float(op, graph, self.k)?, float(op, graph, self.v)?);
+        let (q, k, v) = (multiplied(op, graph, self.q)?, multiplied(op, graph, self.k)?, multiplied(op, graph, self.v)?);
         let [own_b, h, rows, d] = four(op, &q)?;
         let [pages, h_kv, key_rows, _] = four(op, &k)?;
         let [.., d_v] = four(op, &v)?;
@@ -367,6 +412,15 @@ impl Read {
             let lengths = data(graph, op, lengths)?;
             of_type(op, lengths, |dtype| dtype == DType::I32, "lengths are i32")?;
             same_dims(op, lengths, &[b, 1, 1, 1], "there is a length for each batch, `[b, 1, 1, 1]`")?;
+        }
+        for descale in self.descales.into_iter().flatten() {
+            let descale = data(graph, op, descale)?;
+            if !q.dtype.is_fp8() {
+                let rule = "queries, keys and values of 8 bits have factors; of others, they are part of the scale";
+                return Err(Error::Structure { op: op.to_owned(), tensor: descale.name.clone(), rule });
+            }
+            of_type(op, descale, |dtype| dtype == DType::F32, "factors of queries, keys and values are f32")?;
+            broadcasts_to(op, descale, &[b, h_kv, 1, 1], "factors of queries, keys and values broadcast to `[b, h_kv, 1, 1]`")?;
         }
         dropout::check(op, graph, self.spec.dropout, self.dropout)?;
         Ok([own_b, h, rows, d_v])
@@ -459,7 +513,7 @@ impl Operation for Attention {
                       s[i, j] = soft_cap · tanh(scale · q[i] · k[j] / soft_cap) + bias − slope · |i + s_kv − s_q − j|, −∞ where j is not attended\n\
                       m = 1, with `dropout` 0 or 1 / (1 − dropout)",
             operands: &[
-                OperandSpec::read("q", "`[b, h, s_q, d]`, f16, bf16, f32 or f64"),
+                OperandSpec::read("q", "`[b, h, s_q, d]`, e4m3, e5m2, f16, bf16, f32 or f64"),
                 OperandSpec::read("k", "`[b, h_kv, s_kv, d]`, the type of `q`; `h` is a multiple of `h_kv`"),
                 OperandSpec::read("v", "`[b, h_kv, s_kv, d_v]`, the type of `q`"),
                 OperandSpec::read("bias", SCORES).optional(),
@@ -473,12 +527,15 @@ impl Operation for Attention {
                 OperandSpec::read("page_table", TABLE).optional(),
                 OperandSpec::read("dropout_state", STATE).optional(),
                 OperandSpec::read("dropout_offset", STATE_OFFSET).optional(),
+                OperandSpec::read("q_descale", DESCALE).optional(),
+                OperandSpec::read("k_descale", DESCALE).optional(),
+                OperandSpec::read("v_descale", DESCALE).optional(),
                 OperandSpec::written("o", "`[b, h, s_q, d_v]`"),
                 OperandSpec::written("log_sum_exp", "f32 or f64, `[b, h, s_q, 1]`").optional(),
             ],
             attributes: ATTRIBUTES,
             shape: "`[b, h, s_q, d_v]`; `left` and `right` count keys from the diagonal, which is that of `bottom_right` where nothing is causal",
-            gradient: "`attention_backward`; of `slopes`, of what has a `page_table` and from `log_sum_exp` refused",
+            gradient: "`attention_backward`; of 8-bit floats, of `slopes`, of what has a `page_table` and from `log_sum_exp` refused",
             methods: &[Method::new(
                 "attention",
                 "q: Uid, k: Uid, v: Uid, *, scale: float | Uid | None = None, \
@@ -487,7 +544,8 @@ impl Operation for Attention {
                  sinks: Uid | None = None, q_lengths: Uid | None = None, kv_lengths: Uid | None = None, \
                  q_offsets: Uid | None = None, kv_offsets: Uid | None = None, longest_q: int | None = None, \
                  longest_kv: int | None = None, page_table: Uid | None = None, dropout: float | None = None, \
-                 dropout_state: Uid | None = None, dropout_offset: Uid | None = None, name: str = \"attention\"",
+                 dropout_state: Uid | None = None, dropout_offset: Uid | None = None, q_descale: Uid | None = None, \
+                 k_descale: Uid | None = None, v_descale: Uid | None = None, name: str = \"attention\"",
             )
             .two()],
         }],
@@ -509,6 +567,9 @@ impl Operation for Attention {
             &mut self.page_table,
             &mut self.dropout_state,
             &mut self.dropout_offset,
+            &mut self.q_descale,
+            &mut self.k_descale,
+            &mut self.v_descale,
         ];
         for input in options.into_iter().flatten() {
             visit(Role::Input, input);
@@ -535,6 +596,9 @@ impl Operation for Attention {
             return at.refuse(wanted, "no gradient goes through the log-sum-exp of attention");
         }
         let Some(d_o) = at.of(self.o) else { return Ok(()) };
+        if at.tensor(self.q)?.dtype.is_fp8() {
+            return at.refuse(wanted, NO_GRADIENT);
+        }
         if self.page_table.is_some() {
             return at
                 .refuse(wanted, "attention to paged keys has no gradient; keys and values lie in one tensor each where one is wanted");
@@ -647,7 +711,7 @@ pub struct AttentionBackward {
 }
 
 impl AttentionBackward {
-    /// Without options; what is written is put in by [`GraphBuilder::attention_backward`].
+    /// Without options; what is written is put in by [`GraphBuilder::attention_backward`](crate::GraphBuilder::attention_backward).
     pub fn new(spec: AttentionSpec, [q, k, v]: [Uid; 3], o: Uid, log_sum_exp: Uid, d_o: Uid) -> AttentionBackward {
         AttentionBackward {
             spec,
@@ -677,8 +741,8 @@ impl AttentionBackward {
 
     fn read(&self) -> Read {
         let &AttentionBackward { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, .. } = self;
-        let (page_table, dropout) = (None, [self.dropout_state, self.dropout_offset]);
-        Read { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, dropout }
+        let (page_table, dropout, descales) = (None, [self.dropout_state, self.dropout_offset], [None; 3]);
+        Read { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, dropout, descales }
     }
 
     fn floats(&self) -> impl Iterator<Item = Uid> {
@@ -766,6 +830,7 @@ impl Operation for AttentionBackward {
     }
 
     fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
+        of_type(op, data(graph, op, self.q)?, is_taken, NO_GRADIENT)?;
         let dims = self.read().check(op, graph)?;
         check_result(op, graph, dims, self.o, Some(self.log_sum_exp))?;
         same_dims(op, &float(op, graph, self.d_o)?, &dims, "the gradient of the result has its dims, `[b, h, s_q, d_v]`")?;
@@ -794,96 +859,5 @@ impl Operation for AttentionBackward {
             Some(uid) => at.refuse(uid, "the gradient of attention has no gradient as an op; compose it from products and softmax"),
             None => Ok(()),
         }
-    }
-}
-
-/// What [`GraphBuilder::attention`] gives, as virtual tensors.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Attended {
-    /// The result.
-    pub o: Uid,
-    /// The log-sum-exp of each query.
-    pub log_sum_exp: Uid,
-}
-
-/// What [`GraphBuilder::attention_backward`] gives, as virtual tensors.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct AttentionGradients {
-    /// That of the queries.
-    pub dq: Uid,
-    /// That of the keys.
-    pub dk: Uid,
-    /// That of the values.
-    pub dv: Uid,
-    /// That of the bias, if there is one.
-    pub dbias: Option<Uid>,
-    /// That of the sinks, if there are any.
-    pub dsinks: Option<Uid>,
-}
-
-impl GraphBuilder {
-    /// Attention and the log-sum-exp of each query, as virtual tensors. The results of `attention` are replaced; a log-sum-exp that is neither stored nor
-    /// read is not computed.
-    ///
-    /// ```
-    /// use verdigris_graph::{Attention, AttentionSpec, Causal, GraphBuilder};
-    /// use verdigris_tensor::{DType, Layout};
-    ///
-    /// let mut g = GraphBuilder::new("attention");
-    /// let q = g.tensor("q", DType::Bf16, Layout::row_major(&[2, 8, 100, 64])?);
-    /// // Two heads of keys and values, each read by four of the queries.
-    /// let [k, v] = ["k", "v"].map(|name| Layout::row_major(&[2, 2, 300, 64]).map(|layout| g.tensor(name, DType::Bf16, layout)));
-    /// let spec = AttentionSpec { causal: Causal::BottomRight, ..AttentionSpec::new(0.125) };
-    /// let made = g.attention("attention", Attention::new(spec, q, k?, v?))?;
-    /// g.store(made.o, "o", DType::Bf16)?;
-    /// let graph = g.finish()?;
-    /// assert_eq!(graph.tensor(made.o).unwrap().layout.dims(), [2, 8, 100, 64]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    /// An unknown uid, or queries and values that do not have four dims. That the rest fits is checked by [`GraphBuilder::finish`].
-    pub fn attention(&mut self, name: &str, attention: Attention) -> Result<Attended, Error> {
-        let compute = self.compute_of(name, &attention.read().floats().collect::<Vec<_>>())?;
-        let [b, h, s_q, _] = four(name, self.graph.tensor_of(name, attention.q)?)?;
-        let [.., d_v] = four(name, self.graph.tensor_of(name, attention.v)?)?;
-        let o = self.virtual_tensor(name, compute, &[b, h, s_q, d_v])?;
-        let log_sum_exp = self.virtual_tensor(&format!("{name}.log_sum_exp"), compute, &[b, h, s_q, 1])?;
-        self.push(name, Op::Attention(Attention { o, log_sum_exp: Some(log_sum_exp), ..attention }));
-        Ok(Attended { o, log_sum_exp })
-    }
-
-    /// The gradients of attention with respect to queries, keys, values, bias and sinks, as virtual tensors. The results of `back` are replaced; those
-    /// that are neither stored nor read are not computed.
-    ///
-    /// # Errors
-    /// An unknown uid. That dims fit is checked by [`GraphBuilder::finish`].
-    pub fn attention_backward(&mut self, name: &str, back: AttentionBackward) -> Result<AttentionGradients, Error> {
-        let asked = [true, true, true, back.bias.is_some(), back.sinks.is_some()];
-        match self.attention_backward_of(name, back, asked)? {
-            [Some(dq), Some(dk), Some(dv), dbias, dsinks] => Ok(AttentionGradients { dq, dk, dv, dbias, dsinks }),
-            _ => unreachable!("what is asked for is given"),
-        }
-    }
-
-    /// As [`GraphBuilder::attention_backward`], those asked for alone.
-    pub(crate) fn attention_backward_of(
-        &mut self,
-        name: &str,
-        back: AttentionBackward,
-        asked: [bool; 5],
-    ) -> Result<[Option<Uid>; 5], Error> {
-        let compute = self.compute_of(name, &back.floats().collect::<Vec<_>>())?;
-        let mut given = [None; 5];
-        let of = [("dq", Some(back.q)), ("dk", Some(back.k)), ("dv", Some(back.v)), ("dbias", back.bias), ("dsinks", back.sinks)];
-        for ((given, asked), (what, of)) in given.iter_mut().zip(asked).zip(of) {
-            if let Some(of) = of.filter(|_| asked) {
-                let dims = self.graph.tensor_of(name, of)?.layout.dims().to_vec();
-                *given = Some(self.virtual_tensor(&format!("{name}.{what}"), compute, &dims)?);
-            }
-        }
-        let [dq, dk, dv, dbias, dsinks] = given;
-        self.push(name, Op::AttentionBackward(AttentionBackward { dq, dk, dv, dbias, dsinks, ..back }));
-        Ok(given)
     }
 }

@@ -136,10 +136,12 @@ pub(super) fn lower(cut: &Cut<'_>, node: usize) -> Result<Subgraph, Error> {
             Ok(ChannelFunction::Statistics { x: view(op.x)?, mean: view(op.mean)?, m2: op.m2.map(view).transpose()? })
         }),
         Op::Attention(op) => {
-            let read = [Some(op.q), Some(op.k), Some(op.v), op.bias, op.slopes, op.sinks].into_iter().flatten().collect::<Vec<_>>();
+            let floats = [Some(op.q), Some(op.k), Some(op.v), op.bias, op.slopes, op.sinks];
+            let descales = [op.q_descale, op.k_descale, op.v_descale];
+            let read = floats.into_iter().chain(descales).flatten().collect::<Vec<_>>();
             let options = [op.bias, op.mask, op.slopes, op.sinks, op.q_lengths, op.kv_lengths, op.q_offsets, op.kv_offsets, op.page_table];
             let dropout = [op.dropout_state, op.dropout_offset];
-            attention(cut, &op.spec, [op.q, op.k, op.v], (options, dropout), &read, |[queries, _, values], _, view| {
+            attention(cut, &op.spec, [op.q, op.k, op.v], (options, dropout, descales), &read, |[queries, _, values], _, view| {
                 let [b, h, s_q, _] = queries;
                 Ok(AttentionPass::Forward {
                     o: view(op.o, [b, h, s_q, values[3]])?,
@@ -152,7 +154,7 @@ pub(super) fn lower(cut: &Cut<'_>, node: usize) -> Result<Subgraph, Error> {
             let read = floats.chain([op.o, op.log_sum_exp, op.d_o]).collect::<Vec<_>>();
             let options = [op.bias, op.mask, op.slopes, op.sinks, op.q_lengths, op.kv_lengths, op.q_offsets, op.kv_offsets, None];
             let dropout = [op.dropout_state, op.dropout_offset];
-            attention(cut, &op.spec, [op.q, op.k, op.v], (options, dropout), &read, |[queries, keys, values], scores, view| {
+            attention(cut, &op.spec, [op.q, op.k, op.v], (options, dropout, [None; 3]), &read, |[queries, keys, values], scores, view| {
                 let [b, h, s_q, _] = queries;
                 let results = [b, h, s_q, values[3]];
                 Ok(AttentionPass::Backward {
@@ -216,7 +218,7 @@ fn attention(
     cut: &Cut<'_>,
     spec: &AttentionSpec,
     operands: [Uid; 3],
-    (options, [state, offset]): ([Option<Uid>; 9], [Option<Uid>; 2]),
+    (options, [state, offset], descales): ([Option<Uid>; 9], [Option<Uid>; 2], [Option<Uid>; 3]),
     read: &[Uid],
     pass: impl FnOnce([[u64; 4]; 3], [u64; 4], AttentionViewer<'_>) -> Result<AttentionPass, Error>,
 ) -> Result<Subgraph, Error> {
@@ -251,6 +253,9 @@ fn attention(
     let mut option = || options.next().unwrap_or(Ok(None));
     let (bias, mask, slopes, sinks) = (option()?, option()?, option()?, option()?);
     let (q_lengths, kv_lengths, q_offsets, kv_offsets, page_table) = (option()?, option()?, option()?, option()?, option()?);
+    let mut descales = descales.map(|uid| uid.map(|uid| view(uid, [b, h_kv, 1, 1], &mut slots)).transpose()).into_iter();
+    let mut descale = || descales.next().unwrap_or(Ok(None));
+    let (q_descale, k_descale, v_descale) = (descale()?, descale()?, descale()?);
     let (in_memory, by_value) = (state.filter(|_| offset.is_none()), state.zip(offset));
     let dropout_state = in_memory.map(|uid| {
         let seen = cut.see(uid)?;
@@ -297,6 +302,9 @@ fn attention(
         dropout: spec.dropout,
         dropout_state: dropout_state.transpose()?,
         dropout_seed,
+        q_descale,
+        k_descale,
+        v_descale,
         scale,
         pass,
     }

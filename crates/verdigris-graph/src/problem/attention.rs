@@ -12,7 +12,7 @@ use super::chain::View;
 use super::{Determinism, Operand, Slot, views};
 use crate::error::Error;
 use crate::op::{HostScalar, Real};
-use crate::ops::attention::is_taken;
+use crate::ops::attention::{MULTIPLIED, is_multiplied, is_taken};
 
 /// Where the diagonal lies that windows are counted from.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -125,6 +125,12 @@ pub struct AttentionProblem {
     pub dropout_state: Option<View>,
     /// Host scalars of i64, where the state is given by value: seed and offset. Canonical: `None` without dropout.
     pub dropout_seed: Option<[Slot; 2]>,
+    /// Read; f32, one a batch and head of keys: the factor of queries of 8 bits.
+    pub q_descale: Option<View>,
+    /// Read; f32, one a batch and head of keys: the factor of keys of 8 bits.
+    pub k_descale: Option<View>,
+    /// Read; f32, one a batch and head of keys: the factor of values of 8 bits.
+    pub v_descale: Option<View>,
     /// Factor of the products.
     pub scale: HostScalar<Slot>,
     /// What is computed.
@@ -179,19 +185,7 @@ impl AttentionProblem {
 
     /// The operands in the order of slots, with their names and whether they are written.
     pub fn operands(&self) -> Vec<(&'static str, &View, bool)> {
-        let mut list = vec![("q", Some(&self.q), false), ("k", Some(&self.k), false), ("v", Some(&self.v), false)];
-        list.extend([
-            ("bias", self.bias.as_ref(), false),
-            ("mask", self.mask.as_ref(), false),
-            ("slopes", self.slopes.as_ref(), false),
-            ("sinks", self.sinks.as_ref(), false),
-            ("q_lengths", self.q_lengths.as_ref(), false),
-            ("kv_lengths", self.kv_lengths.as_ref(), false),
-            ("q_offsets", self.q_offsets.as_ref(), false),
-            ("kv_offsets", self.kv_offsets.as_ref(), false),
-            ("page_table", self.page_table.as_ref(), false),
-            ("dropout_state", self.dropout_state.as_ref(), false),
-        ]);
+        let mut list: Vec<_> = self.reads().map(|(name, view)| (name, Some(view), false)).collect();
         match &self.pass {
             AttentionPass::Forward { o, log_sum_exp } => {
                 list.extend([("o", Some(o), true), ("log_sum_exp", log_sum_exp.as_ref(), true)]);
@@ -210,6 +204,28 @@ impl AttentionProblem {
         list.into_iter().filter_map(|(name, view, written)| Some((name, view?, written))).collect()
     }
 
+    /// The operands that both passes read, with their names.
+    fn reads(&self) -> impl Iterator<Item = (&'static str, &View)> {
+        let AttentionProblem { q, k, v, .. } = self;
+        let options = [
+            ("bias", &self.bias),
+            ("mask", &self.mask),
+            ("slopes", &self.slopes),
+            ("sinks", &self.sinks),
+            ("q_lengths", &self.q_lengths),
+            ("kv_lengths", &self.kv_lengths),
+            ("q_offsets", &self.q_offsets),
+            ("kv_offsets", &self.kv_offsets),
+            ("page_table", &self.page_table),
+            ("dropout_state", &self.dropout_state),
+            ("q_descale", &self.q_descale),
+            ("k_descale", &self.k_descale),
+            ("v_descale", &self.v_descale),
+        ];
+        let options = options.into_iter().filter_map(|(name, view)| Some((name, view.as_ref()?)));
+        [("q", q), ("k", k), ("v", v)].into_iter().chain(options)
+    }
+
     /// The operand of a name, if it is there.
     pub fn operand(&self, name: &str) -> Option<&View> {
         self.operands().into_iter().find(|(known, ..)| *known == name).map(|(_, view, _)| view)
@@ -218,7 +234,8 @@ impl AttentionProblem {
     fn views_mut(&mut self) -> Vec<&mut View> {
         let AttentionProblem { q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, .. } = self;
         let options = [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, &mut self.page_table];
-        let read = [q, k, v].into_iter().chain(options.into_iter().chain([&mut self.dropout_state]).flatten());
+        let last = [&mut self.dropout_state, &mut self.q_descale, &mut self.k_descale, &mut self.v_descale];
+        let read = [q, k, v].into_iter().chain(options.into_iter().chain(last).flatten());
         match &mut self.pass {
             AttentionPass::Forward { o, log_sum_exp } => read.chain([o]).chain(log_sum_exp).collect(),
             AttentionPass::Backward { o, log_sum_exp, d_o, dq, dk, dv, dbias, dsinks } => {
@@ -246,6 +263,7 @@ impl AttentionProblem {
             "page_table" => [b, self.entries(), 1, 1],
             "dropout_state" => [4, 1, 1, 1],
             "slopes" => [b, h, 1, 1],
+            "q_descale" | "k_descale" | "v_descale" => [b, h_kv, 1, 1],
             "sinks" | "dsinks" => [1, h, 1, 1],
             "q_lengths" | "kv_lengths" => [b, 1, 1, 1],
             // Where it has no elements it is repeated over nothing.
@@ -295,15 +313,7 @@ impl AttentionProblem {
 
     fn visit_slots(&mut self, visit: &mut dyn FnMut(&mut Slot)) {
         // The scale and a seed stand between what both passes read and the operands of the pass.
-        let options = [&self.bias, &self.mask, &self.slopes, &self.sinks].into_iter().chain([
-            &self.q_lengths,
-            &self.kv_lengths,
-            &self.q_offsets,
-            &self.kv_offsets,
-            &self.page_table,
-            &self.dropout_state,
-        ]);
-        let read = 3 + options.flatten().count();
+        let read = self.reads().count();
         let (mut scale, mut seed) = (self.scale, self.dropout_seed);
         for (place, view) in self.views_mut().into_iter().enumerate() {
             if place == read {
@@ -376,6 +386,10 @@ impl AttentionProblem {
             return Err(Error::Attribute { op: op(), attribute: "soft_cap", value: cap.to_string(), rule });
         }
         super::finite("attention", "scale", &self.scale)?;
+        let has_descales = [&self.q_descale, &self.k_descale, &self.v_descale].into_iter().any(Option::is_some);
+        if has_descales && !(self.q.dtype.is_fp8() && !self.is_backward()) {
+            return structure("q_descale", "queries, keys and values of 8 bits have factors, and no gradient");
+        }
         if let Some(Real(p)) = self.dropout {
             if !(0.0..=1.0).contains(&p) {
                 let rule = "a probability is from 0 to 1";
@@ -421,7 +435,10 @@ impl AttentionProblem {
                 });
             }
             let (is_right, rule) = match name {
+                "q" if self.is_backward() => (is_taken(view.dtype), "attention has a gradient in f16, bf16, f32 and f64"),
+                "q" => (is_multiplied(view.dtype), MULTIPLIED),
                 "k" | "v" => (view.dtype == self.q.dtype, "queries, keys and values are of one type"),
+                "q_descale" | "k_descale" | "v_descale" => (view.dtype == DType::F32, "factors of queries, keys and values are f32"),
                 "mask" => (view.dtype == DType::U8, "a mask is of truth values, which are stored in u8"),
                 "slopes" => (view.dtype == DType::F32, "slopes are f32"),
                 "q_lengths" | "kv_lengths" => (view.dtype == DType::I32, "lengths are i32"),

@@ -45,6 +45,9 @@ pub(super) fn blank() -> AttentionProblem {
         dropout: None,
         dropout_state: None,
         dropout_seed: None,
+        q_descale: None,
+        k_descale: None,
+        v_descale: None,
         scale: HostScalar::ONE,
         pass: blank_forward(),
     }
@@ -144,6 +147,10 @@ pub(super) fn describe(text: &mut Text<'_>, problem: &mut AttentionProblem) -> R
     text.optional("page_table", &mut problem.page_table, &table)?;
     let words: Layouts = vec![of("words", [4, 1, 1, 1])];
     text.optional("dropout_state", &mut problem.dropout_state, &words)?;
+    let descales: Layouts = vec![of("head", [1, h_kv, 1, 1]), of("both", [b, h_kv, 1, 1]), of("one", [1; 4])];
+    text.optional("q_descale", &mut problem.q_descale, &descales)?;
+    text.optional("k_descale", &mut problem.k_descale, &descales)?;
+    text.optional("v_descale", &mut problem.v_descale, &descales)?;
     text.factor("scale", &mut problem.scale, HostScalar::ONE)?;
     seed(text, &mut problem.dropout_seed)?;
     match &mut problem.pass {

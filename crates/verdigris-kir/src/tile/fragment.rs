@@ -114,6 +114,21 @@ impl<'k> Fragment<'k, f32> {
             })
         })
     }
+
+    /// The elements of columns `32·step .. 32·step + 32`, rounded to numbers of a byte, as the A operand of a following `wgmma` step whose B has its depth in
+    /// another order, so that nothing moves between lanes: position `4t + e` of 16 stands for column `8·(e/2) + 2t + e mod 2`.
+    #[track_caller]
+    pub fn pack_a_bytes(&self, step: u32, to: Packed) -> [Val<'k, u32>; 4] {
+        self.kernel.scope(Location::caller(), || {
+            [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(sixteen, half)| {
+                let pair = |block: u32| {
+                    let block = 2 * (2 * step + sixteen) + block;
+                    self.kernel.pack::<u16>(to, self.element(block, half, 0), self.element(block, half, 1))
+                };
+                self.kernel.join16(pair(0), pair(1))
+            })
+        })
+    }
 }
 
 /// A dense product shape with f32 or s32 accumulation and both operands in shared memory.

@@ -300,6 +300,9 @@ class Graph:
         dropout: float | None = None,
         dropout_state: Uid | None = None,
         dropout_offset: Uid | None = None,
+        q_descale: Uid | None = None,
+        k_descale: Uid | None = None,
+        v_descale: Uid | None = None,
         name: str = "attention",
     ) -> tuple[Uid, Uid]: ...
     def attention_backward(

@@ -65,7 +65,7 @@ pub(crate) enum Function {
     /// a 1 in `wanted=11110`. As `ConvBatchNorm`, `result=1` where the last tensor is y, and `filter=` with the element type of the filter's gradient where it is
     /// not the filter's.
     ConvBatchNormBackward,
-    /// `q [b, h, s_q, d], k [b, h_kv, s_kv, d], v [b, h_kv, s_kv, d_v], bias or mask?, slopes?, q_offsets?, kv_offsets?, kv_lengths?, page_table?, dropout state?` → o, and each
+    /// `q [b, h, s_q, d], k [b, h_kv, s_kv, d], v [b, h_kv, s_kv, d_v], bias or mask?, slopes?, q_offsets?, kv_offsets?, kv_lengths?, page_table?, dropout state?, q_descale?, k_descale?, v_descale?` → o, in bf16 of queries of 8 bits, and each
     /// query's log-sum-exp. Paged keys and values are `[pages, h_kv, page_size, …]`.
     /// `scale=`, `causal=none|top_left|bottom_right left= right= cap= longest_q= longest_kv= dropout=`, each left out where there is none. With `values=` in
     /// the place of `v`, values are so many elements of the keys, the first ones.
@@ -182,7 +182,7 @@ impl Function {
             Function::ConvFprop | Function::Linear | Function::ClassLoss | Function::Norm | Function::WindowPick => (3, false),
             Function::ConvNorm | Function::ConvBatchNormBackward => (8, false),
             Function::ConvBatchNorm => (7, false),
-            Function::Attention => (10, false),
+            Function::Attention => (13, false),
             Function::AttentionBackward | Function::LinearLoss => (11, false),
             Function::ElementLoss => (4, false),
             Function::MlpInference | Function::Mlp => (5, false),

@@ -217,6 +217,13 @@ impl Group {
                     let dims = if value == "batch" { [b, h, 1, 1] } else { [1, h, 1, 1] };
                     op.slopes = Some(self.tensor(draft, "slopes", DType::F32, "bhsd", dims)?);
                 }
+                // Of a batch and head of keys, or one for all.
+                ("descales", _) if value.is_empty() || value == "one" => {
+                    let dims = if value == "one" { [1; 4] } else { [b, of.h_kv, 1, 1] };
+                    op.q_descale = Some(self.tensor(draft, "q descale", DType::F32, "bhsd", dims)?);
+                    op.k_descale = Some(self.tensor(draft, "k descale", DType::F32, "bhsd", dims)?);
+                    op.v_descale = Some(self.tensor(draft, "v descale", DType::F32, "bhsd", dims)?);
+                }
                 ("sinks", _) => op.sinks = Some(self.tensor(draft, "sinks", of_options, "bhsd", [1, h, 1, 1])?),
                 ("q_lengths", _) => op.q_lengths = Some(self.tensor(draft, "q lengths", DType::I32, "bhsd", [b, 1, 1, 1])?),
                 ("kv_lengths", _) => op.kv_lengths = Some(self.tensor(draft, "kv lengths", DType::I32, "bhsd", [b, 1, 1, 1])?),

@@ -11,6 +11,8 @@
 //! L   Σ p · (e^η − 1) + n · ε + 4 ε · (|M| + |L|) + 2⁻²⁰
 //! ```
 //!
+//! Of 8-bit floats `p` is rounded to e4m3 as 2⁸ times its size, and products are summed as `fp8_fast` sums them.
+//!
 //! What is rounded to the type of `q` before a product: `p` and `dt`, half a unit in the last place; of a `dt` beyond that type's range nothing is said. A key that is not attended counts as multiplied by 0
 //! or not at all: where what it would multiply is not finite, nothing is said.
 //!
@@ -22,6 +24,8 @@
 //! Ragged tensors are read as if each sequence stood by itself: a row has a place in one sequence at most, and of one that has none nothing is said. Where
 //! their keys are paged, each sequence has all of its line of the table.
 
+mod draw;
+
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -30,7 +34,7 @@ use verdigris_graph::{Attention, AttentionBackward, AttentionSpec, Causal, Error
 use verdigris_tensor::DType;
 use verdigris_tensor::num::power_of_two;
 
-use crate::fuzz::{Draft, TYPES, Value};
+use crate::fuzz::Draft;
 use crate::operation::{Data, Evaluation, GraphError, Operation};
 use crate::ops::matmul::SumOfBounded;
 use crate::ops::reduction::SumInAnyOrder;
@@ -99,6 +103,8 @@ struct Scores<'a> {
     page_table: Option<Source<'a>>,
     /// The probability that a pair is dropped, and what it is drawn from.
     dropout: Option<(f64, State)>,
+    /// The factors of queries, keys and values of 8 bits.
+    descales: [Option<Source<'a>>; 3],
     /// Batch, queries and keys of scores.
     extents: [u64; 3],
     compute: DType,
@@ -134,7 +140,9 @@ impl<'a> Scores<'a> {
             _ => None,
         };
         let mut over = |uid: Option<Uid>, dims: [u64; 4]| uid.map(|uid| Ok::<_, GraphError>(at.source(uid)?.broadcast(&dims))).transpose();
-        let [b, h, ..] = scores;
+        let ([b, h, ..], h_kv) = (scores, keys[1]);
+        let of_heads = [b, h_kv, 1, 1];
+        let descales = [over(op.q_descale, of_heads)?, over(op.k_descale, of_heads)?, over(op.v_descale, of_heads)?];
         Ok(Scores {
             spec: op.spec,
             scale,
@@ -147,6 +155,7 @@ impl<'a> Scores<'a> {
             ragged,
             page_table,
             dropout: op.spec.dropout.map(|p| p.0).zip(state),
+            descales,
             extents,
             q,
             k,
@@ -162,7 +171,22 @@ impl<'a> Scores<'a> {
     }
 
     fn precision(&self) -> Precision {
-        if self.compute == DType::F64 { Precision::F64 } else { Precision::Fp32 }
+        match self.compute {
+            DType::F64 => Precision::F64,
+            _ if self.q.dtype().is_fp8() => Precision::Fp8Fast,
+            _ => Precision::Fp32,
+        }
+    }
+
+    /// A sum times the factor of queries, keys or values (`which` from 0 to 2).
+    fn descaled(&self, which: usize, [b, h]: [u64; 2], sum: Bounded) -> Bounded {
+        let Some(descales) = &self.descales[which] else { return sum };
+        let factor = descales.at(&[b, self.kv_head(h), 0, 0]);
+        if which < 2 && factor.value.is_nan() || factor.value <= 0.0 {
+            return UNKNOWN;
+        }
+        let product = sum.scaled(factor.value, self.compute);
+        Bounded::new(product.value, product.error + factor.error * (sum.value.abs() + sum.error), self.compute)
     }
 
     /// Lengths of a batch; `None` if one is not known.
@@ -262,6 +286,7 @@ impl<'a> Scores<'a> {
             product.add(self.q.get(q + e * q_step), self.k.get(k + e * k_step));
         }
         let t = product.finish(self.precision(), self.q.dtype(), elements, false).scaled(self.scale, compute);
+        let t = self.descaled(1, [b, h], self.descaled(0, [b, h], t));
         let (mut s, mut tanh) = (t, Bounded::exact(0.0));
         if let Some(Real(cap)) = self.spec.soft_cap {
             let value = (t.value / cap).tanh();
@@ -335,6 +360,8 @@ impl<'a> Scores<'a> {
     fn as_operand(&self, value: f64) -> f64 {
         match self.q.dtype() {
             DType::F32 | DType::F64 => 0.0,
+            // As a number of e4m3 of 2⁸ times the size: four bits, and no more than the least of its numbers tells apart.
+            dtype if dtype.is_fp8() => (value * power_of_two(-4)).max(power_of_two(-18)),
             dtype if value > Range::of(dtype).largest => f64::INFINITY,
             dtype => half_ulp(dtype, value),
         }
@@ -431,8 +458,12 @@ impl Formula for Attended<'_> {
         }
         let unit = roundoff(of.compute);
         error += (2.0 * row.scores.len() as f64 + 8.0) * 2.0 * unit * size;
+        if of.q.dtype().is_fp8() {
+            // As `fp8_fast` has it, of one more step for each block of keys that shrinks what is there.
+            error += 4.0 * (row.scores.len().div_ceil(32) as f64 + 2.0) * power_of_two(-13) * size;
+        }
         let tiny = if of.compute == DType::F64 { power_of_two(-1074) } else { power_of_two(-149) };
-        Bounded::new(value, error + (row.scores.len() as f64 + 2.0) * tiny, of.compute)
+        of.descaled(2, [b, h], Bounded::new(value, error + (row.scores.len() as f64 + 2.0) * tiny, of.compute))
     }
 
     fn compute(&self) -> DType {
@@ -678,7 +709,8 @@ fn compute_of(at: &Evaluation<'_>, read: impl Iterator<Item = Uid>) -> Result<DT
 }
 
 fn floats(op: &Attention) -> impl Iterator<Item = Uid> + use<> {
-    [Some(op.q), Some(op.k), Some(op.v), op.bias, op.slopes, op.sinks].into_iter().flatten()
+    let descales = [op.q_descale, op.k_descale, op.v_descale];
+    [Some(op.q), Some(op.k), Some(op.v), op.bias, op.slopes, op.sinks].into_iter().chain(descales).flatten()
 }
 
 /// What a tensor of options holds.
@@ -703,6 +735,8 @@ fn data_of<'g>(op: &Attention, graph: &Graph, uid: Uid) -> Data<'g> {
         Data::Pages(dim(Some(op.k), 0).unwrap_or(1))
     } else if op.mask == Some(uid) {
         Data::Truth
+    } else if [op.q_descale, op.k_descale, op.v_descale].contains(&Some(uid)) {
+        Data::Factors
     } else {
         Data::Any(op.q == uid)
     }
@@ -770,108 +804,5 @@ impl Operation for AttentionBackward {
 
     fn draw(draft: &mut Draft, nth: u64) -> Result<(), Error> {
         draft.attention(nth == 1)
-    }
-}
-
-impl Draft {
-    fn attention(&mut self, with_backward: bool) -> Result<(), Error> {
-        let dtype = self.pick(&TYPES[..8]);
-        let (b, h_kv, group) = (1 + self.below(2), 1 + self.below(2), 1 + self.below(3));
-        let (s_q, s_kv, d) = (self.below(14), self.below(18), 1 + self.below(9));
-        let d_v = if self.one_in(2) { d } else { 1 + self.below(9) };
-        let h = h_kv * group;
-        let fits = |dims: [u64; 4]| move |value: &Value| value.dims == dims && value.dtype == dtype;
-        let ragged = self.one_in(4);
-        // Pages of a key and of more, and entries that may be too few to fill a warp or none; of queries in sequences too.
-        let page_size = (!with_backward && self.one_in(3)).then(|| 1 + self.below(5));
-        let (pages, entries) = (1 + self.below(6), self.below(5));
-        let s_kv = page_size.map_or(s_kv, |page_size| entries * page_size);
-        let rows = |draft: &mut Draft, longest: u64| if ragged { draft.below(b * longest + 1) } else { longest };
-        let (own_b, q_rows, kv_rows) = (if ragged { 1 } else { b }, rows(self, s_q), rows(self, s_kv));
-        let s_q = s_q.min(q_rows);
-        let s_kv = if page_size.is_some() { s_kv } else { s_kv.min(kv_rows) };
-        let [kv_b, kv_rows] = page_size.map_or([own_b, kv_rows], |page_size| [pages, page_size]);
-        let (queries, keys, values) = ([own_b, h, q_rows, d], [kv_b, h_kv, kv_rows, d], [kv_b, h_kv, kv_rows, d_v]);
-        let results = [own_b, h, q_rows, d_v];
-        let (q, k, v) =
-            (self.value(fits(queries), dtype, &queries)?, self.value(fits(keys), dtype, &keys)?, self.value(fits(values), dtype, &values)?);
-        let mut read = vec![q.clone(), k.clone(), v.clone()];
-        let bound = |draft: &mut Draft| draft.one_in(3).then(|| draft.below(6) as u32);
-        let spec = AttentionSpec {
-            causal: self.pick(&[Causal::None, Causal::TopLeft, Causal::BottomRight]),
-            left: bound(self),
-            right: bound(self),
-            soft_cap: self.one_in(4).then_some(Real(2.0)),
-            longest_q: ragged.then_some(s_q as u32),
-            longest_kv: (ragged && page_size.is_none()).then_some(s_kv as u32),
-            dropout: self.one_in(4).then(|| Real(self.pick(&[0.0, 0.125, 0.3, 0.75, 1.0]))),
-            ..AttentionSpec::new([0.5, 0.25, 1.0][self.below(3) as usize])
-        };
-        let scores = self.narrower(&[b, h, s_q, s_kv]);
-        let mask_dims = self.narrower(&[b, h, s_q, s_kv]);
-        let bias_dtype = self.pick(&TYPES[..8]);
-        let mut option = |draft: &mut Draft, dtype: DType, dims: &[u64]| -> Result<Option<Uid>, Error> {
-            if !draft.one_in(4) {
-                return Ok(None);
-            }
-            let value = draft.input(dtype, dims)?;
-            read.push(value.clone());
-            Ok(Some(value.uid))
-        };
-        let bias = option(self, bias_dtype, &scores)?;
-        let slopes = option(self, DType::F32, &[b, h, 1, 1])?;
-        let sinks = option(self, bias_dtype, &[1, h, 1, 1])?;
-        let compute = Pointwise::compute_dtype(read.iter().map(|value| value.dtype));
-        let whole = |draft: &mut Draft, dtype: DType, dims: &[u64]| -> Result<Option<Uid>, Error> {
-            Ok(if draft.one_in(4) { Some(draft.input(dtype, dims)?.uid) } else { None })
-        };
-        let mask = whole(self, DType::U8, &mask_dims)?;
-        let (q_lengths, kv_lengths) = (whole(self, DType::I32, &[b, 1, 1, 1])?, whole(self, DType::I32, &[b, 1, 1, 1])?);
-        // Each offset has a place of its own, so that the sequences have all rows between them.
-        let mut offsets = |is_there: bool| -> Result<Option<Uid>, Error> {
-            if !is_there {
-                return Ok(None);
-            }
-            let (layout, name) = (self.layout(&[b + 1, 1, 1, 1], false)?, self.name("in"));
-            Ok(Some(self.builder.tensor(&name, DType::I32, layout)))
-        };
-        let (q_offsets, kv_offsets) = (offsets(ragged)?, offsets(ragged && page_size.is_none())?);
-        let page_table = match page_size {
-            Some(_) => Some(self.input(DType::I32, &[b, entries, 1, 1])?.uid),
-            None => None,
-        };
-        let dropout_state = spec.dropout.map(|_| self.state()).transpose()?;
-        let name = self.name("attention");
-        let plain = Attention { dropout_state, ..Attention::new(spec, q.uid, k.uid, v.uid) };
-        let attention = Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, ..plain };
-        let made = self.builder.attention(&name, attention)?;
-        let uids: Vec<Uid> = read.iter().map(|value| value.uid).collect();
-        self.note_read(&uids);
-        let o = self.result(made.o, &results, compute, &TYPES[..8])?;
-        let total = self.result(made.log_sum_exp, &[own_b, h, q_rows, 1], compute, &[DType::F32, DType::F64])?;
-        if !with_backward {
-            return Ok(());
-        }
-        let d_o = self.value(fits(results), dtype, &results)?;
-        let plain = AttentionBackward { dropout_state, ..AttentionBackward::new(spec, [q.uid, k.uid, v.uid], o.uid, total.uid, d_o.uid) };
-        let back = AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };
-        let name = self.name("attention_backward");
-        let made = self.builder.attention_backward(&name, back)?;
-        self.note_read(&[o.uid, total.uid, d_o.uid]);
-        let read = [compute, o.dtype, total.dtype, d_o.dtype];
-        let compute = Pointwise::compute_dtype(read);
-        let results = [
-            (Some(made.dq), queries.to_vec()),
-            (Some(made.dk), keys.to_vec()),
-            (Some(made.dv), values.to_vec()),
-            (made.dbias, scores),
-            (made.dsinks, vec![1, h, 1, 1]),
-        ];
-        for (uid, dims) in results {
-            if let Some(uid) = uid {
-                self.result(uid, &dims, compute, &TYPES[..8])?;
-            }
-        }
-        Ok(())
     }
 }

@@ -61,7 +61,7 @@ impl Drawing {
         Ok([self.told(place, "q_offsets")?, self.told(place + 1, "kv_offsets")?])
     }
 
-    /// An integer tensor that is given or not.
+    /// A tensor that is given or not.
     fn told(&mut self, place: usize, name: &str) -> Result<Option<Uid>, Error> {
         if self.given[place].is_some() { self.input(place, name).map(Some) } else { Ok(None) }
     }
@@ -89,10 +89,13 @@ impl Drawing {
         let [q_offsets, kv_offsets] = self.offsets(5)?;
         let (kv_lengths, page_table) = (self.told(7, "kv_lengths")?, self.told(8, "page_table")?);
         let plain = Attention { dropout_state: self.told(9, "dropout_state")?, ..Attention::new(spec, q, k, v) };
+        let [q_descale, k_descale, v_descale] = [self.told(10, "q_descale")?, self.told(11, "k_descale")?, self.told(12, "v_descale")?];
+        let plain = Attention { q_descale, k_descale, v_descale, ..plain };
         let attention = Attention { bias, mask, slopes, q_offsets, kv_offsets, kv_lengths, page_table, ..plain };
         let made = self.g.attention("attention", attention)?;
         let wide = self.g.described(made.log_sum_exp).map_or(DType::F32, |tensor| tensor.dtype);
-        self.store_like(made.o, "o", given.dtype, &given.layout)?;
+        let dtype = if given.dtype.is_fp8() { DType::Bf16 } else { given.dtype };
+        self.store_like(made.o, "o", dtype, &given.layout)?;
         self.store_in(made.log_sum_exp, "log_sum_exp", wide, false)
     }
 

@@ -91,7 +91,7 @@ pub(crate) use view::layout_error;
 use view::{View, in_format, in_order_of, is_channels_last, like};
 
 /// Most tensors that a function reads.
-pub const MAX_INPUTS: usize = 11;
+pub const MAX_INPUTS: usize = 13;
 
 /// A function of tensors, with its attributes.
 #[derive(Clone, PartialEq, Debug)]
@@ -216,7 +216,7 @@ pub enum Function {
     },
     /// `dy, x, w, w', the hidden values before and behind f` → the gradients that are wanted.
     MlpBackward(MlpGradient),
-    /// `q, k, v, bias or mask?, slopes?, q_offsets?, kv_offsets?, kv_lengths?, page_table?, dropout state?` → o, laid out as q, and the log-sum-exp of each query in f32 or f64. A mask is of u8; dims are those of the op.
+    /// `q, k, v, bias or mask?, slopes?, q_offsets?, kv_offsets?, kv_lengths?, page_table?, dropout state?, q_descale?, k_descale?, v_descale?` → o, laid out as q (in bf16, of queries of 8 bits), and the log-sum-exp of each query in f32 or f64. A mask is of u8; dims are those of the op.
     Attention(AttentionSpec),
     /// The same, of values that are so many elements of the keys, the first ones: the third tensor is not given.
     LatentAttention(AttentionSpec, u64),
@@ -551,7 +551,7 @@ impl Drawing {
     fn of(function: &Function, given: &[Option<Input>], wanted: Option<usize>) -> Result<Drawing, Error> {
         let mut room = [None; MAX_INPUTS];
         let Some(places) = room.get_mut(..given.len()) else {
-            return Err(unfit(format_args!("{} tensors", given.len()), "a function reads at most 11"));
+            return Err(unfit(format_args!("{} tensors", given.len()), "a function reads at most 13"));
         };
         places.copy_from_slice(given);
         let g = GraphBuilder::new(function.name());

@@ -220,6 +220,9 @@ fn run_under(case: Case, schedules: Vec<(bool, interp::Options)>) -> Vec<Vec<u8>
             dropout: None,
             dropout_state: None,
             dropout_seed: None,
+            q_descale: None,
+            k_descale: None,
+            v_descale: None,
             scale: if mods.is_bound { HostScalar::Bound(Slot(0)) } else { HostScalar::Fixed(Real(SCALE)) },
             pass: AttentionPass::Backward {
                 o: view(o_slot, value, queries, heads),

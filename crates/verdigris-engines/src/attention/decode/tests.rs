@@ -147,6 +147,9 @@ fn run(case: Case, parts: &[u32]) {
             dropout: None,
             dropout_state: None,
             dropout_seed: None,
+            q_descale: None,
+            k_descale: None,
+            v_descale: None,
             scale: HostScalar::Fixed(Real(SCALE)),
             pass: AttentionPass::Forward {
                 o: tensor(o, queries, heads, value),

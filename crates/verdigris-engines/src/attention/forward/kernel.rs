@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use verdigris_kir::face::{Kernel, LoadOptions, Mbarrier, Role, TensorMap, Val, Var, WgmmaA};
+use verdigris_kir::inst::Packed;
 use verdigris_kir::ir::Access;
 use verdigris_kir::params::{Divide, Map, ReadWrite, Write};
 use verdigris_kir::tile::dynamic::Handout;
@@ -22,6 +23,7 @@ use super::super::ragged::{OfKeys, OffsetsArgs, RowsOutArgs};
 use super::super::score_mod::{QueryRows, ScoreModArgs, elements};
 use super::super::softmax::Softmax;
 use super::super::tile::{HeadTile, PANEL, descriptor};
+use super::fp8::{self, DescaleArgs};
 use super::spec::{Mask, OWN_QUERIES, Spec};
 use super::tiles::{Bounds, DiagonalArgs, Tiles, limits};
 use crate::hopper::{WARPGROUP, roles};
@@ -56,6 +58,8 @@ verdigris_kir::parameters! {
         pub(super) next_tile: Option<ReadWrite> = spec.dynamic.then_some(4),
         pub(super) pages: Option<PagesArgs> = spec.paged.then_some(()),
         pub(super) dropout: Option<DropoutArgs> = spec.dropout.then_some(()),
+        /// The factors of queries, keys and values of 8 bits.
+        pub(super) descales: Option<DescaleArgs> = spec.fp8.then_some(()),
     }
 }
 
@@ -71,7 +75,7 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
         (_, Some(band)) => Bounds::Band(band),
         _ => Bounds::End,
     };
-    let (q_tile, k_tile, v_tile) = (spec.q_tile(), spec.k_tile(), spec.v_tile());
+    let (q_tile, k_tile, v_tile, o_tile) = (spec.q_tile(), spec.k_tile(), spec.v_tile(), spec.o_tile());
     let [turn_barrier, own_barrier, all_barrier] = spec.barriers();
 
     let q_slots = k.shared("queries", spec.consumers * q_tile.bytes(), 1024);
@@ -80,7 +84,7 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
     // Outputs leave through room of their own, or that of the queries that they belong to.
     let staging = match spec.output_bytes() {
         0 => Staging::within(k, q_slots, q_tile.panels(), own_barrier),
-        bytes => Staging::within(k, k.shared("outputs", bytes, 1024), v_tile.panels(), own_barrier),
+        bytes => Staging::within(k, k.shared("outputs", bytes, 1024), o_tile.panels(), own_barrier),
     };
     // Each consumer has its own stage of queries, and does not wait until others have ended the tile in front.
     let q_ring = Ring::new(k, spec.consumers, 1, RingScope::Cta);
@@ -121,7 +125,11 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
                     bring(&k_tile, k_slots.address() + k_cursor.stage() * k_tile.bytes(), &k_map, full);
                     k_cursor.advance();
                     let full = v_cursor.acquire(v_tile.bytes());
-                    bring(&v_tile, v_slots.address() + v_cursor.stage() * v_tile.bytes(), &v_map, full);
+                    let slot = v_slots.address() + v_cursor.stage() * v_tile.bytes();
+                    match (spec.fp8, at) {
+                        (true, [key, head, batch]) => v_tile.load_from(slot, &v_map, key, [head, batch], full),
+                        _ => bring(&v_tile, slot, &v_map, full),
+                    }
                     v_cursor.advance();
                 };
                 // Keys and values have free slots before those of the queries are free.
@@ -140,12 +148,12 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
         let next = k.select(next.eq(spec.consumers), 0u32, next);
         let scores = Fragment::<f32>::unset(k, spec.block);
         let sums = Fragment::<f32>::unset(k, spec.value);
-        let packed: Vec<Var<'k, u32>> = (0..spec.block / 4).map(|_| k.var_unset(Some("p"))).collect();
+        let packed: Vec<Var<'k, u32>> = (0..spec.block / spec.step() * 4).map(|_| k.var_unset(Some("p"))).collect();
         // Scores that are made of the products have their factor.
         let softmax = Softmax::new(k, if spec.score_mod { k.constant(1.0) } else { scale });
         let q_low = q_tile.along(q_slots.address() + warpgroup * q_tile.bytes(), k.constant(0));
         let k_low = k_tile.along(k_slots.address(), k.constant(0));
-        let v_low = v_tile.across(v_slots.address());
+        let v_low = if spec.fp8 { v_tile.along(v_slots.address(), k.constant(0)) } else { v_tile.across(v_slots.address()) };
         let (q_cursor, k_cursor, v_cursor) = (q_ring.cursor(), k_ring.cursor(), v_ring.cursor());
 
         q_cursor.skip(warpgroup);
@@ -157,7 +165,7 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
 
         let multiply_keys = |stage: Val<'k, u32>| {
             let k_stage = k_low + k_tile.slots(stage);
-            for step in 0..spec.head / 16 {
+            for step in 0..spec.head / spec.step() {
                 let a = descriptor(q_low + q_tile.along_steps(step));
                 let b = descriptor(k_stage + k_tile.along_steps(step));
                 k.wgmma(spec.score_shape(), scores.registers(), WgmmaA::Shared(a), b, step > 0);
@@ -167,7 +175,7 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
         let multiply_values = |stage: Val<'k, u32>, adds: Val<'k, bool>| {
             let v_stage = v_low + v_tile.slots(stage);
             for (step, a) in (0..).zip(packed.chunks(4)) {
-                let b = descriptor(v_stage + v_tile.across_steps(step));
+                let b = descriptor(v_stage + spec.value_steps(step));
                 let adds = if step == 0 { adds } else { k.constant(true) };
                 k.wgmma(spec.value_shape(), sums.registers(), WgmmaA::Fragment(a), b, adds);
             }
@@ -175,9 +183,8 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
         };
         let pack = || {
             for (step, four) in (0..).zip(packed.chunks(4)) {
-                for (register, value) in four.iter().zip(scores.pack_a(step, spec.ty.packed())) {
-                    register.set(value);
-                }
+                let rounded = if spec.fp8 { scores.pack_a_bytes(step, Packed::E4m3x2) } else { scores.pack_a(step, spec.ty.packed()) };
+                four.iter().zip(rounded).for_each(|(register, value)| register.set(value));
             }
         };
         let begin_turn = || {
@@ -198,6 +205,8 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
         let state = params.dropout.as_ref().map(|dropout| dropout.state(k));
         tiles.for_each(|tile| {
             let own_row = tile.first_query + warpgroup * OWN_QUERIES;
+            let descales = params.descales.as_ref().map(|descales| descales.of_head(k, tile.batch, tile.kv_head));
+            let softmax = descales.map_or(softmax, |descales| softmax.lifted(descales.of_score(scale), fp8::LIFT));
             let limits = limits(k, spec.mask, &tile, own_row + row, column);
             let mask = |block: Val<'k, u32>| {
                 let is_outside = limits.of_block(block * spec.block);
@@ -249,7 +258,7 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
             softmax.first(&scores);
             drop_some(vec![]);
             pack();
-            if let Bounds::Band(band) = &tiles.bounds {
+            if let (Bounds::Band(band), false) = (&tiles.bounds, spec.fp8) {
                 // Beyond a length anything may stand, and beyond a sequence the next one: 0 · NaN is NaN. Boxes of pages behind it are of keys in front of it.
                 let has_end = if spec.ragged || spec.paged { k.constant(true) } else { band.has_lengths[1].ne(0) };
                 k.when(has_end, || {
@@ -325,9 +334,10 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
             let gives: Vec<_> = (rows.has_keys.into_iter().zip(counts))
                 .map(|(has_keys, counts)| if bounded { has_keys & counts } else { has_keys })
                 .collect();
-            let factors = match &params.dropout {
-                None => rows.factor,
-                Some(dropout) => rows.factor.map(|factor| factor * dropout.single_factor()),
+            let factors = match (&params.dropout, descales) {
+                (Some(dropout), _) => rows.factor.map(|factor| factor * dropout.single_factor()),
+                (_, Some(descales)) => rows.factor.map(|factor| factor * descales.v),
+                _ => rows.factor,
             };
             sums.map_in_place(|value, half, _| k.select(gives[half as usize], value * factors[half as usize], 0.0));
             match spec.output_bytes() {
@@ -336,7 +346,7 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
                 // The outputs in front have left.
                 _ => staging.acquire(warpgroup, thread, 0),
             }
-            for panel in 0..v_tile.panels() {
+            for panel in 0..o_tile.panels() {
                 let stage = staging.stage(warpgroup, panel);
                 for pair in 0..(spec.value - panel * PANEL).min(PANEL) / 16 {
                     staging.write_halves(stage, thread, pair, &sums.pack_a(4 * panel + pair, spec.ty.packed()));
@@ -346,7 +356,7 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
             k.barrier_sync(warpgroup + own_barrier, WARPGROUP);
             let store_all = || {
                 k.when(thread.eq(0), || {
-                    for panel in 0..v_tile.panels() {
+                    for panel in 0..o_tile.panels() {
                         let row = tile.query_row(own_row);
                         let at = [k.constant(panel * PANEL), row, tile.head, tile.map_batch(k)].map(|at| at.signed());
                         k.tma_store(&o_map, &at, staging.stage(warpgroup, panel));
@@ -361,7 +371,7 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
                     k.when(is_whole, store_all);
                     k.when(!is_whole, || {
                         let count = (own.count.signed() - own_row.signed()).max(0).unsigned();
-                        for panel in 0..v_tile.panels() {
+                        for panel in 0..o_tile.panels() {
                             let rows = [tile.head, tile.query_row(own_row), count];
                             rows_out.store(k, &staging, [staging.stage(warpgroup, panel), thread], panel, rows);
                         }

@@ -6,6 +6,9 @@
 //! their own: where a sequence ends they store row by row, and values of the next one become 0; and paged keys ([`super::paged`]) in pages of any multiple of 8,
 //! of ragged queries too; and dropout ([`super::dropout`]), in kernels of their own, of keys that are not paged.
 //!
+//! And e4m3 with factors of heads and results in bf16 or f16 ([`fp8`]), without what stands between the products, of tensors that are neither ragged nor paged, and
+//! without dropout.
+//!
 //! **Method.** A CTA takes 128 or 192 queries of a head, 64 for each warpgroup that multiplies. A warp brings keys and values in blocks, from the last to the
 //! first. Scores and what is made of them never leave the registers. Heads are padded to the next of 64, 96, 128, 192 and 256 elements by TMA. Blocks of keys
 //! to which no query of a tile attends are not read; blocks in which each key is attended to are not masked. Tiles that a diagonal cuts differ in length: the
@@ -20,6 +23,7 @@
 //!
 //! **Source.** Shah et al., "FlashAttention-3: Fast and Accurate Attention with Asynchrony and Low-precision", 2024, section 3.
 
+mod fp8;
 mod kernel;
 mod spec;
 mod tiles;
@@ -42,10 +46,11 @@ use super::ragged::{self, OffsetsArgs, RowsOutArgs};
 use super::score_mod::{self, ScoreModArgs};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
-use crate::cost::{Loop, Work, wgmma_cycles};
+use crate::cost::{Loop, Stream, Traffic, Work, wgmma_cycles};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal, empty_program};
 use crate::layout::space::element;
 
+use fp8::DescaleArgs;
 use kernel::ParamsArgs;
 use spec::{Mask, Spec};
 use tiles::DiagonalArgs;
@@ -84,6 +89,18 @@ const SHAPES: &[Shape] = &[
     shape(256, 256, 2, 80, false, ALL),
 ];
 
+/// The same of queries, keys and values of 8 bits, whose tiles have half the bytes; blocks are whole halves of a panel of 128 keys.
+const FP8_SHAPES: &[Shape] = &[
+    shape(64, 64, 3, 128, true, ALL),
+    shape(128, 128, 2, 192, true, &[Mask::End, Mask::Causal]),
+    shape(128, 128, 2, 128, true, ALL),
+    shape(128, 128, 2, 128, false, &[Mask::Causal]),
+    shape(256, 256, 2, 128, false, ALL),
+    shape(64, 64, 2, 192, true, &[Mask::End, Mask::Causal]),
+    shape(128, 128, 2, 192, false, &[Mask::End, Mask::Causal]),
+    shape(256, 256, 2, 128, true, &[Mask::End, Mask::Causal]),
+];
+
 /// How much longer a block takes of two consumers than of three, where its exponentials take as long as its products: while one of two waits for the other's products, nobody
 /// makes exponentials. Timed on an H100 (heads of 64 elements, 1,024 to 16,384 keys and 197: 1.21 to 1.24).
 const OF_TWO: f64 = 1.24;
@@ -105,6 +122,11 @@ impl Shape {
         self.spec_of(ty, mask, [dynamic, score_mod], [false; 2])
     }
 
+    /// Of queries, keys and values of 8 bits, with results in `ty`.
+    fn spec_of_8_bits(&self, ty: Half, mask: Mask, dynamic: bool) -> Spec {
+        Spec { fp8: true, ..self.spec(ty, mask, dynamic, false) }
+    }
+
     /// One of the others with dropout.
     fn dropping(&self, spec: Spec) -> Spec {
         // Three consumers have registers for the generator beside shorter blocks.
@@ -122,7 +144,22 @@ impl Shape {
     fn spec_of(&self, ty: Half, mask: Mask, [dynamic, score_mod]: [bool; 2], [ragged, paged]: [bool; 2]) -> Spec {
         let Shape { head, value, consumers, ping_pong, .. } = *self;
         let block = if score_mod { self.modified_block() } else { self.block };
-        Spec { ty, head, value, consumers, block, stages: STAGES, mask, ping_pong, dynamic, score_mod, ragged, paged, dropout: false }
+        Spec {
+            ty,
+            fp8: false,
+            head,
+            value,
+            consumers,
+            block,
+            stages: STAGES,
+            mask,
+            ping_pong,
+            dynamic,
+            score_mod,
+            ragged,
+            paged,
+            dropout: false,
+        }
     }
 
     /// Keys of a block where scores are made of products, or some dropped: what that is done with takes some registers, which sums of 128 values and more do not leave.
@@ -142,7 +179,9 @@ pub(super) struct Forward {
     problem: AttentionProblem,
     o: View,
     log_sum_exp: Option<View>,
+    /// Of results.
     ty: Half,
+    fp8: bool,
     scale: f32,
     mask: Mask,
     score_mod: bool,
@@ -185,8 +224,13 @@ impl Algorithm for Forward {
             Reason::Target,
             format_args!("compute capability {:?}, needs (9, 0)", arch.capability),
         )?;
-        let ty = mapped::require(Self::ID, p, mapped::MOST_ELEMENTS, &[("q", &p.q), ("k", &p.k), ("v", &p.v), ("o", o)])?;
-        let score_mod = score_mod::is_needed(p);
+        let fp8 = p.q.dtype.is_fp8();
+        let ty = match fp8 {
+            true => fp8::require(Self::ID, p, o)?,
+            false => mapped::require(Self::ID, p, mapped::MOST_ELEMENTS, &[("q", &p.q), ("k", &p.k), ("v", &p.v), ("o", o)])?,
+        };
+        // Of 8 bits what stands there is refused, with its reason.
+        let score_mod = !fp8 && score_mod::is_needed(p);
         score_mod::require(Self::ID, p)?;
         let scale = if score_mod { 1.0 } else { score_mod::plain_scale(Self::ID, p)? };
         band::require(Self::ID, p, log_sum_exp)?;
@@ -208,7 +252,17 @@ impl Algorithm for Forward {
             Some(_) => Mask::Causal,
             None => Mask::End,
         };
-        Ok(Forward { problem: p.clone(), o: o.clone(), log_sum_exp: log_sum_exp.clone(), ty, scale, mask, score_mod, arch: arch.clone() })
+        Ok(Forward {
+            problem: p.clone(),
+            o: o.clone(),
+            log_sum_exp: log_sum_exp.clone(),
+            ty,
+            fp8,
+            scale,
+            mask,
+            score_mod,
+            arch: arch.clone(),
+        })
     }
 
     fn configs(&self) -> Vec<Config> {
@@ -218,8 +272,9 @@ impl Algorithm for Forward {
         let is_alone = self.problem.is_ragged() || is_paged || has_dropout;
         let of_two = self.score_mod || self.problem.is_ragged() || is_paged;
         let holds = |shape: &Shape| shape.head >= d && shape.value >= d_v && (!of_two || shape.takes_score_mod());
-        let Some(class) = SHAPES.iter().find(|shape| holds(shape)) else { return Vec::new() };
-        let of_class = (0..).zip(SHAPES).filter(|(_, shape)| [shape.head, shape.value] == [class.head, class.value]);
+        let shapes = if self.fp8 { FP8_SHAPES } else { SHAPES };
+        let Some(class) = shapes.iter().find(|shape| holds(shape)) else { return Vec::new() };
+        let of_class = (0..).zip(shapes).filter(|(_, shape)| [shape.head, shape.value] == [class.head, class.value]);
         let suits = of_class.filter(|(_, shape)| shape.masks.contains(&self.mask) && (!of_two || shape.takes_score_mod()));
         if is_alone {
             let config = |(shape, row): (u32, &Shape)| {
@@ -236,7 +291,11 @@ impl Algorithm for Forward {
             false => [Persistence::Dynamic, Persistence::None, Persistence::Static],
         };
         let config = |(number, shape): (u32, &Shape), persistence| {
-            let spec = shape.spec(self.ty, self.mask, persistence == Persistence::Dynamic, self.score_mod);
+            let dynamic = persistence == Persistence::Dynamic;
+            let spec = match self.fp8 {
+                true => shape.spec_of_8_bits(self.ty, self.mask, dynamic),
+                false => shape.spec(self.ty, self.mask, dynamic, self.score_mod),
+            };
             Config { shape: number, spec, persistence }
         };
         let mut configs: Vec<Config> = suits.flat_map(|row| order.map(|persistence| config(row, persistence))).collect();
@@ -272,10 +331,11 @@ impl Algorithm for Forward {
         let (tiles, resident) = (row_tiles as f64 * heads, f64::from(self.arch.sm_count));
         let all = blocks * heads;
         let waits = if spec.consumers == 2 && spec.head <= 64 { OF_TWO } else { 1.0 };
-        let loaded_bytes = block * (head + value) * 2.0;
+        let bytes = p.q.dtype.bytes() as f64;
+        let loaded_bytes = block * (head + value) * bytes;
         // Of pages that no sequence has nothing is read.
         let read = AttentionProblem { page_table: None, ..p.clone() };
-        Work::of(Loop {
+        let main = Work::of(Loop {
             kernel: Self::ID.name,
             product: [p.s_q, p.s_kv, p.d].map(|extent| extent as f64),
             matrices: heads,
@@ -288,10 +348,10 @@ impl Algorithm for Forward {
             longest_steps: (all / resident).max(most as f64),
             longest_tiles: (tiles / resident).ceil(),
             parts: 1.0,
-            tensor_cycles: waits * (wgmma_cycles(rows, block) * head / 64.0 + wgmma_cycles(rows, value) * block / 64.0),
+            tensor_cycles: waits * (wgmma_cycles(rows, block) * head + wgmma_cycles(rows, value) * block) * bytes / 128.0,
             // Sixteen exponentials a cycle.
             fma_cycles: waits * rows * block / 16.0,
-            shared_bytes: (rows * head + block * (head + value) * rows / 64.0) * 2.0 + loaded_bytes,
+            shared_bytes: (rows * head + block * (head + value) * rows / 64.0) * bytes + loaded_bytes,
             loaded_bytes,
             // Maximum, sum, scale, rounding, for each score, and what makes it of a product; each output is rescaled.
             issued: waits
@@ -303,12 +363,12 @@ impl Algorithm for Forward {
                     + rows * value)
                 / 32.0,
             tile_issued: 3.0 * rows * value / 32.0,
-            tile_loaded_bytes: rows * head * 2.0,
+            tile_loaded_bytes: rows * head * bytes,
             traffic_bytes: [("q", &p.q), ("k", &p.k), ("v", &p.v), ("o", &self.o)]
                 .iter()
-                .map(|(name, view)| read.dims(name, view).iter().map(|&n| n as f64).product::<f64>() * 2.0)
+                .map(|(name, view)| read.dims(name, view).iter().map(|&n| n as f64).product::<f64>() * view.dtype.bytes() as f64)
                 .sum(),
-            operand_bytes: 2.0,
+            operand_bytes: bytes,
             result_bytes: 2.0,
             threads: f64::from(128 * (1 + spec.consumers)),
             cluster: 1.0,
@@ -317,7 +377,11 @@ impl Algorithm for Forward {
             across_depth: [false, true],
             store_bytes: 16.0,
             ..Loop::default()
-        })
+        });
+        match self.fp8 {
+            true => main.beside([Stream::new(Traffic::Lines, 2.0 * fp8::turned_bytes(p) as f64)]),
+            false => main,
+        }
     }
 
     fn lower(&self, config: &Config) -> Result<Program, Refusal> {
@@ -328,11 +392,15 @@ impl Algorithm for Forward {
         let order = OrderArgs::new(rows, p.h as u32, p.b as u32, self.section(config));
         let behind = p.right.map_or(UNBOUNDED, |right| right as i32 + 1);
         let bottom_right = p.corner == Corner::BottomRight;
+        let v = match self.fp8 {
+            true => fp8::add_turning(p, &mut program, spec.v_map()),
+            false => paged::map(p, "v", &p.v, spec.v_tile()),
+        };
         let strides_bytes = |view: &View| [0, 1, 2].map(|i| view.strides[i] * view.dtype.bytes() as u64);
         let args = ParamsArgs {
             q: map("q", &p.q, spec.q_tile().map(Access::Read)),
             k: paged::map(p, "k", &p.k, spec.k_tile()),
-            v: paged::map(p, "v", &p.v, spec.v_tile()),
+            v,
             o: map("o", &self.o, spec.o_map()),
             log_sum_exp: self.log_sum_exp.as_ref().map_or(element(&self.o, []), |view| element(view, [])),
             log_sum_exp_strides: self.log_sum_exp.as_ref().map_or([0; 3], strides_bytes),
@@ -357,6 +425,7 @@ impl Algorithm for Forward {
             }),
             pages: PagesArgs::of(p, spec.block),
             dropout: DropoutArgs::of(p),
+            descales: spec.fp8.then(|| DescaleArgs::of(p)),
         };
         let grid = if config.persistence == Persistence::None { order.tiles } else { order.tiles.min(self.arch.sm_count) };
         program.launch(Launch::new(spec.kernel(), [grid, 1, 1], args.bound(spec)).overlapping());
@@ -388,7 +457,12 @@ impl Algorithm for Forward {
                 all.filter(|spec| shape.takes_score_mod() || !(spec.score_mod || spec.ragged))
             })
         });
-        orders.flat_map(|(ty, dynamic)| of(ty, dynamic)).chain(ragged.flatten()).chain(dropping).map(Spec::kernel).collect()
+        let of_8_bits = Half::ALL.into_iter().flat_map(|ty| {
+            let all = FP8_SHAPES.iter().flat_map(|shape| shape.masks.iter().map(move |&mask| (shape, mask)));
+            all.flat_map(move |(shape, mask)| [false, true].map(|dynamic| shape.spec_of_8_bits(ty, mask, dynamic)))
+        });
+        let specs = orders.flat_map(|(ty, dynamic)| of(ty, dynamic)).chain(ragged.flatten()).chain(dropping).chain(of_8_bits);
+        specs.map(Spec::kernel).chain([fp8::turning()]).collect()
     }
 }
 
@@ -414,7 +488,7 @@ impl Forward {
         if config.persistence == Persistence::Dynamic && p.s_q.div_ceil(u64::from(config.spec.queries())) >= MANY_TILES {
             return u32::MAX;
         }
-        let head_bytes = (p.s_kv * (p.d + p.d_v) * 2).max(1);
+        let head_bytes = (p.s_kv * (p.d + p.d_v) * p.q.dtype.bytes() as u64).max(1);
         let kv_heads = (self.arch.l2_bytes / 2 / head_bytes).clamp(1, 1 << 16);
         u32::try_from(kv_heads * p.group()).unwrap_or(u32::MAX)
     }

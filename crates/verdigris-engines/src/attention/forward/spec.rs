@@ -4,7 +4,7 @@ use std::fmt;
 
 use verdigris_kir::face::{Header, build};
 use verdigris_kir::inst::{MatrixType, WgmmaShape};
-use verdigris_kir::ir::{Access, KernelBody, MapDecl, Target};
+use verdigris_kir::ir::{Access, KernelBody, MapDecl, MapType, Target};
 use verdigris_kir::program::KernelRef;
 use verdigris_kir::tile::fragment::wgmma_shape;
 use verdigris_kir::tile::staging::STAGE_BYTES;
@@ -44,7 +44,10 @@ impl Mask {
 /// Everything that shapes the kernel; extents are arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Spec {
+    /// Of results, and of queries, keys and values that are not of 8 bits.
     pub(super) ty: Half,
+    /// Queries, keys and values are e4m3, with factors, and values lie as [`super::fp8`] turns them.
+    pub(super) fp8: bool,
     /// Elements of a query and a key that are multiplied.
     pub(super) head: u32,
     /// Elements of a value: at most those of a query.
@@ -74,7 +77,14 @@ impl fmt::Display for Spec {
     /// `attention_forward_bf16_d192_v128_m128_n112_s2_causal_dynamic`: the entry's name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Spec { head, value, block, stages, .. } = self;
-        write!(f, "attention_forward_{}_d{head}_v{value}_m{}_n{block}_s{stages}_{}", self.ty.name(), self.queries(), self.mask.name())?;
+        let of_operands = if self.fp8 { "e4m3_" } else { "" };
+        write!(
+            f,
+            "attention_forward_{of_operands}{}_d{head}_v{value}_m{}_n{block}_s{stages}_{}",
+            self.ty.name(),
+            self.queries(),
+            self.mask.name()
+        )?;
         let of_scores = [(self.ping_pong, "_pingpong"), (self.dynamic, "_dynamic"), (self.score_mod, "_scoremod")];
         let marks = of_scores.into_iter().chain([(self.ragged, "_ragged"), (self.paged, "_paged"), (self.dropout, "_dropout")]);
         marks.filter(|(has, _)| *has).try_for_each(|(_, name)| f.write_str(name))
@@ -108,17 +118,39 @@ impl Spec {
         self.consumers * OWN_QUERIES
     }
 
-    /// The queries of one consumer; later its outputs.
+    /// As queries, keys and values are mapped and multiplied.
+    const fn operands(&self) -> (MapType, MatrixType) {
+        if self.fp8 { (MapType::U8, MatrixType::E4m3) } else { (self.ty.map(), self.ty.matrix()) }
+    }
+
+    /// Elements that one `wgmma` multiplies for each result: its depth.
+    pub(super) const fn step(&self) -> u32 {
+        if self.fp8 { 32 } else { 16 }
+    }
+
+    /// The queries of one consumer.
     pub(super) const fn q_tile(&self) -> HeadTile {
-        HeadTile { rows: OWN_QUERIES, elements: self.head, ty: self.ty.map() }
+        HeadTile { rows: OWN_QUERIES, elements: self.head, ty: self.operands().0 }
+    }
+
+    /// The outputs of one consumer.
+    pub(super) const fn o_tile(&self) -> HeadTile {
+        HeadTile { rows: OWN_QUERIES, elements: self.value, ty: self.ty.map() }
     }
 
     pub(super) const fn k_tile(&self) -> HeadTile {
-        HeadTile { rows: self.block, elements: self.head, ty: self.ty.map() }
+        HeadTile { rows: self.block, elements: self.head, ty: self.operands().0 }
     }
 
+    /// Values of a block of keys; of 8 bits its rows are elements, and keys lie along them, for such operands have no transposed form.
     pub(super) const fn v_tile(&self) -> HeadTile {
-        HeadTile { rows: self.block, elements: self.value, ty: self.ty.map() }
+        let [rows, elements] = if self.fp8 { [self.value, self.block] } else { [self.block, self.value] };
+        HeadTile { rows, elements, ty: self.operands().0 }
+    }
+
+    /// How far a descriptor of values moves for `steps` steps of keys.
+    pub(super) const fn value_steps(&self, steps: u32) -> u32 {
+        if self.fp8 { self.v_tile().along_steps(steps) } else { self.v_tile().across_steps(steps) }
     }
 
     /// The maps through which keys and values are copied.
@@ -131,24 +163,24 @@ impl Spec {
     }
 
     pub(super) fn o_map(&self) -> MapDecl {
-        HeadTile { elements: self.value, ..self.q_tile() }.map(Access::Write)
+        self.o_tile().map(Access::Write)
     }
 
     pub(super) fn score_shape(&self) -> WgmmaShape {
-        wgmma_shape(self.block, self.ty.matrix(), self.ty.matrix(), MatrixType::F32)
+        wgmma_shape(self.block, self.operands().1, self.operands().1, MatrixType::F32)
     }
 
     pub(super) fn value_shape(&self) -> WgmmaShape {
-        let shape = wgmma_shape(self.value, self.ty.matrix(), self.ty.matrix(), MatrixType::F32);
-        WgmmaShape { a_in_registers: true, transpose_b: true, ..shape }
+        let shape = wgmma_shape(self.value, self.operands().1, self.operands().1, MatrixType::F32);
+        WgmmaShape { a_in_registers: true, transpose_b: !self.fp8, ..shape }
     }
 
     /// Bytes through which outputs leave, where a CTA has room for them beside all else: then the queries of the next tile come while this one ends. 0 where they leave
-    /// through the room of the queries.
+    /// through the room of the queries, which has the size of outputs where both are of two bytes.
     pub(super) const fn output_bytes(&self) -> u32 {
         let held = self.consumers * self.q_tile().bytes() + self.stages * (self.k_tile().bytes() + self.v_tile().bytes());
-        let outputs = self.consumers * self.v_tile().panels() * STAGE_BYTES;
-        if held + outputs <= MOST_BYTES { outputs } else { 0 }
+        let outputs = self.consumers * self.o_tile().panels() * STAGE_BYTES;
+        if self.fp8 || held + outputs <= MOST_BYTES { outputs } else { 0 }
     }
 
     /// The named barrier of the first consumer's turn, and of the first consumer's own; that of all consumers.

@@ -8,6 +8,7 @@ use verdigris_kir::program::KernelRef;
 use verdigris_tensor::DType;
 
 use super::super::dropout::DropoutArgs;
+use super::name::Name;
 use crate::fuse::compute::{self, Compute};
 use crate::fuse::lanes;
 use crate::fuse::math;
@@ -20,87 +21,6 @@ use crate::layout::space::Extents;
 /// Warps of a CTA.
 pub(super) const WARPS: u32 = 4;
 const THREADS: u32 = 32 * WARPS;
-
-/// An operand of the problem.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum Name {
-    Q,
-    K,
-    V,
-    Bias,
-    Mask,
-    Slopes,
-    Sinks,
-    QLengths,
-    KvLengths,
-    QOffsets,
-    KvOffsets,
-    PageTable,
-    O,
-    LogSumExp,
-    Do,
-    Dq,
-    Dk,
-    Dv,
-    Dbias,
-    Dsinks,
-}
-
-impl Name {
-    const ALL: [Name; 20] = [
-        Name::Q,
-        Name::K,
-        Name::V,
-        Name::Bias,
-        Name::Mask,
-        Name::Slopes,
-        Name::Sinks,
-        Name::QLengths,
-        Name::KvLengths,
-        Name::QOffsets,
-        Name::KvOffsets,
-        Name::PageTable,
-        Name::O,
-        Name::LogSumExp,
-        Name::Do,
-        Name::Dq,
-        Name::Dk,
-        Name::Dv,
-        Name::Dbias,
-        Name::Dsinks,
-    ];
-
-    /// As the problem has it.
-    pub(super) const fn word(self) -> &'static str {
-        match self {
-            Name::Q => "q",
-            Name::K => "k",
-            Name::V => "v",
-            Name::Bias => "bias",
-            Name::Mask => "mask",
-            Name::Slopes => "slopes",
-            Name::Sinks => "sinks",
-            Name::QLengths => "q_lengths",
-            Name::KvLengths => "kv_lengths",
-            Name::QOffsets => "q_offsets",
-            Name::KvOffsets => "kv_offsets",
-            Name::PageTable => "page_table",
-            Name::O => "o",
-            Name::LogSumExp => "log_sum_exp",
-            Name::Do => "d_o",
-            Name::Dq => "dq",
-            Name::Dk => "dk",
-            Name::Dv => "dv",
-            Name::Dbias => "dbias",
-            Name::Dsinks => "dsinks",
-        }
-    }
-
-    pub(super) fn of(word: &str) -> Option<Name> {
-        Name::ALL.into_iter().find(|name| name.word() == word)
-    }
-}
 
 /// What a launch computes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -159,7 +79,7 @@ impl Pass {
             Name::V => self.has_gradient() || matches!(self, Pass::Forward),
             Name::QLengths | Name::QOffsets => self.has_scores() || matches!(self, Pass::Sinks),
             Name::Sinks => matches!(self, Pass::Forward | Pass::Sinks),
-            Name::PageTable => matches!(self, Pass::Forward),
+            Name::PageTable | Name::QDescale | Name::KDescale | Name::VDescale => matches!(self, Pass::Forward),
             Name::O => matches!(self, Pass::Forward | Pass::RowSums),
             Name::LogSumExp => !matches!(self, Pass::RowSums),
             Name::Do => self.has_gradient() || matches!(self, Pass::Values | Pass::RowSums),
@@ -457,6 +377,11 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
         self.values.group.quotient(head)
     }
 
+    /// The factor of 8-bit floats that a head of queries reads, if there is one.
+    fn descale(&self, name: Name, b: Val<'k, u32>, head: Val<'k, u32>) -> Option<Val<'k, T>> {
+        self.operand(name).map(|factors| factors.load::<T>(&[b, self.key_head(head)]))
+    }
+
     /// Where key `j` of a batch is, in front of the batch's end. Whatever the table says, it is in a page that there is.
     fn key(&self, b: Val<'k, u32>, head: Val<'k, u32>, lengths: Lengths<'k>, j: Val<'k, u32>) -> Place<'k> {
         let Some(paged) = &self.values.paged else { return Place { b, head, s: lengths.key(j) } };
@@ -504,6 +429,9 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
             is_attended = is_attended & mask.load_integer(&[b, head, i, j]).unsigned().low32().ne(0);
         }
         let mut s = product * self.scale.expect("scores have a scale");
+        for descale in [Name::QDescale, Name::KDescale].into_iter().filter_map(|name| self.descale(name, b, head)) {
+            s = s * descale;
+        }
         let tanh = spec.soft_cap.then(|| {
             let cap = T::from_f64(self.values.soft_cap);
             let x = T::quotient(s, cap);
@@ -628,9 +556,11 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
             let factor = T::divide(kept, all);
             finished.push((is_empty, factor, k.select(is_empty, self.least(), from + math::log(all))));
         }
+        let descale = self.descale(Name::VDescale, b, head);
         self.store(Name::O, [b, head, lengths.query(first)], [first, extent], [column, width], &sums, |row, sum| {
             let (is_empty, factor, _) = finished[row];
-            k.select(is_empty, self.number(0.0), sum * factor)
+            let o = sum * factor;
+            k.select(is_empty, self.number(0.0), descale.map_or(o, |descale| o * descale))
         });
         if let Some(totals) = self.operand(Name::LogSumExp) {
             for (r, (_, _, total)) in (0..).zip(&finished) {

@@ -19,6 +19,7 @@
 //! Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Rabe and Staats, "Self-attention does not need O(n²) memory", 2021.
 
 mod kernel;
+mod name;
 
 use verdigris_graph::{AttentionPass, AttentionProblem, Corner, Problem, View};
 use verdigris_kir::ir::Target;
@@ -33,7 +34,8 @@ use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::steps::host_number;
 use crate::fuse::strided;
 use crate::layout::space::divisor;
-use kernel::{KernelArgs, Name, PagedArgs, Pass, RaggedArgs, Spec, WARPS};
+use kernel::{KernelArgs, PagedArgs, Pass, RaggedArgs, Spec, WARPS};
+use name::Name;
 
 /// An accepted problem.
 #[derive(Clone, Debug)]

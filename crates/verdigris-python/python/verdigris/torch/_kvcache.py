@@ -4,7 +4,7 @@ import torch
 
 from .._errors import GraphError, UnsupportedError
 from . import _ops
-from .functional import _flash_words
+from .functional import _NO_DESCALES, _descales, _flash_words
 
 
 def _rotated(x, cos, sin, positions, interleaved):
@@ -42,7 +42,7 @@ def _as_rows(k_cache, v_cache):
     return (*views, pitch)
 
 
-def _behind_padding(q, k_cache, v_cache, lengths, index, leftpad, slopes, words):
+def _behind_padding(q, k_cache, v_cache, lengths, index, leftpad, slopes, descales, words):
     """Attention to what is behind the padding of each cache: rows of sequences that begin where their padding ends."""
     (batch, count), positions, device = q.shape[:2], k_cache.shape[1], q.device
     k, v, pitch = _as_rows(k_cache, v_cache)
@@ -59,10 +59,10 @@ def _behind_padding(q, k_cache, v_cache, lengths, index, leftpad, slopes, words)
         of_q = torch.stack((numbers[:-1], numbers[1:]), 1).flatten() * count
         of_k = torch.stack((begin, begin + used.clamp(min=0)), 1).flatten()
         used = None
-        slopes = slopes if slopes is None or slopes.shape[0] == 1 else slopes.repeat_interleave(2, 0)[:-1]
+        slopes, *descales = (x if x is None or x.shape[0] == 1 else x.repeat_interleave(2, 0)[:-1] for x in (slopes, *descales))
     given = (x if x is None else x[:, None, None, None] for x in (of_q, of_k, used))
     rows = q.reshape(batch * count, *q.shape[2:]).transpose(0, 1)[None]
-    o, total = _ops.attention(rows, k, v, None, slopes, *given, None, None, f"{words} longest_q={count} longest_kv={positions}")
+    o, total = _ops.attention(rows, k, v, None, slopes, *given, None, None, *descales, f"{words} longest_q={count} longest_kv={positions}")
     o = o[0].transpose(0, 1).reshape(batch, count, *o.shape[1::2])
     return o, total.reshape(total.shape[1], batch, count, 1).transpose(0, 1)
 
@@ -87,6 +87,10 @@ def flash_attn_with_kvcache(
     alibi_slopes=None,
     num_splits=0,
     return_softmax_lse=False,
+    *,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
 ):
     """Attention of `q [batch, positions, heads, elements]` to a cache of keys and values, as the function of this name in the package flash-attn.
 
@@ -99,6 +103,9 @@ def flash_attn_with_kvcache(
     `softmax_scale` are as in `flash_attn_func`. `num_splits` is taken and not used: the plan chooses. With `return_softmax_lse`: `(o, log_sum_exp)`, the second
     `[batch, heads, positions]`. `cache_leftpad` (int32 `[batch]`) says how many positions at the begin of each sequence's cache are padding, which is not attended: a sequence
     begins behind them, and `cache_seqlens` counts them. With a `block_table` it is refused.
+
+    `q` and caches may be of `torch.float8_e4m3fn` or `float8_e5m2`, with `q_descale`, `k_descale` and `v_descale` as in `flash_attn_func`; new positions are cast to the
+    type of the caches as they are.
 
     Values may be a part of the keys, as of latent attention: `v_cache = k_cache[..., :512]` is read where it lies; `flash_mla_with_kvcache` reads it once.
 
@@ -172,13 +179,14 @@ def flash_attn_with_kvcache(
             lengths = cache_seqlens + k.shape[1]
 
     words, alibi_slopes = _flash_words(q, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    descales = _descales(q, k_cache, (q_descale, k_descale, v_descale))
     if cache_leftpad is not None and batch and k_cache.shape[0]:
-        o, total = _behind_padding(q, k_cache, v_cache, lengths, cache_batch_idx, cache_leftpad, alibi_slopes, words)
+        o, total = _behind_padding(q, k_cache, v_cache, lengths, cache_batch_idx, cache_leftpad, alibi_slopes, descales, words)
         return (o, total.squeeze(-1)) if return_softmax_lse else o
     beside = (None, alibi_slopes, None, None)
     lengths = None if lengths is None else lengths[:, None, None, None]
     table = None if table is None else table[:, :, None, None]
-    o, total = _ops.attention(*(x.transpose(1, 2) for x in (q, k_cache, v_cache)), *beside, lengths, table, None, words)
+    o, total = _ops.attention(*(x.transpose(1, 2) for x in (q, k_cache, v_cache)), *beside, lengths, table, None, *descales, words)
     o = o.transpose(1, 2)
     return (o, total.squeeze(-1)) if return_softmax_lse else o
 
@@ -206,6 +214,6 @@ def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, s
         _told("block_table", block_table, ["batch", "pages of a sequence"], batch, device)
         block_table = block_table[:, :, None, None]
     words, _ = _flash_words(q, softmax_scale, causal, (-1, -1), 0.0, None)
-    tensors = (q.transpose(1, 2), k_cache.transpose(1, 2), None, None, None, None, None, cache_seqlens, block_table, None)
+    tensors = (q.transpose(1, 2), k_cache.transpose(1, 2), None, None, None, None, None, cache_seqlens, block_table, None, *_NO_DESCALES)
     o, total = _ops.attention(*tensors, f"{words} values={int(head_dim_v)}")
     return o.transpose(1, 2), total.squeeze(-1)

@@ -787,10 +787,16 @@ def _in_order_of(x, shape):
     return torch.empty_permuted(shape, order, dtype=x.dtype, device=x.device)
 
 
-def _attention_fake(q, k, v, beside, slopes, q_offsets, kv_offsets, kv_lengths, page_table, state, attributes):
+def _attention_fake(q, k, v, beside, slopes, q_offsets, kv_offsets, kv_lengths, page_table, state, q_descale, k_descale, v_descale, attributes):
     wide = torch.float64 if torch.float64 in (q.dtype, beside.dtype if beside is not None else None) else torch.float32
     elements = int(parse(attributes)["values"]) if v is None else v.shape[3]
-    return _in_order_of(q, (*q.shape[:3], elements)), q.new_empty((*q.shape[:3], 1), dtype=wide)
+    o = _in_order_of(q, (*q.shape[:3], elements))
+    o = o.to(torch.bfloat16) if q.dtype in _OF_8_BITS else o
+    return o, q.new_empty((*q.shape[:3], 1), dtype=wide)
+
+
+#: What attention takes without giving it back: its results are bf16, and there are no gradients.
+_OF_8_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def _attention_backward_fake(d_o, q, k, v, o, total, beside, slopes, q_offsets, kv_offsets, state, attributes):
@@ -798,10 +804,11 @@ def _attention_backward_fake(d_o, q, k, v, o, total, beside, slopes, q_offsets, 
 
 
 def _keep_of_attention(ctx, inputs, used, output):
-    q, k, v, beside, slopes, q_offsets, kv_offsets, kv_lengths, page_table, state, attributes = inputs
+    q, k, v, beside, slopes, q_offsets, kv_offsets, kv_lengths, page_table, state, *_, attributes = inputs
     # The state draws the same mask again.
     ctx.save_for_backward(q, k, v, *output, beside, slopes, q_offsets, kv_offsets, state)
     ctx.attributes, ctx.policy = attributes, _current_policy()
+    ctx.is_of_8_bits = q.dtype in _OF_8_BITS
     ctx.reads_cache, ctx.is_latent = kv_lengths is not None or page_table is not None, v is None
     ctx.mark_non_differentiable(output[1])
     return output
@@ -815,6 +822,8 @@ def _made_deterministic(policy):
 
 def _attention_gradients(ctx, d_o, *_):
     needs = ctx.needs_input_grad
+    if ctx.is_of_8_bits:
+        raise UnsupportedError("attention of 8-bit floats has no gradient; queries, keys and values are of 16 bits or more where one is wanted")
     if ctx.reads_cache or ctx.is_latent:
         raise UnsupportedError("attention to a cache of keys and values has no gradient in this package; use flash_attn_func where one is wanted")
     if needs[4]:
@@ -846,6 +855,9 @@ attention = _operator(
         "Tensor? kv_lengths",
         "Tensor? page_table",
         "Tensor? state",
+        "Tensor? q_descale",
+        "Tensor? k_descale",
+        "Tensor? v_descale",
     ],
     "(Tensor, Tensor)",
     False,

@@ -867,7 +867,7 @@ def attention_dropout_mask(state, dims, dropout_p):
     q, k = (torch.zeros(shape, device=state.device) for shape in ((b, h, s_q, 1), (b, h, s_kv, 1)))
     v = torch.eye(s_kv, device=state.device).expand(b, h, s_kv, s_kv)
     words = _attention_words(1.0, None, None, None, None, float(dropout_p))
-    return _ops.attention(q, k, v, None, None, None, None, None, None, state, words)[0] != 0
+    return _ops.attention(q, k, v, None, None, None, None, None, None, state, *_NO_DESCALES, words)[0] != 0
 
 
 def _in_heads(x):
@@ -926,7 +926,27 @@ def attention_of_heads(query, key, value, mask=None, is_causal=False, scale=None
     scale = query.shape[-1] ** -0.5 if scale is None and query.shape[-1] else scale
     causal, cap = "top_left" if is_causal else None, float(soft_cap) if soft_cap else None
     words = _attention_words(1.0 if scale is None else scale, causal, None, None, cap, dropout)
-    return _ops.attention(query, key, value, mask, None, None, None, None, None, state, words)[0]
+    return _ops.attention(query, key, value, mask, None, None, None, None, None, state, *_NO_DESCALES, words)[0]
+
+
+#: Of attention without factors of queries, keys and values.
+_NO_DESCALES = (None, None, None)
+
+
+def _descales(q, k, given):
+    """The factors of queries, keys and values of 8 bits as the operator takes them; `k` is `[batch of the cache, positions, heads, elements]`."""
+    if all(descale is None for descale in given):
+        return _NO_DESCALES
+    if q.dtype not in (torch.float8_e4m3fn, torch.float8_e5m2):
+        raise GraphError(f"q_descale, k_descale or v_descale for queries of {q.dtype}; queries, keys and values of 8 bits have such factors")
+    shape, made = (q.shape[0], k.shape[2]), []
+    for name, descale in zip(("q_descale", "k_descale", "v_descale"), given):
+        if descale is not None and descale.numel() == 1:
+            descale = descale.reshape(1, 1)
+        if descale is not None and (descale.dim() != 2 or any(own not in (1, whole) for own, whole in zip(descale.shape, shape))):
+            raise GraphError(f"{name} of {tuple(descale.shape)}; it is f32, [batch, heads of keys] = {list(shape)}, or one number")
+        made.append(None if descale is None else descale[:, :, None, None])
+    return tuple(made)
 
 
 def _rows_of_keys(mask, keys):
@@ -963,6 +983,9 @@ def flash_attn_func(
     return_attn_probs=False,
     *,
     state=None,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
 ):
     """Attention of `q [batch, positions, heads, elements]`, as the function of this name in the package flash-attn.
 
@@ -970,13 +993,18 @@ def flash_attn_func(
     query and the last key. `softcap` above 0 keeps scores below it. `alibi_slopes` are f32, `[heads]` or `[batch, heads]`. With `deterministic` the gradients
     repeat bit for bit, as all else does. With `return_attn_probs`: `(o, log_sum_exp, None)`, the second `[batch, heads, positions]`.
     `dropout_p` and `state` are as in `scaled_dot_product_attention`.
+
+    Of `torch.float8_e4m3fn` or `float8_e5m2` the result is bf16, and there are no gradients. `q_descale`, `k_descale` and `v_descale` (f32 `[batch, heads of keys]`, or
+    one number, on the device; above 0) are what such tensors are multiplied by, a head of `q` by that of the head of keys that it reads. On Hopper's tensor cores:
+    e4m3, without `softcap`, `alibi_slopes` and dropout; probabilities are rounded to e4m3 as well.
     """
     if any(x.dim() != 4 for x in (q, k, v)):
         raise GraphError("flash_attn_func of tensors that have not four dims: [batch, positions, heads, elements]")
     dropout, state = _dropout_of(dropout_p, state, q)
     words, alibi_slopes = _flash_words(q, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout)
     with _policy.policy(_policy.get_policy().made_deterministic()) if deterministic else contextlib.nullcontext():
-        o, total = _ops.attention(*(x.transpose(1, 2) for x in (q, k, v)), None, alibi_slopes, None, None, None, None, state, words)
+        descales = _descales(q, k, (q_descale, k_descale, v_descale))
+        o, total = _ops.attention(*(x.transpose(1, 2) for x in (q, k, v)), None, alibi_slopes, None, None, None, None, state, *descales, words)
     o = o.transpose(1, 2)
     return (o, total.squeeze(-1), None) if return_attn_probs else o
 
@@ -1056,7 +1084,7 @@ def flash_attn_varlen_func(
     words, alibi_slopes = _flash_words(q, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout)
     with _policy.policy(_policy.get_policy().made_deterministic()) if deterministic else contextlib.nullcontext():
         q = q.transpose(0, 1)[None]
-        o, total = _ops.attention(q, k, v, None, alibi_slopes, of_q, of_k, lengths, table, state, words + longest)
+        o, total = _ops.attention(q, k, v, None, alibi_slopes, of_q, of_k, lengths, table, state, *_NO_DESCALES, words + longest)
     o = o[0].transpose(0, 1)
     return (o, total[0].squeeze(-1), None) if return_attn_probs else o
 

@@ -1,0 +1,93 @@
+//! The operands, by name.
+
+use serde::{Deserialize, Serialize};
+
+/// An operand of the problem.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Name {
+    Q,
+    K,
+    V,
+    Bias,
+    Mask,
+    Slopes,
+    Sinks,
+    QLengths,
+    KvLengths,
+    QOffsets,
+    KvOffsets,
+    PageTable,
+    QDescale,
+    KDescale,
+    VDescale,
+    O,
+    LogSumExp,
+    Do,
+    Dq,
+    Dk,
+    Dv,
+    Dbias,
+    Dsinks,
+}
+
+impl Name {
+    const ALL: [Name; 23] = [
+        Name::Q,
+        Name::K,
+        Name::V,
+        Name::Bias,
+        Name::Mask,
+        Name::Slopes,
+        Name::Sinks,
+        Name::QLengths,
+        Name::KvLengths,
+        Name::QOffsets,
+        Name::KvOffsets,
+        Name::PageTable,
+        Name::QDescale,
+        Name::KDescale,
+        Name::VDescale,
+        Name::O,
+        Name::LogSumExp,
+        Name::Do,
+        Name::Dq,
+        Name::Dk,
+        Name::Dv,
+        Name::Dbias,
+        Name::Dsinks,
+    ];
+
+    /// As the problem has it.
+    pub(super) const fn word(self) -> &'static str {
+        match self {
+            Name::Q => "q",
+            Name::K => "k",
+            Name::V => "v",
+            Name::Bias => "bias",
+            Name::Mask => "mask",
+            Name::Slopes => "slopes",
+            Name::Sinks => "sinks",
+            Name::QLengths => "q_lengths",
+            Name::KvLengths => "kv_lengths",
+            Name::QOffsets => "q_offsets",
+            Name::KvOffsets => "kv_offsets",
+            Name::PageTable => "page_table",
+            Name::QDescale => "q_descale",
+            Name::KDescale => "k_descale",
+            Name::VDescale => "v_descale",
+            Name::O => "o",
+            Name::LogSumExp => "log_sum_exp",
+            Name::Do => "d_o",
+            Name::Dq => "dq",
+            Name::Dk => "dk",
+            Name::Dv => "dv",
+            Name::Dbias => "dbias",
+            Name::Dsinks => "dsinks",
+        }
+    }
+
+    pub(super) fn of(word: &str) -> Option<Name> {
+        Name::ALL.into_iter().find(|name| name.word() == word)
+    }
+}

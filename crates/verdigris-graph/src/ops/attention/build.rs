@@ -1,0 +1,98 @@
+//! Attention in a graph that is being built.
+
+use super::{Attention, AttentionBackward, four};
+use crate::error::Error;
+use crate::graph::GraphBuilder;
+use crate::op::Op;
+use crate::tensor::Uid;
+
+/// What [`GraphBuilder::attention`] gives, as virtual tensors.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Attended {
+    /// The result.
+    pub o: Uid,
+    /// The log-sum-exp of each query.
+    pub log_sum_exp: Uid,
+}
+
+/// What [`GraphBuilder::attention_backward`] gives, as virtual tensors.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AttentionGradients {
+    /// That of the queries.
+    pub dq: Uid,
+    /// That of the keys.
+    pub dk: Uid,
+    /// That of the values.
+    pub dv: Uid,
+    /// That of the bias, if there is one.
+    pub dbias: Option<Uid>,
+    /// That of the sinks, if there are any.
+    pub dsinks: Option<Uid>,
+}
+
+impl GraphBuilder {
+    /// Attention and the log-sum-exp of each query, as virtual tensors. The results of `attention` are replaced; a log-sum-exp that is neither stored nor
+    /// read is not computed.
+    ///
+    /// ```
+    /// use verdigris_graph::{Attention, AttentionSpec, Causal, GraphBuilder};
+    /// use verdigris_tensor::{DType, Layout};
+    ///
+    /// let mut g = GraphBuilder::new("attention");
+    /// let q = g.tensor("q", DType::Bf16, Layout::row_major(&[2, 8, 100, 64])?);
+    /// // Two heads of keys and values, each read by four of the queries.
+    /// let [k, v] = ["k", "v"].map(|name| Layout::row_major(&[2, 2, 300, 64]).map(|layout| g.tensor(name, DType::Bf16, layout)));
+    /// let spec = AttentionSpec { causal: Causal::BottomRight, ..AttentionSpec::new(0.125) };
+    /// let made = g.attention("attention", Attention::new(spec, q, k?, v?))?;
+    /// g.store(made.o, "o", DType::Bf16)?;
+    /// let graph = g.finish()?;
+    /// assert_eq!(graph.tensor(made.o).unwrap().layout.dims(), [2, 8, 100, 64]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// An unknown uid, or queries and values that do not have four dims. That the rest fits is checked by [`GraphBuilder::finish`].
+    pub fn attention(&mut self, name: &str, attention: Attention) -> Result<Attended, Error> {
+        let compute = self.compute_of(name, &attention.read().floats().collect::<Vec<_>>())?;
+        let [b, h, s_q, _] = four(name, self.graph.tensor_of(name, attention.q)?)?;
+        let [.., d_v] = four(name, self.graph.tensor_of(name, attention.v)?)?;
+        let o = self.virtual_tensor(name, compute, &[b, h, s_q, d_v])?;
+        let log_sum_exp = self.virtual_tensor(&format!("{name}.log_sum_exp"), compute, &[b, h, s_q, 1])?;
+        self.push(name, Op::Attention(Attention { o, log_sum_exp: Some(log_sum_exp), ..attention }));
+        Ok(Attended { o, log_sum_exp })
+    }
+
+    /// The gradients of attention with respect to queries, keys, values, bias and sinks, as virtual tensors. The results of `back` are replaced; those
+    /// that are neither stored nor read are not computed.
+    ///
+    /// # Errors
+    /// An unknown uid. That dims fit is checked by [`GraphBuilder::finish`].
+    pub fn attention_backward(&mut self, name: &str, back: AttentionBackward) -> Result<AttentionGradients, Error> {
+        let asked = [true, true, true, back.bias.is_some(), back.sinks.is_some()];
+        match self.attention_backward_of(name, back, asked)? {
+            [Some(dq), Some(dk), Some(dv), dbias, dsinks] => Ok(AttentionGradients { dq, dk, dv, dbias, dsinks }),
+            _ => unreachable!("what is asked for is given"),
+        }
+    }
+
+    /// As [`GraphBuilder::attention_backward`], those asked for alone.
+    pub(crate) fn attention_backward_of(
+        &mut self,
+        name: &str,
+        back: AttentionBackward,
+        asked: [bool; 5],
+    ) -> Result<[Option<Uid>; 5], Error> {
+        let compute = self.compute_of(name, &back.floats().collect::<Vec<_>>())?;
+        let mut given = [None; 5];
+        let of = [("dq", Some(back.q)), ("dk", Some(back.k)), ("dv", Some(back.v)), ("dbias", back.bias), ("dsinks", back.sinks)];
+        for ((given, asked), (what, of)) in given.iter_mut().zip(asked).zip(of) {
+            if let Some(of) = of.filter(|_| asked) {
+                let dims = self.graph.tensor_of(name, of)?.layout.dims().to_vec();
+                *given = Some(self.virtual_tensor(&format!("{name}.{what}"), compute, &dims)?);
+            }
+        }
+        let [dq, dk, dv, dbias, dsinks] = given;
+        self.push(name, Op::AttentionBackward(AttentionBackward { dq, dk, dv, dbias, dsinks, ..back }));
+        Ok(given)
+    }
+}
