@@ -96,12 +96,47 @@ def test_a_decoder_computes_what_it_did(kind):
 def test_calls_of_a_layer():
     ours, _ = converted(llama().eval())
     tokens = tokens_of(ours)
-    layer = ["norm", "linear", "rotary", "attention", "linear", "norm", "gated_mlp_inference"]
+    layer = ["norm", "linear", "rotary", "attention", "fused", "norm", "gated_mlp_inference"]
     with torch.no_grad():
         assert calls_of(lambda: ours(tokens)) == [*layer * 2, "norm", "linear"]
     loss = ours(tokens, labels=tokens).loss
     back = ["gated_mlp_backward", "gradient", "gradient", "attention_backward", "rotary", "rotary", "gradient", "gradient"]
     assert calls_of(loss.backward) == ["gradient", "gradient", *back * 2]
+
+
+def test_a_layer_whose_parts_are_seen_or_of_another_kind():
+    plain = randomized(llama()).eval()
+    wide, tokens = copy.deepcopy(plain).double(), tokens_of(plain)
+    with torch.no_grad():
+        right = wide(tokens).logits
+        for parts in (("self_attn",), ("self_attn.o_proj", "mlp.down_proj"), ("mlp",), ("input_layernorm",), ()):
+            ours, seen = converted(plain)[0], []
+            for part in parts:
+                ours.model.layers[0].get_submodule(part).register_forward_hook(lambda *_: seen.append(1))
+            close(ours(tokens).logits, right, 20.0)
+            assert len(seen) == len(parts)
+        # Parts of a type of their own, and a layer that is called otherwise.
+        ours, report = converted(plain)
+        assert report.swapped["model.layers.0"] == "LlamaDecoderLayer"
+        ours.model.layers[1].self_attn.o_proj = nn.Sequential(ours.model.layers[1].self_attn.o_proj)
+        ours.model.layers[0].mlp.down_proj = nn.Sequential(ours.model.layers[0].mlp.down_proj)
+        close(ours(tokens).logits, right, 20.0)
+        x = torch.randn(2, 9, 32)
+        angles = ours.model.rotary_emb(x, torch.arange(9)[None])
+        close(ours.model.layers[0](x, position_embeddings=angles), plain.model.layers[0](x, position_embeddings=angles).double(), 10.0)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_sum_that_is_a_step_of_a_product_has_gradients(has_bias):
+    from verdigris.torch._decoder import linear_add
+
+    draw = lambda *dims: torch.randn(*dims, dtype=torch.float64, requires_grad=True)
+    given = [draw(2, 3, 6), draw(5, 6), *([draw(5)] if has_bias else []), draw(2, 3, 5)]
+    add = lambda x, w, *rest: linear_add(x, w, rest[0] if has_bias else None, rest[-1])
+    close(add(*given), nn.functional.linear(given[0], given[1], given[2] if has_bias else None) + given[-1], 1.0)
+    assert torch.autograd.gradcheck(add, given) and torch.autograd.gradgradcheck(add, given)
+    bf16 = [value.detach().bfloat16() for value in given]
+    close(add(*bf16), add(*(value.double() for value in bf16)), 1.0)
 
 
 def test_tokens_are_those_of_the_plain_network():
@@ -208,13 +243,12 @@ def test_weights_lie_together_and_stay_parameters(tmp_path):
     with torch.no_grad():
         close(ours(tokens).logits, right.double(), 20.0)
     # Moved apart: three products, and the same result.
-    layer = ["norm", "linear", "rotary", "linear", "norm", "gated_mlp_inference"]
     for module in ours.model.layers:
         module.self_attn.v_proj.weight.data = module.self_attn.v_proj.weight.data.clone()
     with torch.no_grad():
         close(ours(tokens).logits, right.double(), 20.0)
         apart = calls_of(lambda: ours(tokens))
-    assert apart[: len(layer) + 3] == ["norm", "linear", "linear", "linear", "rotary", "rotary", "linear", "norm", "gated_mlp_inference"]
+    assert apart[:9] == ["norm", "linear", "linear", "linear", "rotary", "rotary", "fused", "norm", "gated_mlp_inference"]
 
 
 def test_hooks_see_what_they_did():
@@ -284,10 +318,11 @@ def test_what_computes_something_else_stays():
     layer.mlp.__class__ = changed(type(layer.mlp), lambda y: y * 1.001)
     layer.input_layernorm.__class__ = changed(type(layer.input_layernorm), lambda y: y * 1.001)
     layer.self_attn.__class__ = changed(type(layer.self_attn), lambda y: y)
+    plain.model.layers[1].__class__ = changed(type(layer), lambda y: y)
     plain.model.layers[1].mlp.gate_proj = nn.Sequential(plain.model.layers[1].mlp.gate_proj)
     _, report = vt.convert(plain)
     assert "trial" in report.kept["model.layers.0.mlp"] and "trial" in report.kept["model.layers.0.input_layernorm"]
-    assert "other arguments" in report.kept["model.layers.0.self_attn"] and "Linear" in report.kept["model.layers.1.mlp"]
+    assert "other arguments" in report.kept["model.layers.0.self_attn"] and "model.layers.1" not in report.swapped and "Linear" in report.kept["model.layers.1.mlp"]
     biased = llama(mlp_bias=True)
     assert "biases" in vt.convert(biased)[1].kept["model.layers.0.mlp"]
 

@@ -85,8 +85,8 @@ pub(crate) enum Function {
     /// `dy, x, w, w', the hidden values before and behind the activation` → the gradients of `x`, `w`, the bias, `w'` and its bias, each with a 1 behind `wanted=11111`,
     /// then `as1=` with the element type of the gradient of tensor 1 where it is not that of `x`, then `|` and the attributes of `Mlp`.
     MlpBackward,
-    /// `x [..., k], w [h, k], w' [h, k], w'' [n, h]` → `[..., n]`: two linear layers of x, the first one's result through an activation times the other's, and a linear
-    /// layer of that. `f=` and its attributes. For inference: it has no gradient.
+    /// `x [..., k], w [h, k], w' [h, k], w'' [n, h], addend [..., n]?` → `[..., n]`: two linear layers of x, the first one's result through an activation times the
+    /// other's, and a linear layer of that, to which the addend is added. `f=` and its attributes. For inference: it has no gradient.
     GatedMlpInference,
     /// As `GatedMlpInference`, and what the first two layers gave and the third was given.
     GatedMlp,
@@ -200,8 +200,8 @@ impl Function {
             Function::ConvBatchNorm => (7, false),
             Function::Attention => (10, false),
             Function::AttentionBackward | Function::LinearLoss => (11, false),
-            Function::ElementLoss | Function::GatedMlpInference | Function::GatedMlp => (4, false),
-            Function::MlpInference | Function::Mlp => (5, false),
+            Function::ElementLoss => (4, false),
+            Function::MlpInference | Function::Mlp | Function::GatedMlpInference | Function::GatedMlp => (5, false),
             Function::ConvDgrad => (3, true),
             Function::MlpBackward | Function::BatchNorm | Function::BatchNormBackward | Function::BatchNormInference => (6, false),
             // What comes in, and five tensors that were saved.

@@ -50,6 +50,7 @@ const TURNED: View = View::Matrix { is_turned: true };
 const GATE: usize = 1;
 const UP: usize = 2;
 const DOWN: usize = 3;
+const ADDEND: usize = 4;
 
 impl Drawing {
     pub(super) fn gated_mlp(&mut self, precision: Precision, activation: UnaryOp, keeps: bool) -> Result<(), Error> {
@@ -64,11 +65,12 @@ impl Drawing {
         }
         let outputs = self.outputs(DOWN, inside)?;
         let x = self.input_as(0, "x", ROWS)?;
+        // First, so that the activation and the product with the other values are its epilogue, and no value between them lies in memory.
+        let gate = self.input_as(GATE, "gate", TURNED)?;
+        let pre = self.g.matmul_with("pre", Matmul::new(x, gate, Uid(0), precision))?;
         let up = self.input_as(UP, "up", TURNED)?;
         let values = self.g.matmul_with("values", Matmul::new(x, up, Uid(0), precision))?;
         self.g.set_dtype(values, given.dtype)?;
-        let gate = self.input_as(GATE, "gate", TURNED)?;
-        let pre = self.g.matmul_with("pre", Matmul::new(x, gate, Uid(0), precision))?;
         if keeps {
             // The activation reads what is stored, so that its gradient, which reads it again, belongs to the same numbers.
             self.g.set_dtype(pre, given.dtype)?;
@@ -77,7 +79,15 @@ impl Drawing {
         let hidden = self.g.binary("hidden", BinaryOp::Mul, opened, values)?;
         self.g.set_dtype(hidden, given.dtype)?;
         let down = self.input_as(DOWN, "down", TURNED)?;
-        let y = self.g.matmul_with("down", Matmul::new(hidden, down, Uid(0), precision))?;
+        let mut y = self.g.matmul_with("down", Matmul::new(hidden, down, Uid(0), precision))?;
+        if let Some(addend) = self.given[ADDEND] {
+            if addend.layout.dims().split_last() != Some((&outputs, leading)) {
+                let what = format!("an addend of dims {:?} beside a result of {leading:?} and {outputs}", addend.layout.dims());
+                return Err(unfit(what, "it has the dims of the result"));
+            }
+            let addend = self.input_as(ADDEND, "addend", ROWS)?;
+            y = self.g.binary("add", BinaryOp::Add, y, addend)?;
+        }
         let of = |last: u64| in_format(&leading.iter().copied().chain([last]).collect::<Vec<u64>>(), false);
         self.store_as(y, "y", given.dtype, of(outputs)?, ROWS)?;
         if keeps {
@@ -99,6 +109,8 @@ impl Drawing {
         if of_x || of_gate || of_up {
             let w = self.input_as(1 + DOWN, "down", ROWS)?;
             let d_hidden = self.g.matmul_with("d_hidden", product(dy, w))?;
+            // Two read it, so that it lies in memory.
+            self.g.set_dtype(d_hidden, x.dtype)?;
             let pre = self.input_as(5, "pre", ROWS)?;
             let mut terms = Vec::new();
             if of_x || of_gate {
@@ -184,6 +196,18 @@ mod tests {
                 let recipe = draw(&forward, &[x, inside, inside, outside]).expect("drawn");
                 assert_eq!(kinds(&recipe.graph), ["gemm", "gemm", "gemm"], "{rows} {activation:?}");
             }
+        }
+    }
+
+    #[test]
+    fn what_is_added_is_a_step_of_the_last_product() {
+        let (x, inside, outside) = (half(&[3, 20, 64]), half(&[256, 64]), half(&[64, 256]));
+        for keeps in [false, true] {
+            let forward = Function::GatedMlp { precision: Precision::Fp32, activation: UnaryOp::Silu, keeps };
+            let recipe = draw(&forward, &[x, inside, inside, outside, x]).expect("drawn");
+            assert_eq!(kinds(&recipe.graph), ["gemm", "gemm", "gemm"]);
+            let told = draw(&forward, &[x, inside, inside, outside, half(&[20, 64])]).unwrap_err().to_string();
+            assert!(told.contains("an addend of dims [20, 64]"), "{told}");
         }
     }
 

@@ -219,7 +219,7 @@ pub enum Function {
     },
     /// `dy, x, w, w', the hidden values before and behind f` → the gradients that are wanted.
     MlpBackward(MlpGradient),
-    /// `x [..., k], w [h, k], w' [h, k], w'' [n, h]` → `(f(x · wᵀ) ⊙ (x · w'ᵀ)) · w''ᵀ`, and with `keeps` both products with x `[..., h]` and what the last weight multiplies,
+    /// `x [..., k], w [h, k], w' [h, k], w'' [n, h], addend?` → `(f(x · wᵀ) ⊙ (x · w'ᵀ)) · w''ᵀ + addend`, and with `keeps` both products with x `[..., h]` and what the last weight multiplies,
     /// from which gradients are computed.
     GatedMlp {
         /// How products are formed and summed.

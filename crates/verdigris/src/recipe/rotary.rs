@@ -27,7 +27,8 @@ impl Drawing {
         let straight = self.g.binary("straight", BinaryOp::Mul, x, cos)?;
         let (low, high) = (self.beside_zeros(x, elements, false)?, self.beside_zeros(x, elements, true)?);
         let y = if is_gradient {
-            // Each half meets the sine that it was multiplied by.
+            // Each half meets the sine that it was multiplied by; of the dims of the heads, so that it is a load of the same map.
+            let sin = self.g.broadcast("sines", sin, given.layout.dims())?;
             let (of_low, of_high) = (self.beside_zeros(sin, elements, false)?, self.beside_zeros(sin, elements, true)?);
             let (low, high) = (self.g.binary("low", BinaryOp::Mul, low, of_low)?, self.g.binary("high", BinaryOp::Mul, high, of_high)?);
             let across = self.g.binary("across", BinaryOp::Sub, high, low)?;

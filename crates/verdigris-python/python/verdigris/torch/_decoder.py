@@ -10,7 +10,7 @@ from . import _ops, _policy
 # Two linear layers of the same input, one through an activation times the other, and a linear layer of that: one call and one node.
 
 
-def _gated_fake(x, gate, up, down, attributes):
+def _gated_fake(x, gate, up, down, addend, attributes):
     hidden = x.new_empty((*x.shape[:-1], gate.shape[0]))
     return x.new_empty((*x.shape[:-1], down.shape[0])), hidden, torch.empty_like(hidden), torch.empty_like(hidden)
 
@@ -25,7 +25,7 @@ def _gated_backward_fake(dy, x, gate, up, down, pre, values, hidden, attributes)
 
 
 def _keep_of_gated(ctx, inputs, used, output):
-    x, gate, up, down, attributes = used
+    x, gate, up, down, _, attributes = used
     # What the call was given is kept for the gradients of gradients, which are those of the layers one by one.
     ctx.save_for_backward(x, gate, up, down, *output[1:], *inputs[:4])
     ctx.attributes, ctx.policy = attributes, _ops._current_policy()
@@ -35,7 +35,8 @@ def _keep_of_gated(ctx, inputs, used, output):
 
 def _gated_gradients(ctx, dy, *_):
     wanted = ctx.needs_input_grad[:4]
-    gradients = [None] * 5
+    gradients = [None] * 6
+    gradients[4] = dy if ctx.needs_input_grad[4] else None
     if not any(wanted):
         return tuple(gradients)
     *used, x, gate, up, down = ctx.saved_tensors
@@ -62,7 +63,7 @@ def _refuse_gradients_of_gated(ctx, *_):
     raise UnsupportedError("this gradient of gated layers has no gradient; call the layers one by one to have one")
 
 
-_GATED = ["Tensor x", "Tensor gate", "Tensor up", "Tensor down"]
+_GATED = ["Tensor x", "Tensor gate", "Tensor up", "Tensor down", "Tensor? addend"]
 _gated = _ops._operator(
     "gated_mlp", _GATED, "(Tensor, Tensor, Tensor, Tensor)", False, _gated_fake, gradients=(_keep_of_gated, _gated_gradients)
 )
@@ -84,9 +85,9 @@ gated_mlp_backward = _ops._operator(
 )
 
 
-def gated_in_mode(x, gate, up, down, words):
-    """What `gated_mlp` computes, by the operator for inference where gradients are not recorded. `words` say the activation."""
-    return _gated(x, gate, up, down, words)[0] if torch.is_grad_enabled() else _gated_inference(x, gate, up, down, words)
+def gated_in_mode(x, gate, up, down, addend, words):
+    """What `gated_mlp` computes, and the addend; by the operator for inference where gradients are not recorded. `words` say the activation."""
+    return _gated(x, gate, up, down, addend, words)[0] if torch.is_grad_enabled() else _gated_inference(x, gate, up, down, addend, words)
 
 
 _WORDS = {"silu": "f=silu", "gelu": "f=gelu_erf", "gelu_tanh": "f=gelu_tanh", "relu": "f=relu", "sigmoid": "f=sigmoid"}
@@ -100,7 +101,7 @@ def gated_mlp(input, gate, up, down, activation="silu"):
     `down` is given are kept for the gradients, rounded to the type of x."""
     if activation not in _WORDS:
         raise GraphError(f"the activation is {activation!r}; it is one of {', '.join(_WORDS)}")
-    return gated_in_mode(input, gate, up, down, _WORDS[activation])
+    return gated_in_mode(input, gate, up, down, None, _WORDS[activation])
 
 
 # Rotary positions.
@@ -185,6 +186,37 @@ class _Projections(torch.autograd.Function):
             return [part if want else None for part, want in zip(parts, wanted)]
 
         return (found.get(0), *[None] * 6, *split(1, of_weights), *split(2, of_biases))
+
+
+class _LinearAdd(torch.autograd.Function):
+    """A linear layer's result and an addend: what is added has the gradient of the sum."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, addend):
+        ctx.save_for_backward(x, weight, bias)
+        ctx.policy = _ops._current_policy()
+        return _sum(x, weight, bias, addend)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight, bias = ctx.saved_tensors
+        asked = tuple(place for place in range(3) if ctx.needs_input_grad[place])
+        found = dict(zip(asked, _linear_gradients(ctx.policy, asked, dy, x, weight, bias)))
+        return found.get(0), found.get(1), found.get(2), dy if ctx.needs_input_grad[3] else None
+
+
+def _sum(x, weight, bias, addend):
+    return _ops.fused(x, weight, bias, addend, *[None] * 7, f"of=linear tensors=3 type={_NAMES[x.dtype]};b=add;", ())
+
+
+_NAMES = {dtype: name for name, dtype in _ops._WIDTHS.items()}
+
+
+def linear_add(x, weight, bias, addend):
+    """`linear(x, weight, bias) + addend`, all of one type: the sum is a step of the product, and rounded once."""
+    if torch.is_grad_enabled() and any(value is not None and value.requires_grad for value in (x, weight, bias, addend)):
+        return _LinearAdd.apply(x, weight, bias, addend)
+    return _sum(x, weight, bias, addend)
 
 
 def _linear_gradients(policy, asked, dy, x, weight, bias):

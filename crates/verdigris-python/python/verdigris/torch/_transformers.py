@@ -1,4 +1,5 @@
-"""Modules of Hugging Face's transformers: RMS norms, activations, gated feed-forward layers, and attention with rotary positions or without.
+"""Modules of Hugging Face's transformers: RMS norms, activations, gated feed-forward layers, attention with rotary positions or without, and the layers of both, whose
+residuals are added by the products in front of them.
 
 Each family of models has classes of its own, which differ little or not at all. A module is taken where a trial shows that it computes what ours does: its own
 `forward` and ours are called with small layers, angles, a cache and an attention that record what they are given. Ours then calls what transformers would: its cache, and
@@ -23,6 +24,9 @@ _GATED = ("gate_proj", "up_proj", "down_proj")
 #: What the forwards of attention take by these names alone.
 _DECODER = ("self", "hidden_states", "position_embeddings", "attention_mask", "cache")
 _ENCODER = ("self", "hidden_states", "attention_mask")
+#: What the forward of a decoder's layer takes beside its input, all of which attention is given.
+_LAYER = {"attention_mask", "position_ids", "cache", "use_cache", "position_embeddings"}
+_PARTS = ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm")
 _LINEARS = (torch.nn.Linear, nn.Linear)
 #: What a trial's results may differ by.
 _CLOSE = 1e-9
@@ -49,19 +53,50 @@ def _norm(m, theirs, x):
     return y if y.dtype == x.dtype else y.to(x.dtype)
 
 
-def _gated_mlp(m, theirs, x):
+def _gated_mlp(m, theirs, x, residual=None):
     layers = (m.gate_proj, m.up_proj, m.down_proj)
     if x.dim() == 0 or any(type(layer) is not nn.Linear for layer in layers) or _is_left(*layers, m.act_fn):
-        return theirs(m, x)
-    return _decoder.gated_in_mode(x, *(layer.weight for layer in layers), m._word)
+        return _plus(residual, theirs(m, x))
+    is_step = residual is not None and _is_step(residual, x, layers[-1])
+    y = _decoder.gated_in_mode(x, *(layer.weight for layer in layers), residual if is_step else None, m._word)
+    return y if is_step else _plus(residual, y)
 
 
-def _decoder_attention(m, theirs, hidden_states, position_embeddings=None, attention_mask=None, cache=None, **kwargs):
+def _plus(residual, y):
+    return y if residual is None else residual + y
+
+
+def _is_step(residual, x, layer):
+    """Whether the sum of a residual and the result of a layer of `x` may be a step of the product: nothing is cast or broadcast."""
+    return x.dtype == residual.dtype == layer.weight.dtype and residual.shape == (*x.shape[:-1], layer.weight.shape[0]) and not _is_cast(x)
+
+
+def _decoder_layer(m, theirs, *inputs, **options):
+    if len(inputs) + ("hidden_states" in options) != 1 or not _LAYER <= options.keys() or _ops._is_compiling():
+        return theirs(m, *inputs, **options)
+    x = inputs[0] if inputs else options.pop("hidden_states")
+    attention, mlp = m.self_attn, m.mlp
+    normed = m.input_layernorm(x)
+    if _computes(attention, _decoder_attention):
+        x = _decoder_attention(attention, attention._theirs.forward, normed, residual=x, **options)[0]
+    else:
+        x = x + attention(hidden_states=normed, **options)[0]
+    normed = m.post_attention_layernorm(x)
+    return _gated_mlp(mlp, mlp._theirs.forward, normed, x) if _computes(mlp, _gated_mlp) else x + mlp(normed)
+
+
+def _computes(module, compute):
+    """Whether a module computes by one of these functions, and nobody asks to see it."""
+    return getattr(type(module), "_compute", None) is compute and "forward" not in vars(module) and not _chains._is_watched(module)
+
+
+def _decoder_attention(m, theirs, hidden_states, position_embeddings=None, attention_mask=None, cache=None, residual=None, **kwargs):
     x, layers = hidden_states, [getattr(m, name) for name in _PROJECTIONS]
     # A cache under its former name is theirs to understand.
     is_other = position_embeddings is None or "past_key_values" in kwargs or x.dim() != 3 or _ops._is_compiling()
     if is_other or not _are_taken(m, x, *position_embeddings):
-        return theirs(m, x, position_embeddings=position_embeddings, attention_mask=attention_mask, cache=cache, **kwargs)
+        y, weights = theirs(m, x, position_embeddings=position_embeddings, attention_mask=attention_mask, cache=cache, **kwargs)
+        return _plus(residual, y), weights
     cos, sin = (angles.unsqueeze(2) for angles in position_embeddings)
     packed = None if _is_left(*layers) or _is_cast(x) else m._packed()
     if packed is not None:
@@ -72,7 +107,7 @@ def _decoder_attention(m, theirs, hidden_states, position_embeddings=None, atten
     q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
     if cache is not None:
         k, v = cache.update(k, v, m.layer_idx, kwargs=kwargs)
-    return _attended(m, x, q, k, v, attention_mask, kwargs)
+    return _attended(m, x, q, k, v, attention_mask, kwargs, residual)
 
 
 def _encoder_attention(m, theirs, hidden_states, attention_mask=None, **kwargs):
@@ -94,13 +129,17 @@ def _counts(m):
     return tuple(getattr(m, name).weight.shape[0] // m.head_dim for name in _PROJECTIONS)
 
 
-def _attended(m, x, q, k, v, mask, kwargs):
-    """The attention that the model is set to, and the last layer."""
+def _attended(m, x, q, k, v, mask, kwargs, residual=None):
+    """The attention that the model is set to, the last layer, and the residual."""
     room = sys.modules[m._theirs.__module__]
     attend = room.ALL_ATTENTION_FUNCTIONS.get_interface(m.config._attn_implementation, room.eager_attention_forward)
     dropout = m.attention_dropout if m.training else 0.0
-    o, weights = attend(m, q, k, v, mask, dropout=dropout, scaling=m.scaling, **m._words, **kwargs)
-    return m.o_proj(o.reshape(*x.shape[:-1], -1).contiguous()), weights
+    words = {**vars(m).get("_words", {}), **kwargs}
+    o, weights = attend(m, q, k, v, mask, dropout=dropout, scaling=m.scaling, **words)
+    o, layer = o.reshape(*x.shape[:-1], -1).contiguous(), m.o_proj
+    if residual is not None and type(layer) is nn.Linear and not _is_left(layer) and _is_step(residual, o, layer):
+        return _decoder.linear_add(o, layer.weight, layer.bias, residual), weights
+    return _plus(residual, layer(o)), weights
 
 
 # Weights one behind the other.
@@ -229,7 +268,7 @@ def _is_same(a, b, most=_CLOSE):
         return len(a) == len(b) and all(_is_same(x, y, most) for x, y in zip(a, b))
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(_is_same(a[name], b[name], most) for name in a)
-    return type(a) is type(b) and a == b
+    return a is b or type(a) is type(b) and a == b
 
 
 def _tried(function, *arguments, **keywords):
@@ -343,6 +382,32 @@ def _try_attention(module, compute):
     return None, words
 
 
+class _Part(torch.nn.Module):
+    """A part of a layer that records what it is given."""
+
+    def __init__(self, factor, seen):
+        super().__init__()
+        self.factor, self.seen = factor, seen
+
+    def forward(self, *inputs, **options):
+        self.seen.append((self.factor, inputs, options))
+        y = self.factor * (inputs[0] if inputs else options["hidden_states"]) + 1
+        return (y, None) if options else y
+
+
+def _try_decoder_layer(module):
+    if set(module._modules) != set(_PARTS):
+        return "it has other modules than attention, two norms and a feed-forward half"
+    if set(_parameters_of(type(module).forward)) != {"self", "hidden_states", *_LAYER}:
+        return "its forward takes other arguments"
+    results, x, options = [], _draw(2, 3, 6), {name: object() for name in (*_LAYER, "note")}
+    for forward in (type(module).forward, functools.partial(_decoder_layer, theirs=_other)):
+        seen = []
+        parts = {name: _Part(2.0 + number, seen) for number, name in enumerate(_PARTS)}
+        results.append((_tried(forward, _stand_in(module, parts), hidden_states=x, **options), seen))
+    return None if results[0][0] is not None and _is_same(*results) else _DIFFERS
+
+
 def _other(*arguments, **keywords):
     raise NotImplementedError
 
@@ -362,6 +427,8 @@ def _role_of(module):
     if names >= {*_PROJECTIONS, "o_proj"}:
         has_angles = "position_embeddings" in _parameters_of(type(module).forward)
         return _decoder_attention if has_angles else _encoder_attention
+    if names >= set(_PARTS) and "position_embeddings" in _parameters_of(type(module).forward):
+        return _decoder_layer
     if names >= set(_GATED) and "act_fn" in names:
         return _gated_mlp
     if hasattr(module, "variance_epsilon") and "weight" in module._parameters:
@@ -385,7 +452,7 @@ def _class_of(base, compute):
     is_attention = compute in (_decoder_attention, _encoder_attention)
 
     class Module(*((_Packed,) if is_attention else ()), base):
-        _theirs = base
+        _theirs, _compute = base, staticmethod(compute)
 
         def _prepare(self):
             if is_attention:
@@ -425,12 +492,13 @@ def take(module):
         found = _try_attention(module, compute)
         why, words = found if isinstance(found, tuple) else (found, {})
     else:
-        why = {_norm: _try_norm, _gated_mlp: _try_gated_mlp, _activation: _try_activation}[compute](module)
+        tries = {_norm: _try_norm, _gated_mlp: _try_gated_mlp, _activation: _try_activation, _decoder_layer: _try_decoder_layer}
+        why = tries[compute](module)
     if why is not None:
         return why
     if compute is _gated_mlp or compute is _activation:
         module.__dict__["_word"] = _word_of(module.act_fn if compute is _gated_mlp else module)
-    elif compute is not _norm:
+    elif words:
         module.__dict__["_words"] = words
     module.__class__ = _class_of(kind, compute.__name__)
     module._prepare()
