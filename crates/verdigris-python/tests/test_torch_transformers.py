@@ -148,6 +148,29 @@ def test_tokens_are_those_of_the_plain_network():
         assert torch.equal(*made), words
 
 
+def test_a_token_behind_a_static_cache_reads_the_keys_before_it(monkeypatch):
+    plain = randomized(llama()).eval()
+    ours, _ = converted(plain)
+    tokens, made = tokens_of(plain, 2, 7), []
+    padding = torch.ones(2, 8, dtype=torch.int64)
+    padding[1, :2] = 0
+    for is_padded in (False, True):
+        for model in (plain.double(), ours):
+            cache = transformers.StaticCache(config=model.config, max_cache_len=12)
+            beside = dict(attention_mask=padding[:, :7]) if is_padded else {}
+            with torch.no_grad():
+                model(tokens, cache=cache, use_cache=True, **beside)
+                for layer in cache.layers:
+                    # What lies behind is no key.
+                    layer.keys[:, :, 8:], layer.values[:, :, 8:] = 50.0, float("nan") if model is ours and not is_padded else 50.0
+                if model is ours and not is_padded:
+                    monkeypatch.setattr(vt.functional, "attention_of_heads", None)
+                beside = dict(attention_mask=padding) if is_padded else {}
+                made.append(model(tokens[:, :1], cache=cache, use_cache=True, **beside).logits)
+                monkeypatch.undo()
+        close(made[-1], made[-2], 30.0)
+
+
 def test_a_vit_computes_what_it_did():
     plain = randomized(vit()).eval()
     ours, report = converted(plain)
