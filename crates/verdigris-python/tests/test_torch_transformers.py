@@ -311,7 +311,7 @@ def test_a_compiled_decoder():
     ours, _ = converted(plain)
     tokens = tokens_of(plain)
     with torch.no_grad():
-        made = torch.compile(ours, backend="aot_eager", fullgraph=False)(tokens, use_cache=False).logits
+        made = torch.compile(ours, backend="aot_eager", fullgraph=True)(tokens, use_cache=False).logits
         close(made, copy.deepcopy(plain).double()(tokens).logits, 20.0)
     torch._dynamo.reset()
 

@@ -72,7 +72,7 @@ def _is_step(residual, x, layer):
 
 
 def _decoder_layer(m, theirs, *inputs, **options):
-    if len(inputs) + ("hidden_states" in options) != 1 or not _LAYER <= options.keys() or _ops._is_compiling():
+    if _ops._is_compiling() or len(inputs) + ("hidden_states" in options) != 1 or not _LAYER <= options.keys():
         return theirs(m, *inputs, **options)
     x = inputs[0] if inputs else options.pop("hidden_states")
     attention, mlp = m.self_attn, m.mlp
@@ -122,7 +122,8 @@ def _encoder_attention(m, theirs, hidden_states, attention_mask=None, **kwargs):
 def _are_taken(m, x, cos, sin):
     """Whether angles are one for each element of a head, and of the type of heads."""
     is_typed = _is_cast(x) or x.dtype == cos.dtype == sin.dtype == m.q_proj.weight.dtype
-    return is_typed and cos.dim() == sin.dim() == 3 and cos.shape[-1] == sin.shape[-1] == m.head_dim and m.head_dim % 2 == 0 and not (cos.requires_grad or sin.requires_grad)
+    is_whole = cos.dim() == sin.dim() == 3 and cos.shape[-1] == sin.shape[-1] == m.head_dim and m.head_dim % 2 == 0
+    return is_typed and is_whole and not (cos.requires_grad or sin.requires_grad)
 
 
 def _counts(m):
@@ -199,6 +200,8 @@ class _Packed:
         layers = [getattr(self, name) for name in _PROJECTIONS]
         parameters = [layer.weight for layer in layers] + ([] if bias is None else [layer.bias for layer in layers])
         if any(t is None or t.data_ptr() != place for t, place in zip(parameters, places)):
+            # Their former memory is not to be held for nobody.
+            self.__dict__.pop("_pack_of", None)
             return None
         if any(type(layer) is not nn.Linear or bias is None and layer.bias is not None for layer in layers):
             return None
