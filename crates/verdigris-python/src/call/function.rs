@@ -5,8 +5,8 @@
 
 use pyo3::PyResult;
 use verdigris::recipe::{
-    self, AttentionGradient, BatchNormGradient, BatchNormSpec, ConvBatchNormGradient, Convolution, Divisor, ElementLoss, Extents, Gradient,
-    Input, LinearLoss, LossForm, MAX_INPUTS, MlpGradient, Saved, Shuffle, Targets,
+    self, AttentionGradient, BatchNormGradient, BatchNormSpec, ConvBatchNormGradient, Convolution, Divisor, ElementLoss, Extents,
+    GatedMlpGradient, Gradient, Input, LinearLoss, LossForm, MAX_INPUTS, MlpGradient, Saved, Shuffle, Targets,
 };
 use verdigris_graph::{
     AttentionSpec, Causal, CrossEntropySpec, LossReduction, NormKind, NormSpec, PoolWindows, Precision, Real, ResponseNorm, Sampling,
@@ -85,6 +85,16 @@ pub(crate) enum Function {
     /// `dy, x, w, w', the hidden values before and behind the activation` → the gradients of `x`, `w`, the bias, `w'` and its bias, each with a 1 behind `wanted=11111`,
     /// then `as1=` with the element type of the gradient of tensor 1 where it is not that of `x`, then `|` and the attributes of `Mlp`.
     MlpBackward,
+    /// `x [..., k], w [h, k], w' [h, k], w'' [n, h], addend [..., n]?` → `[..., n]`: two linear layers of x, the first one's result through an activation times the
+    /// other's, and a linear layer of that, to which the addend is added. `f=` and its attributes. For inference: it has no gradient.
+    GatedMlpInference,
+    /// As `GatedMlpInference`, and what the first two layers gave and the third was given.
+    GatedMlp,
+    /// `dy, x, w, w', w''`, and what was kept of the call → the gradients of `x` and of the weights, each with a 1 behind `wanted=1111`, then `as1=` with the element type of
+    /// the gradient of tensor 1 where it is not that of `x`, then `|` and the attributes of `GatedMlp`.
+    GatedMlpBackward,
+    /// `x, cos, sin` → x with each pair of elements, one of each half of the last dim, turned by its angle; with `gradient=1` the gradient of x from that of the result.
+    Rotary,
     /// `x` → y. `mode=nearest|nearest-exact|linear|cubic corners=0|1 out= factors=`, the latter left out where coordinates follow from the sizes; or
     /// `border=reflect|replicate|circular before= after=`.
     Resample,
@@ -119,7 +129,7 @@ pub(crate) enum Function {
 }
 
 impl Function {
-    pub(crate) const ALL: [Function; 37] = [
+    pub(crate) const ALL: [Function; 41] = [
         Function::ConvFprop,
         Function::ConvNorm,
         Function::ConvDgrad,
@@ -144,6 +154,10 @@ impl Function {
         Function::MlpInference,
         Function::Mlp,
         Function::MlpBackward,
+        Function::GatedMlpInference,
+        Function::GatedMlp,
+        Function::GatedMlpBackward,
+        Function::Rotary,
         Function::Resample,
         Function::Pad,
         Function::Scan,
@@ -179,13 +193,15 @@ impl Function {
             | Function::WindowSums
             | Function::ResponseNorm => (1, false),
             Function::CrossEntropy | Function::Dropout | Function::Scaled => (2, false),
-            Function::ConvFprop | Function::Linear | Function::ClassLoss | Function::Norm | Function::WindowPick => (3, false),
-            Function::ConvNorm | Function::ConvBatchNormBackward => (8, false),
+            Function::ConvFprop | Function::Linear | Function::ClassLoss | Function::Norm | Function::WindowPick | Function::Rotary => {
+                (3, false)
+            }
+            Function::ConvNorm | Function::ConvBatchNormBackward | Function::GatedMlpBackward => (8, false),
             Function::ConvBatchNorm => (7, false),
             Function::Attention => (13, false),
             Function::AttentionBackward | Function::LinearLoss => (11, false),
             Function::ElementLoss => (4, false),
-            Function::MlpInference | Function::Mlp => (5, false),
+            Function::MlpInference | Function::Mlp | Function::GatedMlpInference | Function::GatedMlp => (5, false),
             Function::ConvDgrad => (3, true),
             Function::MlpBackward | Function::BatchNorm | Function::BatchNormBackward | Function::BatchNormInference => (6, false),
             // What comes in, and five tensors that were saved.
@@ -201,6 +217,7 @@ impl Function {
                 Some(Autocast::LowerOperands)
             }
             Function::MlpInference | Function::Mlp => Some(Autocast::LowerLayers),
+            Function::GatedMlpInference | Function::GatedMlp => Some(Autocast::LowerAttended),
             Function::Attention => Some(Autocast::LowerAttended),
             Function::Softmax
             | Function::Norm
@@ -214,7 +231,9 @@ impl Function {
             // Statistics are f32 whatever the input is.
             Function::BatchNorm | Function::BatchNormBackward | Function::BatchNormInference => None,
             // Its tensors are what the forward call kept, cast already.
-            Function::ConvBatchNormBackward | Function::AttentionBackward | Function::MlpBackward => None,
+            Function::ConvBatchNormBackward | Function::AttentionBackward | Function::MlpBackward | Function::GatedMlpBackward => None,
+            // Angles are of the type of what is turned.
+            Function::Rotary => None,
             // Compilers make such calls, of what autocast has cast already.
             Function::Fused | Function::FusedKeeping => None,
             // Of rows that its caller has cast.
@@ -226,7 +245,13 @@ impl Function {
     pub(crate) const fn casts_parameters(self) -> bool {
         matches!(
             self,
-            Function::ConvFprop | Function::ConvDgrad | Function::Linear | Function::Norm | Function::ConvBatchNorm | Function::Mlp
+            Function::ConvFprop
+                | Function::ConvDgrad
+                | Function::Linear
+                | Function::Norm
+                | Function::ConvBatchNorm
+                | Function::Mlp
+                | Function::GatedMlp
         )
     }
 
@@ -243,6 +268,7 @@ impl Function {
             Function::BatchNorm | Function::BatchNormBackward | Function::ConvBatchNorm | Function::ConvBatchNormBackward => &[],
             Function::Attention | Function::AttentionBackward | Function::Dropout | Function::ScanWithPlace => &[],
             Function::MlpInference | Function::Mlp | Function::MlpBackward => &[],
+            Function::GatedMlpInference | Function::GatedMlp | Function::GatedMlpBackward | Function::Rotary => &[],
             Function::Fused | Function::FusedKeeping => &[],
             Function::LinearLoss | Function::Scaled | Function::WindowSums | Function::WindowPick | Function::MaxPoolValues => &[],
             Function::BatchNormInference => &[Tensor(0), Tensor(1), Tensor(2), Tensor(3), Tensor(4)],
@@ -282,6 +308,10 @@ impl Function {
             Function::MlpInference => "mlp_inference",
             Function::Mlp => "mlp",
             Function::MlpBackward => "mlp_backward",
+            Function::GatedMlpInference => "gated_mlp_inference",
+            Function::GatedMlp => "gated_mlp",
+            Function::GatedMlpBackward => "gated_mlp_backward",
+            Function::Rotary => "rotary",
             Function::Resample => "resample",
             Function::Pad => "pad",
             Function::Scan => "scan",
@@ -661,6 +691,22 @@ impl Function {
                     dtypes,
                 })
             }
+            Function::GatedMlpInference | Function::GatedMlp => {
+                F::GatedMlp { precision: precision()?, activation: between(attributes)?, keeps: self == Function::GatedMlp }
+            }
+            Function::GatedMlpBackward => {
+                let mut dtypes = [None; 4];
+                for (name, dtype) in ["as0", "as1", "as2", "as3"].into_iter().zip(&mut dtypes) {
+                    *dtype = attributes.get(name).map(|text| attributes.parse("as", text)).transpose()?;
+                }
+                F::GatedMlpBackward(GatedMlpGradient {
+                    precision: self::precision(policy, tensor(1)?, tensor(2)?)?,
+                    activation: activation.unwrap_or(Ok(UnaryOp::Identity))?,
+                    wanted: attributes.flags("wanted"),
+                    dtypes,
+                })
+            }
+            Function::Rotary => F::Rotary { is_gradient: attributes.one("gradient", 0_u8)? != 0 },
             Function::Dropout => F::Dropout(Real(attributes.one("p", 0.5)?)),
             Function::LinearLoss => F::LinearLoss(linear_loss(attributes, precision()?)?),
             Function::WindowSums => F::WindowSums(attributes.one("sum", 0)?),
@@ -725,6 +771,13 @@ impl Function {
                     }
                 }
             }
+            (Function::GatedMlpInference | Function::GatedMlp, Some(x), ..) => {
+                let other = given.iter().flatten().find(|tensor| tensor.dtype != x.dtype || !x.dtype.is_float());
+                other.map_or(Ok(()), |other| {
+                    let what = format!("linear layers of {} and {}", x.dtype, other.dtype);
+                    Err(unfit(what, "input and weights are of one floating-point type"))
+                })
+            }
             (Function::ElementLoss, Some(x), ..) => {
                 let other = given.iter().flatten().find(|tensor| tensor.dtype != x.dtype || !x.dtype.is_float());
                 other.map_or(Ok(()), |other| {
@@ -759,8 +812,9 @@ fn gradient(attributes: &str, place: u64, given: &[Option<Input>], extents: Vec<
     if of == Function::ConvNorm {
         return Err(raise(Kind::Unsupported, "conv_norm is of inference and has no gradient; call the convolution and the normalization"));
     }
-    if of == Function::MlpInference {
-        return Err(raise(Kind::Unsupported, "mlp_inference has no gradient; call mlp"));
+    if let Function::MlpInference | Function::GatedMlpInference = of {
+        let with = name.trim_end_matches("_inference");
+        return Err(raise(Kind::Unsupported, format!("{name} has no gradient; call {with}")));
     }
     if matches!(of, Function::Fused | Function::FusedKeeping) {
         return Err(raise(

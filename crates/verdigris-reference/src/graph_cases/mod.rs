@@ -46,7 +46,8 @@
 //! `rms`, default both), `dims`, `axes`, `groups`, `vectors` (the dims that scale and bias have: `axes`, `channel`, `adaptive`, `mixed`, `whole`, `one`, or
 //! `none`; a bias with `layer` alone), `vector` (their type), `eps`, `zero_centred`, `residual` (with its sum; of a gradient `dsum`), `statistics`
 //! (written; of a gradient given). **`movement.toml`**: `moves`, such as `{ transpose = [1, 0] }`, `{ slice = { starts, stops, steps } }`,
-//! `{ pad = { before, after, value } }`, `{ concat = { axis, count } }`, `{ reshape = [6] }`, `{ broadcast = [2, 3] }`; and `dims`.
+//! `{ pad = { before, after, value } }`, `{ concat = { axis, count } }`, `{ reshape = [6] }`, `{ broadcast = [2, 3] }`, `{ turn = { is_gradient } }` (rotary
+//! positions: halves of the last dim, beside zeros, in a chain of steps); and `dims`.
 //! **`batch_norm.toml`**: `ops` (`statistics`, `forward`, `backward`, with `_relu`, `_add` and `_add_relu` behind them, `_plain` without what may be left
 //! out, `backward_sums` without dx), `dims`, `of_channels` (the type of what belongs to channels, default f32), `eps`.
 //! **`attention.toml`**: `ops` (`forward`, `forward_rows` with the log-sum-exp, `backward`, `backward_queries`, `backward_keys`, `both`),

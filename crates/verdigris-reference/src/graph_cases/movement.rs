@@ -1,7 +1,7 @@
 //! `movement.toml`.
 
 use serde::Deserialize;
-use verdigris_graph::Graph;
+use verdigris_graph::{BinaryOp, Graph, Uid};
 use verdigris_tensor::DType;
 
 use super::{Cases, Common, Draft, field, joined, normal, row};
@@ -36,6 +36,7 @@ enum Move {
     Slice { starts: Vec<u64>, stops: Vec<u64>, steps: Vec<u64> },
     Pad { before: Vec<u64>, after: Vec<u64>, value: f64 },
     Concat { axis: u32, count: u64 },
+    Turn { is_gradient: bool },
 }
 
 impl Move {
@@ -47,6 +48,7 @@ impl Move {
             Move::Slice { starts, stops, steps } => format!("slice{}-{}-{}", joined(starts), joined(stops), joined(steps)),
             Move::Pad { before, after, .. } => format!("pad{}-{}", joined(before), joined(after)),
             Move::Concat { axis, count } => format!("concat{axis}-{count}"),
+            Move::Turn { is_gradient } => if *is_gradient { "turn-gradient" } else { "turn" }.to_owned(),
         }
     }
 }
@@ -79,6 +81,7 @@ impl Group {
                 }
                 draft.builder.concat("move", &parts, *axis)
             }
+            Move::Turn { is_gradient } => Ok(self.turned(&mut draft, x, (dtype, word), dims, *is_gradient)?),
         };
         let y = draft.ok(made)?;
         let out: Vec<u64> = match what {
@@ -91,9 +94,56 @@ impl Group {
                 out[*axis as usize] = (0..*count).map(|extra| dims[*axis as usize] + extra).sum();
                 out
             }
+            Move::Turn { .. } => dims.to_vec(),
         };
         draft.store(y, "y", dtype, self.out_layout.as_deref().unwrap_or(word), &out)?;
         draft.finish()
+    }
+}
+
+impl Group {
+    /// Rotary positions: what is multiplied by cosines, and the other half of the last dim by sines, of all heads (dim 1).
+    fn turned(
+        &self,
+        draft: &mut Draft<'_>,
+        x: Uid,
+        (dtype, word): (DType, &str),
+        dims: &[u64],
+        is_gradient: bool,
+    ) -> Result<Uid, CaseError> {
+        let (Some((&elements, _)), true) = (dims.split_last(), dims.len() > 2) else {
+            return field(&self.id, "dims", joined(dims), "heads are dim 1, their elements the last of at least three");
+        };
+        let mut of_angles = dims.to_vec();
+        of_angles[1] = 1;
+        let (cos, sin) = (draft.tensor("cos", dtype, word, &of_angles)?, draft.tensor("sin", dtype, word, &of_angles)?);
+        let half = elements / 2;
+        let other = |draft: &mut Draft<'_>, x: Uid, is_high: bool| {
+            let along = |extent: u64| [vec![0; dims.len() - 1], vec![extent]].concat();
+            let from = if is_high { half } else { 0 };
+            let stops = [&dims[..dims.len() - 1], &[from + half]].concat();
+            let part = draft.builder.slice("half", x, &along(from), &stops, &vec![1; dims.len()]);
+            let part = draft.ok(part)?;
+            let padded = draft.builder.pad("beside zeros", part, &along(half - from), &along(from), 0.0);
+            draft.ok(padded)
+        };
+        let (low, high) = (other(draft, x, false)?, other(draft, x, true)?);
+        let binary = |draft: &mut Draft<'_>, f: BinaryOp, a: Uid, b: Uid| {
+            let made = draft.builder.binary("turn", f, a, b);
+            draft.ok(made)
+        };
+        let straight = binary(draft, BinaryOp::Mul, x, cos)?;
+        let across = if is_gradient {
+            let sines = draft.builder.broadcast("sines", sin, dims);
+            let sines = draft.ok(sines)?;
+            let (of_low, of_high) = (other(draft, sines, false)?, other(draft, sines, true)?);
+            let (low, high) = (binary(draft, BinaryOp::Mul, low, of_low)?, binary(draft, BinaryOp::Mul, high, of_high)?);
+            binary(draft, BinaryOp::Sub, high, low)?
+        } else {
+            let other = binary(draft, BinaryOp::Sub, low, high)?;
+            binary(draft, BinaryOp::Mul, other, sin)?
+        };
+        binary(draft, BinaryOp::Add, straight, across)
     }
 }
 

@@ -57,7 +57,7 @@ impl Drawing {
     }
 
     /// A weight `[out, in]` for that many values; its number of outputs.
-    fn outputs(&self, place: usize, inputs: u64) -> Result<u64, Error> {
+    pub(super) fn outputs(&self, place: usize, inputs: u64) -> Result<u64, Error> {
         match *self.given(place)?.layout.dims() {
             [outputs, of] if of == inputs => Ok(outputs),
             ref dims => Err(unfit(format_args!("a weight of dims {dims:?} for {inputs} values"), "a weight is [out, in]")),
@@ -114,14 +114,16 @@ impl Drawing {
                 self.store_as(dx, "dx", dtype(0), in_format(x.layout.dims(), false)?, ROWS)?;
             }
             if of_up {
-                self.weight_gradient("d_up", (d_pre, 1), up, dtype(1), precision)?;
+                let values = self.input_as(1, "values", ROWS)?;
+                self.weight_gradient("d_up", (d_pre, values), up, dtype(1), precision)?;
             }
             if of_up_bias {
                 self.bias_gradient("d_up_bias", d_pre, up, dtype(2))?;
             }
         }
         if of_down {
-            self.weight_gradient("d_down", (dy, 5), down, dtype(3), precision)?;
+            let values = self.input_as(5, "values", ROWS)?;
+            self.weight_gradient("d_down", (dy, values), down, dtype(3), precision)?;
         }
         if of_down_bias {
             self.bias_gradient("d_down_bias", dy, down, dtype(4))?;
@@ -129,16 +131,15 @@ impl Drawing {
         Ok(())
     }
 
-    /// `dzᵀ · values`, of a layer whose values are the tensor at a place.
-    fn weight_gradient(
+    /// `dzᵀ · values`, of a layer that was given the values.
+    pub(super) fn weight_gradient(
         &mut self,
         name: &str,
-        (dz, place): (Uid, usize),
+        (dz, values): (Uid, Uid),
         weight: Input,
         dtype: DType,
         precision: Precision,
     ) -> Result<(), Error> {
-        let values = self.input_as(place, "values", ROWS)?;
         let turned = self.g.transpose("turned", dz, &[1, 0])?;
         let dw = self.g.matmul_with(name, Matmul::new(turned, values, Uid(0), precision))?;
         self.store(dw, name, dtype, in_format(weight.layout.dims(), false)?)

@@ -61,6 +61,7 @@ mod batch_norm;
 mod conv_batch_norm;
 mod element_loss;
 mod fused;
+mod gated;
 mod gradient;
 mod linear_loss;
 mod loss;
@@ -68,6 +69,7 @@ mod mlp;
 mod pool;
 mod products;
 mod resample;
+mod rotary;
 mod view;
 mod windows;
 
@@ -85,6 +87,7 @@ pub use batch_norm::{BatchNormGradient, BatchNormSpec};
 pub use conv_batch_norm::ConvBatchNormGradient;
 pub use element_loss::ElementLoss;
 pub use fused::{Fused, Step};
+pub use gated::GatedMlpGradient;
 pub use linear_loss::LinearLoss;
 pub use mlp::MlpGradient;
 pub(crate) use view::layout_error;
@@ -216,6 +219,24 @@ pub enum Function {
     },
     /// `dy, x, w, w', the hidden values before and behind f` → the gradients that are wanted.
     MlpBackward(MlpGradient),
+    /// `x [..., k], w [h, k], w' [h, k], w'' [n, h], addend?` → `(f(x · wᵀ) ⊙ (x · w'ᵀ)) · w''ᵀ + addend`, and with `keeps` both products with x `[..., h]` and what the last weight multiplies,
+    /// from which gradients are computed.
+    GatedMlp {
+        /// How products are formed and summed.
+        precision: Precision,
+        /// f.
+        activation: UnaryOp,
+        /// Whether the hidden values are results too.
+        keeps: bool,
+    },
+    /// `dy, x, w, w', w''`, and what was kept of the call in its order → the gradients that are wanted.
+    GatedMlpBackward(GatedMlpGradient),
+    /// `x, cos, sin` → `x · cos + r(x) · sin`, r being the second half of the last dim, negated, in front of the first; or the gradient of x from that of the result. Cosines
+    /// and sines broadcast. The result lies as x does, without gaps. It has no gradient.
+    Rotary {
+        /// Whether x is the gradient of the result.
+        is_gradient: bool,
+    },
     /// `q, k, v, bias or mask?, slopes?, q_offsets?, kv_offsets?, kv_lengths?, page_table?, dropout state?, q_descale?, k_descale?, v_descale?` → o, laid out as q (in bf16, of queries of 8 bits), and the log-sum-exp of each query in f32 or f64. A mask is of u8; dims are those of the op.
     Attention(AttentionSpec),
     /// The same, of values that are so many elements of the keys, the first ones: the third tensor is not given.
@@ -402,6 +423,9 @@ impl Function {
             Function::ConvBatchNormBackward(_) => "conv_batch_norm_backward",
             Function::Mlp { .. } => "mlp",
             Function::MlpBackward(_) => "mlp_backward",
+            Function::GatedMlp { .. } => "gated_mlp",
+            Function::GatedMlpBackward(_) => "gated_mlp_backward",
+            Function::Rotary { .. } => "rotary",
             Function::Attention(_) => "attention",
             Function::LatentAttention(..) => "latent_attention",
             Function::AttentionBackward(_) => "attention_backward",
@@ -571,6 +595,9 @@ impl Drawing {
             Function::BatchNorm(_) | Function::BatchNormBackward(_) | Function::BatchNormInference { .. } => d.batch_norms(function)?,
             Function::ConvBatchNorm { .. } | Function::ConvBatchNormBackward(_) => d.conv_batch_norms(function)?,
             Function::Mlp { .. } | Function::MlpBackward(_) => d.mlps(function)?,
+            Function::GatedMlp { precision, activation, keeps } => d.gated_mlp(*precision, *activation, *keeps)?,
+            Function::GatedMlpBackward(spec) => d.gated_mlp_backward(spec)?,
+            Function::Rotary { is_gradient } => d.rotary(*is_gradient)?,
             Function::Attention(_) | Function::LatentAttention(..) | Function::AttentionBackward(_) => d.attentions(function)?,
             Function::Gradient(gradient) => d = gradient::draw(gradient, d.given)?,
             Function::Fused(fused) => d = fused::draw(fused, given)?,

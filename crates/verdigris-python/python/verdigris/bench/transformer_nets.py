@@ -4,8 +4,8 @@ Both sides are one network with the same random weights of bf16: plain it attend
 by ``"verdigris"``, converted by ``verdigris.torch.convert``. A row is one network, one use of it and one way to run it: ``eager`` calls the step, ``graph``
 replays it as one CUDA graph. Nothing is compiled.
 
-- ``prefill`` fills a new ``DynamicCache``. ``decode`` puts one token into the last place of a ``StaticCache``, the cache that a graph can hold, which is then set back; its
-  keys and values are random, and alike on both sides. ``training`` is the loss by labels and all gradients, without an optimizer; with the cache that transformers
+- ``prefill`` fills a new ``DynamicCache``. ``decode`` puts one token into the last place of a ``StaticCache``, the cache that a graph can hold, which is then
+  set back; its keys and values are random, and alike on both sides. ``training`` is the loss by labels and all gradients, without an optimizer; with the cache that transformers
   makes by default, since without one it asks the device for packed sequences, and in a graph takes them for given and makes masks.
 - ``wall_ms``, ``host_ms``, ``device_ms`` are those of the suite ``nets``; ratios are plain over ours.
 - ``peak_mib``: what a side holds before a step (parameters, cache, whatever was packed), and the most that the step took beside it; of a graph, while it was captured.

@@ -247,6 +247,8 @@ def _activation(module, node):
     """What the operators call the activation that a node is; None if it is none."""
     found = _module_of(module, node)
     if found is not None:
+        if type(found).__module__ == nn.__name__ and "_word" in vars(found) and not _is_watched(found):
+            return found._word
         kind = next((kind for kind in type(found).__mro__ if kind in _ACTIVATIONS), None)
         is_plain = kind is not None and type(found).forward in (kind.forward, nn.CLASSES[kind].forward) and not _is_watched(found)
         return _ACTIVATIONS[kind](found) if is_plain else None

@@ -5,7 +5,7 @@ import dataclasses
 
 import torch
 
-from . import _chains, nn
+from . import _chains, _transformers, nn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +45,9 @@ def _stock(kind):
 
 def convert(model, *, inplace=False, only=None, skip=()):
     """Swaps every module of `model` that this package computes: convolutions, transposed ones, `Linear`, pooling, resampling, padding, activations, batch, layer,
-    RMS, group and instance norm, multi-head attention, dropout, softmax and cross-entropy; and of torchvision the attention in shifted windows of its Swin
-    transformers. Returns the network and a `Report` of what was swapped, what was not, and why.
+    RMS, group and instance norm, multi-head attention, dropout, softmax and cross-entropy; of torchvision the attention in shifted windows of its Swin
+    transformers; and of Hugging Face's transformers RMS norms, activations, gated feed-forward layers and attention whose projections are of one input, with rotary
+    positions or without, where a trial shows that a module computes just that. Returns the network and a `Report` of what was swapped, what was not, and why.
 
     With `inplace` the network's own modules change their class: parameters, buffers, hooks and names stay as they are. Without it that happens to a
     copy of the modules that shares parameters and buffers with the original. `state_dict` has the same keys either way.
@@ -55,7 +56,9 @@ def convert(model, *, inplace=False, only=None, skip=()):
     mode and without gradients), and in training one call and one node of autograd with its residual and ReLU, if the convolution has no bias; where the
     forward of the module that holds them can be read exactly. A module with hooks stays by itself. Modules and `state_dict` stay as they are.
 
-    `only`: classes of PyTorch that are swapped, all others staying. `skip`: names of modules that stay, with everything below them.
+    The weights of such queries, keys and values move behind each other in memory, for one product; they stay parameters of their own.
+
+    `only`: classes that are swapped, all others staying. `skip`: names of modules that stay, with everything below them.
     """
     if not inplace:
         shared = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
@@ -70,6 +73,14 @@ def convert(model, *, inplace=False, only=None, skip=()):
                 kept[name] = f"{kind.__name__}: it is to be skipped"
             continue
         if kind not in classes:
+            if _transformers.is_known(kind) and (only is None or kind in only):
+                why = _transformers.take(module)
+                if why is None:
+                    swapped[name] = kind.__name__
+                elif why:
+                    kept[name] = f"{kind.__name__}: {why}"
+                if why is not False:
+                    continue
             base = _stock(kind)
             if base in classes:
                 kept[name] = f"{kind.__name__}: a class of its own, derived from {base.__name__}"

@@ -1,12 +1,13 @@
 """Attention of programs that call PyTorch's: a context in which its function is ours, and an implementation for Hugging Face's transformers."""
 
 import contextlib
+import functools
 import threading
 
 import torch
 
 from .._errors import UnsupportedError
-from . import functional
+from . import _ops, functional
 
 _theirs = torch.nn.functional.scaled_dot_product_attention
 _lock, _depth = threading.Lock(), 0
@@ -56,6 +57,14 @@ def transformers_attention(module, query, key, value, attention_mask, dropout=0.
     if options.get("s_aux") is not None or options.get("position_bias") is not None:
         raise UnsupportedError("sinks and position biases beside the mask of transformers; use another attn_implementation")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    lengths = getattr(attention_mask, "verdigris_lengths", None)
+    is_first = lengths is not None and query.shape[2] == 1 and key.shape[2] == attention_mask.shape[-1] and not dropout
+    if is_first and not (torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))):
+        # The kernels that decode read no mask, and no keys behind the length.
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        words = functional._attention_words(scale, None, None, None, options.get("softcap"))
+        o = _ops.attention(query, key, value, None, None, None, None, lengths[:, None, None, None], None, None, words)[0]
+        return o.transpose(1, 2).contiguous(), None
     # Without a mask, one query attends to all keys that there are.
     causal = bool(causal) and attention_mask is None and query.shape[2] > 1
     if attention_mask is not None:
@@ -64,17 +73,36 @@ def transformers_attention(module, query, key, value, attention_mask, dropout=0.
     return o.transpose(1, 2).contiguous(), None
 
 
+def _with_lengths(theirs, causal):
+    """The function of transformers that makes masks, which of one new token behind a static cache also tells how many keys it attends to: the first ones."""
+
+    @functools.wraps(theirs)
+    def mask(*arguments, **words):
+        made = theirs(*arguments, **words)
+        is_causal = words.get("mask_function", causal) is causal and words.get("attention_mask") is None and not words.get("kv_offset", 0)
+        if arguments or made is None or not is_causal or words.get("q_length") != 1 or torch.compiler.is_compiling():
+            return made
+        offset = words.get("q_offset", 0)
+        offset = offset if isinstance(offset, torch.Tensor) else torch.full((), offset, device=made.device)
+        # On the device: nothing waits for it.
+        made.verdigris_lengths = (offset + 1).to(torch.int32).expand(made.shape[0]).contiguous()
+        return made
+
+    return mask
+
+
 def register_transformers(name="verdigris"):
     """Makes attention of this package known to Hugging Face's transformers: `model.set_attn_implementation("verdigris")`, or `attn_implementation=` of
-    `from_pretrained`. Grouped heads, masks, soft caps and dropout are computed as they are; sinks are refused by `UnsupportedError`.
+    `from_pretrained`. Grouped heads, masks, soft caps and dropout are computed as they are; sinks are refused by `UnsupportedError`. One new token behind a static
+    cache reads the keys before it alone where no mask of padding is given, and all keys with their mask where one is.
 
     Raises `ImportError` without transformers, or with one that has no attention interface (before 4.48).
     """
     try:
         from transformers import AttentionInterface
-        from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+        from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
     except ImportError as error:
         raise ImportError(f"transformers with an attention interface is needed ({error}); `pip install 'transformers>=4.53'`") from error
     AttentionInterface.register(name, transformers_attention)
-    AttentionMaskInterface.register(name, sdpa_mask)
+    AttentionMaskInterface.register(name, _with_lengths(sdpa_mask, causal_mask_function))
     return name

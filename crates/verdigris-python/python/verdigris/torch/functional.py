@@ -16,6 +16,7 @@ import torch
 from .._errors import GraphError, OutOfRangeError, UnsupportedError
 from . import _ops, _policy
 from ._channels import channel_shuffle, local_response_norm, pixel_shuffle, pixel_unshuffle
+from ._decoder import gated_mlp, rotary_embedding
 from ._fold import fold, unfold
 from ._linear_loss import linear_cross_entropy
 from ._resample import interpolate, pad
@@ -1093,6 +1094,7 @@ __all__ = [name for name, value in list(globals().items()) if callable(value) an
 #: What stands in files of its own.
 _ELSEWHERE = (
     *(channel_shuffle, local_response_norm, pixel_shuffle, pixel_unshuffle),
+    *(gated_mlp, rotary_embedding),
     *(fold, interpolate, linear_cross_entropy, max_unpool1d, max_unpool2d, max_unpool3d, pad, unfold),
 )
 __all__ += [function.__name__ for function in _ELSEWHERE]
