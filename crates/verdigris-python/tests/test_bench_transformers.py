@@ -37,7 +37,7 @@ def test_the_suite_as_a_command(tmp_path, capsys):
 def test_a_decoded_token_is_the_one_behind_the_cache_and_each_step_decodes_it_again():
     pytest.importorskip("transformers")
     use = transformer_nets.Use("llama_1b", "decode", 2, 16)
-    step = transformer_nets.Step(transformer_nets.make("llama_1b", "tiny").double().eval(), use)
+    step = transformer_nets.Step(transformer_nets.make("llama_1b", "tiny", torch.device("cpu")).double().eval(), use)
     cache = step.arguments["cache"]
     kept = [(layer.keys.clone(), layer.values.clone()) for layer in cache.layers]
     first, second = step.answers()["logits"], step.answers()["logits"]
@@ -85,7 +85,7 @@ def test_without_transformers_each_row_says_so(monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", blocked)
     with pytest.raises(Refused, match="it is not installed"):
-        transformer_nets.make("llama_1b", "tiny")
+        transformer_nets.make("llama_1b", "tiny", torch.device("cpu"))
 
 
 def test_errors_of_gradients_are_told_by_name():

@@ -206,7 +206,7 @@ class _LinearAdd(torch.autograd.Function):
 
 
 def _sum(x, weight, bias, addend):
-    return _ops.fused(x, weight, bias, addend, *[None] * 7, f"of=linear tensors=3 type={_NAMES[x.dtype]};b=add;", ())
+    return _ops.fused(x, weight, bias, addend, *[None] * (len(_ops._FUSED) - 4), f"of=linear tensors=3 type={_NAMES[x.dtype]};b=add;", ())
 
 
 _NAMES = {dtype: name for name, dtype in _ops._WIDTHS.items()}

@@ -21,7 +21,7 @@ from . import _ops, _steps
 _ours = torch.ops.verdigris
 
 #: Most steps of a call, most tensors, and most integers of the key that its plan is found by (`call/key.rs`).
-_MOST_STEPS, _MOST_TENSORS, _MOST_WORDS = 8, 11, 128
+_MOST_STEPS, _MOST_TENSORS, _MOST_WORDS = 8, 13, 128
 
 #: Operators behind which steps may stand, with the place of their attributes among their arguments.
 _ANCHORS = {"conv_fprop": 3, "conv_norm": 8, "conv_dgrad": 3, "linear": 3, "gradient": 6}

@@ -22,10 +22,12 @@ from . import functional as F
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 _GATED = ("gate_proj", "up_proj", "down_proj")
 #: What the forwards of attention take by these names alone.
-_DECODER = ("self", "hidden_states", "position_embeddings", "attention_mask", "cache")
+_DECODER = ("self", "hidden_states", "position_embeddings", "attention_mask")
 _ENCODER = ("self", "hidden_states", "attention_mask")
-#: What the forward of a decoder's layer takes beside its input, all of which attention is given.
-_LAYER = {"attention_mask", "position_ids", "cache", "use_cache", "position_embeddings"}
+#: What the forward of a decoder's layer takes beside its input and the cache, all of which attention is given.
+_LAYER = {"attention_mask", "position_ids", "use_cache", "position_embeddings"}
+#: What forwards call the cache: today's tell it what they were given, those of older transformers, which have the second name, do not.
+_CACHES = ("cache", "past_key_values")
 _PARTS = ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm")
 _LINEARS = (torch.nn.Linear, nn.Linear)
 #: What a trial's results may differ by.
@@ -41,6 +43,12 @@ def _is_left(*modules):
 
 def _is_cast(x):
     return torch.is_autocast_enabled(x.device.type)
+
+
+@functools.lru_cache(maxsize=None)
+def _cache_of(kind):
+    """What the forward of a class calls the cache; None if it takes none."""
+    return next((name for name in _CACHES if name in _parameters_of(kind.forward)), None)
 
 
 # What the modules compute. `theirs` is the forward that transformers has.
@@ -72,7 +80,7 @@ def _is_step(residual, x, layer):
 
 
 def _decoder_layer(m, theirs, *inputs, **options):
-    if _ops._is_compiling() or len(inputs) + ("hidden_states" in options) != 1 or not _LAYER <= options.keys():
+    if _ops._is_compiling() or len(inputs) + ("hidden_states" in options) != 1 or not {*_LAYER, _cache_of(m._theirs)} <= options.keys():
         return theirs(m, *inputs, **options)
     x = inputs[0] if inputs else options.pop("hidden_states")
     attention, mlp = m.self_attn, m.mlp
@@ -91,11 +99,12 @@ def _computes(module, compute):
 
 
 def _decoder_attention(m, theirs, hidden_states, position_embeddings=None, attention_mask=None, cache=None, residual=None, **kwargs):
-    x, layers = hidden_states, [getattr(m, name) for name in _PROJECTIONS]
-    # A cache under its former name is theirs to understand.
-    is_other = position_embeddings is None or "past_key_values" in kwargs or x.dim() != 3 or _ops._is_compiling()
+    x, layers, called = hidden_states, [getattr(m, name) for name in _PROJECTIONS], _cache_of(m._theirs)
+    cache = kwargs.pop(called, cache)
+    # A cache under another name is theirs to understand.
+    is_other = position_embeddings is None or any(name in kwargs for name in _CACHES) or x.dim() != 3 or _ops._is_compiling()
     if is_other or not _are_taken(m, x, *position_embeddings):
-        y, weights = theirs(m, x, position_embeddings=position_embeddings, attention_mask=attention_mask, cache=cache, **kwargs)
+        y, weights = theirs(m, x, position_embeddings=position_embeddings, attention_mask=attention_mask, **{called: cache}, **kwargs)
         return _plus(residual, y), weights
     cos, sin = (angles.unsqueeze(2) for angles in position_embeddings)
     packed = None if _is_left(*layers) or _is_cast(x) else m._packed()
@@ -106,7 +115,7 @@ def _decoder_attention(m, theirs, hidden_states, position_embeddings=None, atten
         q, k = (_decoder.rotary(heads, cos, sin, "") for heads in (q, k))
     q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
     if cache is not None:
-        k, v = cache.update(k, v, m.layer_idx, kwargs=kwargs)
+        k, v = cache.update(k, v, m.layer_idx, **({"kwargs": kwargs} if called == "cache" else {}))
     return _attended(m, x, q, k, v, attention_mask, kwargs, residual)
 
 
@@ -342,7 +351,8 @@ def _try_attention(module, compute):
     if set(module._modules) != {*_PROJECTIONS, "o_proj"} or any(type(layer) not in _LINEARS for layer in layers):
         return "its projections are not PyTorch's Linear, or it has modules beside them"
     is_decoder = compute is _decoder_attention
-    if _parameters_of(type(module).forward) != (_DECODER if is_decoder else _ENCODER):
+    called = _cache_of(type(module))
+    if _parameters_of(type(module).forward) != ((*_DECODER, called) if is_decoder else _ENCODER):
         return "its forward takes other arguments"
     room = sys.modules[type(module).__module__]
     if not hasattr(room, "ALL_ATTENTION_FUNCTIONS") or not hasattr(room, "eager_attention_forward") or not all(
@@ -367,7 +377,7 @@ def _try_attention(module, compute):
                 results = []
                 for forward in (type(module).forward, functools.partial(compute, theirs=_other) if is_decoder else _unpacked):
                     cache = _Cache()
-                    given = dict(position_embeddings=angles, cache=cache if training else None) if is_decoder else {}
+                    given = dict(position_embeddings=angles, **{called: cache if training else None}) if is_decoder else {}
                     call = functools.partial(forward, stand_in, hidden_states=x, attention_mask=mask if training else None, **given, note=11)
                     results.append((_tried(call), seen[:], cache.seen))
                     seen.clear()
@@ -401,13 +411,14 @@ class _Part(torch.nn.Module):
 def _try_decoder_layer(module):
     if set(module._modules) != set(_PARTS):
         return "it has other modules than attention, two norms and a feed-forward half"
-    if set(_parameters_of(type(module).forward)) != {"self", "hidden_states", *_LAYER}:
+    names = {*_LAYER, _cache_of(type(module))}
+    if set(_parameters_of(type(module).forward)) != {"self", "hidden_states", *names}:
         return "its forward takes other arguments"
-    results, x, options = [], _draw(2, 3, 6), {name: object() for name in (*_LAYER, "note")}
+    results, x, options = [], _draw(2, 3, 6), {name: object() for name in (*names, "note")}
     for forward in (type(module).forward, functools.partial(_decoder_layer, theirs=_other)):
         seen = []
         parts = {name: _Part(2.0 + number, seen) for number, name in enumerate(_PARTS)}
-        results.append((_tried(forward, _stand_in(module, parts), hidden_states=x, **options), seen))
+        results.append((_tried(forward, _stand_in(module, parts, _theirs=type(module)), hidden_states=x, **options), seen))
     return None if results[0][0] is not None and _is_same(*results) else _DIFFERS
 
 
