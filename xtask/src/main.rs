@@ -24,6 +24,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+use verdigris_kir::ir::Target;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "The commands of the repository.")]
@@ -162,6 +163,7 @@ fn run(action: Action) -> Result<bool> {
                 println!("assembler: {}", toolchain.ptxas().display());
                 return Ok(true);
             }
+            let whole = filter.is_empty() && dir.is_none();
             let (assemblies, faults) = match dir {
                 Some(folder) => (ptxas::read_folder(&folder)?, Vec::new()),
                 None => catalog::judged(&filter),
@@ -186,7 +188,16 @@ fn run(action: Action) -> Result<bool> {
                 let refused = faults.len();
                 println!("ptxas: {} kernels, {failed} failed, {refused} refused, {remembered} unchanged since they passed", outcomes.len());
             }
-            Ok(failed == 0 && faults.is_empty())
+            let mut fits = true;
+            if whole {
+                let bytes = pack::estimate(Target::Sm90a, &outcomes)?;
+                eprintln!("the pack of {} will have about {:.1} MB", Target::Sm90a.ptx(), bytes as f64 / 1e6);
+                if let Some(why) = pack::too_large(bytes) {
+                    eprintln!("by estimate, {why}");
+                    fits = false;
+                }
+            }
+            Ok(failed == 0 && faults.is_empty() && fits)
         }
         Action::Pack { target, out, jobs, ptxas } => {
             let chip = catalog::chip(&target)?;

@@ -177,7 +177,8 @@ fn the_pack_comes_before_the_disk_and_gives_way_to_it() {
     let entry = |code: &[u8]| Entry { facts: source().facts, findings: Some(vec![]), code: Code::Cubin(code.to_vec()) };
     let kernels = [("k".to_owned(), entry(&fake::IMAGE)), ("no image".to_owned(), entry(b"no image"))];
     let write = |head: &PackHead| {
-        std::fs::write(&path, Pack::to_bytes(head, CompileOptions::default(), &kernels).expect("can be made")).expect("writes");
+        std::fs::write(&path, Pack::to_bytes(head, CompileOptions::default(), &kernels, Pack::compress_quickly).expect("can be made"))
+            .expect("writes");
     };
     let ask_for = |spec: &str, source: fn() -> Result<KernelSource, Error>| {
         let cache = ModuleCache::new(&context, Some(disk.clone())).with_pack(&path);

@@ -227,9 +227,10 @@ fn mend_plans(bytes: &mut Vec<u8>) {
     *bytes = (lines.join("\n") + "\n").into_bytes();
 }
 
-const PACK_HEAD_BYTES: usize = 108;
-const PACK_HASHED_BYTES: usize = 76;
-const PACK_ROW_BYTES: usize = 80;
+const PACK_HEAD_BYTES: usize = 112;
+const PACK_HASHED_BYTES: usize = 80;
+const PACK_ROW_BYTES: usize = 44;
+const PACK_BLOCK_ROW_BYTES: usize = 48;
 
 fn key(spec: &str) -> CacheKey {
     let options = CompileOptions::default();
@@ -243,12 +244,12 @@ fn packs() -> Vec<Vec<u8>> {
     let kernels = [("k1", entry(Code::Cubin(vec![0x7f; 40]))), ("k2", entry(Code::Ptx(".version 9.0".to_owned())))];
     let pack = |count: usize| {
         let kernels: Vec<(String, Entry)> = kernels[..count].iter().map(|(spec, entry)| ((*spec).to_owned(), entry.clone())).collect();
-        Pack::to_bytes(&head, CompileOptions::default(), &kernels).unwrap_or_default()
+        Pack::to_bytes(&head, CompileOptions::default(), &kernels, Pack::compress_quickly).unwrap_or_default()
     };
     vec![pack(0), pack(1), pack(2)]
 }
 
-/// The hash of head and index, and those of the kernels.
+/// The hash of head, index and table, and those of the blocks.
 #[expect(clippy::ptr_arg, reason = "formats share one type, and others change their length")]
 fn mend_pack(bytes: &mut Vec<u8>) {
     if bytes.len() < PACK_HEAD_BYTES {
@@ -256,17 +257,19 @@ fn mend_pack(bytes: &mut Vec<u8>) {
     }
     let number =
         |at: usize, bytes: &[u8]| bytes.get(at..at + 4).map_or(0, |four| u32::from_le_bytes([four[0], four[1], four[2], four[3]]) as usize);
-    let rows = number(PACK_HASHED_BYTES - 4, bytes).min((bytes.len() - PACK_HEAD_BYTES) / PACK_ROW_BYTES);
-    for row in (0..rows).map(|row| PACK_HEAD_BYTES + row * PACK_ROW_BYTES) {
-        let (offset, packed_bytes) = (number(row + 32, bytes), number(row + 40, bytes));
+    let kernels = number(PACK_HASHED_BYTES - 8, bytes).min((bytes.len() - PACK_HEAD_BYTES) / PACK_ROW_BYTES);
+    let table = PACK_HEAD_BYTES + kernels * PACK_ROW_BYTES;
+    let blocks = number(PACK_HASHED_BYTES - 4, bytes).min((bytes.len() - table) / PACK_BLOCK_ROW_BYTES);
+    for row in (0..blocks).map(|row| table + row * PACK_BLOCK_ROW_BYTES) {
+        let (offset, packed_bytes) = (number(row, bytes), number(row + 8, bytes));
         let hash = bytes.get(offset..offset.saturating_add(packed_bytes)).map(|packed| *blake3::hash(packed).as_bytes());
         if let Some(hash) = hash {
-            bytes[row + 48..row + 80].copy_from_slice(&hash);
+            bytes[row + 16..row + 48].copy_from_slice(&hash);
         }
     }
-    let index = PACK_HEAD_BYTES..PACK_HEAD_BYTES + rows * PACK_ROW_BYTES;
-    let mut hasher = blake3::Hasher::new_derive_key("verdigris-cuda pack index 1");
-    hasher.update(&bytes[..PACK_HASHED_BYTES]).update(&bytes[index]);
+    let tables = PACK_HEAD_BYTES..table + blocks * PACK_BLOCK_ROW_BYTES;
+    let mut hasher = blake3::Hasher::new_derive_key("verdigris-cuda pack index 2");
+    hasher.update(&bytes[..PACK_HASHED_BYTES]).update(&bytes[tables]);
     let hash = *hasher.finalize().as_bytes();
     bytes[PACK_HASHED_BYTES..PACK_HEAD_BYTES].copy_from_slice(&hash);
 }
