@@ -213,12 +213,15 @@ fn over_with_last(cut: &Cut<'_>, uid: Uid, dims: &[u64], last: usize, slots: &mu
 /// A tensor of attention over these dims.
 type AttentionViewer<'v> = &'v mut dyn FnMut(Uid, [u64; 4]) -> Result<View, Error>;
 
+/// What attention may have beside queries, keys and values: its options, the state of dropout and the offset in it, and the factors of 8-bit floats.
+type AttentionOptions = ([Option<Uid>; 9], [Option<Uid>; 2], [Option<Uid>; 3]);
+
 /// The problem of attention; `pass` is given the dims of queries, keys and values, and of scores.
 fn attention(
     cut: &Cut<'_>,
     spec: &AttentionSpec,
     operands: [Uid; 3],
-    (options, [state, offset], descales): ([Option<Uid>; 9], [Option<Uid>; 2], [Option<Uid>; 3]),
+    (options, [state, offset], descales): AttentionOptions,
     read: &[Uid],
     pass: impl FnOnce([[u64; 4]; 3], [u64; 4], AttentionViewer<'_>) -> Result<AttentionPass, Error>,
 ) -> Result<Subgraph, Error> {

@@ -387,7 +387,7 @@ impl AttentionProblem {
         }
         super::finite("attention", "scale", &self.scale)?;
         let has_descales = [&self.q_descale, &self.k_descale, &self.v_descale].into_iter().any(Option::is_some);
-        if has_descales && !(self.q.dtype.is_fp8() && !self.is_backward()) {
+        if has_descales && (self.is_backward() || !self.q.dtype.is_fp8()) {
             return structure("q_descale", "queries, keys and values of 8 bits have factors, and no gradient");
         }
         if let Some(Real(p)) = self.dropout {
