@@ -67,7 +67,7 @@ def test_a_wrong_network_is_a_fault_and_absent_packages_are_refusals():
     absent = transformer_nets.row(use, "eager", ours.Absent("no package here"), CPU, 0.01, "tiny")
     assert absent["refused"] == "no package here"
 
-    def nothing(net, size):
+    def nothing(net, size, device):
         raise Refused("transformers cannot be imported")
 
     assert transformer_nets.row(use, "eager", door, CPU, 0.01, "tiny", nothing)["refused"].startswith("transformers")
