@@ -96,9 +96,9 @@ def test_errors_of_gradients_are_told_by_name():
     facts = transformer_nets._told_errors(exact, {"plain": plain, "ours": mine}, True)
     assert facts["error_plain"] == pytest.approx(0.1) and facts["error_ours"] == pytest.approx(math.sqrt(1.25) / 5)
     assert facts["worst_gradient"] == "a" and facts["worst_gradient_ratio"] == 2.0 and facts["gradients_above"] == 1
-    transformer_nets._judge(facts)
+    transformer_nets.nets._judge(facts, transformer_nets.MOST_ERROR)
     assert "fault" in facts
     gone = transformer_nets._told_errors(exact, {"plain": plain, "ours": transformer_nets.errors(exact, {"a": exact["a"]})}, False)
     assert math.isnan(gone["error_ours"])
-    transformer_nets._judge(gone)
+    transformer_nets.nets._judge(gone, transformer_nets.MOST_ERROR)
     assert "fault" in gone

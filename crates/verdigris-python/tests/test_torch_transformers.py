@@ -362,6 +362,39 @@ def test_families_that_differ_compute_what_they_did(kind, words):
         close(ours(tokens).logits, copy.deepcopy(plain).double()(tokens).logits, 30.0)
 
 
+def test_a_cache_by_its_former_name():
+    """Attention as transformers had it before the cache was told what attention was given."""
+    room = transformers.models.llama.modeling_llama
+
+    class Former(room.LlamaAttention):
+        __module__ = room.__name__
+
+        def forward(self, hidden_states, position_embeddings=None, attention_mask=None, past_key_values=None, **kwargs):
+            heads = (*hidden_states.shape[:-1], -1, self.head_dim)
+            q, k, v = (layer(hidden_states).view(heads).transpose(1, 2) for layer in (self.q_proj, self.k_proj, self.v_proj))
+            q, k = room.apply_rotary_pos_emb(q, k, *position_embeddings)
+            if past_key_values is not None:
+                k, v = past_key_values.update(k, v, self.layer_idx)
+            attend = room.ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, room.eager_attention_forward)
+            dropout = 0.0 if not self.training else self.attention_dropout
+            o, weights = attend(self, q, k, v, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs)
+            return self.o_proj(o.reshape(*heads[:-2], -1).contiguous()), weights
+
+    plain = randomized(llama()).eval()
+    theirs = plain.model.layers[0].self_attn
+    theirs.__class__ = Former
+    ours, report = vt.convert(theirs)
+    assert report.swapped[""] == "Former", report
+    x = torch.randn(2, 5, plain.config.hidden_size)
+    angles = plain.model.rotary_emb(x, torch.arange(5)[None])
+    caches = [transformers.DynamicCache(config=plain.config) for _ in range(2)]
+    with torch.no_grad():
+        made = [module(x, position_embeddings=angles, past_key_values=cache)[0] for module, cache in zip((theirs, ours), caches)]
+    torch.testing.assert_close(made[1], made[0], rtol=1e-4, atol=1e-5)
+    for one, other in zip(*(cache.layers[:1] for cache in caches)):
+        torch.testing.assert_close(one.keys, other.keys, rtol=1e-4, atol=1e-5)
+
+
 def test_trials_draw_nothing_from_the_generators_of_programs():
     plain = llama()
     torch.manual_seed(3)

@@ -188,3 +188,21 @@ def test_a_compiled_network_keeps_windows_apart(kind):
     with torch.no_grad():
         for found, right in zip(torch.compile(network, backend="aot_eager", fullgraph=True)(x), network(x)):
             close(found, right.double())
+
+
+def test_what_keeps_windows_apart_is_made_where_the_image_is():
+    """What a compiled step made on the CPU, it would make anew each time and copy."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from verdigris.torch import _window
+
+    devices = set()
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+            made = function(*arguments, **(keywords or {}))
+            devices.add(made.device.type)
+            return made
+
+    with Seen():
+        apart = _window._apart(8, 12, (4, 4), (2, 2), torch.device("meta"))
+    assert apart.shape == (6, 1, 16, 16) and devices == {"meta"}, devices

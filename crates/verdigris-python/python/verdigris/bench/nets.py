@@ -282,14 +282,14 @@ def row(
     return facts
 
 
-def _judge(facts: dict) -> None:
-    """A fault where our error is more than twice the plain network's, or no number where that is one."""
+def _judge(facts: dict, most: float = 2) -> None:
+    """A fault where our error is more than so many times the plain network's, or no number where that is one."""
     mine, plain = facts.get("error_ours"), facts.get("error_plain")
     if mine is None or plain is None:
         return
     if math.isnan(plain):
         facts["remark"] = "not judged: the plain network's outputs are not comparable with fp32's"
-    elif not mine <= 2 * plain:
+    elif not mine <= most * plain:
         facts["fault"] = f"error {mine:.3g}, plain {plain:.3g}"
 
 

@@ -279,19 +279,8 @@ def row(use: Use, way: str, door, device: torch.device, seconds: float, size: st
         facts["refused"] = first_line(trouble)
         if "CUDA error" in facts["refused"]:
             facts["fatal"] = True
-    _judge(facts)
+    nets._judge(facts, MOST_ERROR)
     return facts
-
-
-def _judge(facts: dict) -> None:
-    """A fault where our error is more than ``MOST_ERROR`` of the plain network's, or no number."""
-    mine, plain = facts.get("error_ours"), facts.get("error_plain")
-    if mine is None or plain is None:
-        return
-    if math.isnan(plain):
-        facts["remark"] = "not judged: the plain network's outputs are not comparable with fp32's"
-    elif not mine <= MOST_ERROR * plain:
-        facts["fault"] = f"error {mine:.3g}, plain {plain:.3g}"
 
 
 def run(arguments, device: torch.device, say: Callable[[str], None]) -> int:
