@@ -2,12 +2,13 @@
 
 use std::f32::consts::LOG2_E;
 
-use verdigris_kir::face::{Kernel, Val};
+use verdigris_kir::face::{Kernel, Val, Var};
 use verdigris_kir::inst::Cache;
 use verdigris_kir::params::{AtExecution, Divide, Read, Write};
 use verdigris_kir::tile::fragment::Fragment;
 
 use super::super::half::Half;
+use super::super::tile::PANEL;
 use super::sequences::SequencesArgs;
 use super::spec::{CONSUMERS, QUERIES, parts, piece_bytes};
 use crate::hopper::WARPGROUP;
@@ -15,11 +16,12 @@ use crate::hopper::WARPGROUP;
 /// Threads of a CTA in front.
 pub(super) const THREADS: u32 = 256;
 /// Lanes of a row; each takes 8 elements at a time.
-const TEAM: u32 = 16;
+const TEAM: u32 = 8;
 /// Times.
-const PASSES: u32 = 2;
-/// Rows of a CTA.
-pub(super) const ROWS: u32 = THREADS / TEAM;
+const PASSES: u32 = 4;
+/// Teams of a CTA, and rows of each: a block of queries in all.
+const TEAMS: u32 = THREADS / TEAM;
+const ROWS: u32 = QUERIES / TEAMS;
 /// The most elements of a row.
 pub(super) const MOST_ELEMENTS: u32 = 8 * TEAM * PASSES;
 
@@ -39,85 +41,113 @@ impl<'k> Rows<'k> {
 }
 
 verdigris_kir::parameters! {
-    /// `delta = Σ d_o · o` and `L · log₂ e` of each query, f32, `[batch][head][padded]`.
+    /// `delta = Σ d_o · o` and `L · log₂ e` of each query, f32, `[batch][head][padded]`; and zeros for the gradient of the queries.
     pub(super) struct Before / BeforeArgs of bool as ragged {
         pub(super) o: RowsArgs = 16,
         pub(super) d_o: RowsArgs = 16,
         pub(super) log_sum_exp: RowsArgs = 4,
         pub(super) delta: Write = 4,
         pub(super) lse_log2: Write = 4,
+        /// Two pieces of each block, `[batch][head][block]`, and their bytes.
+        pub(super) pieces: Write = 16,
+        pub(super) block_bytes: u32,
         pub(super) queries: u32,
         /// Vectors of 8 elements in a row.
         pub(super) vectors: u32,
-        /// Queries rounded up to whole blocks, as CTAs.
-        pub(super) ctas: Divide,
+        pub(super) blocks: Divide,
         pub(super) heads: Divide,
         /// Of ragged tensors: queries and batches are those of sequences, and numbers are `[head][block in the workspace]`.
         pub(super) sequences: Option<SequencesArgs> = ragged.then_some(()),
     }
 }
 
-/// Queries beyond the last, and those that attend to nothing, get `+∞` for the second number: then `2^(s − L)` is 0 for each of their scores.
-pub(super) fn before(k: Kernel<'_>, ty: Half, ragged: bool) {
-    let Before { o, d_o, log_sum_exp, delta, lse_log2, queries, vectors, ctas, heads, sequences } = Before::declare(k, &ragged);
+/// A block of queries a CTA. Queries beyond the last, and those that attend to nothing, get `+∞` for the second number: then `2^(s − L)` is 0 for each of their
+/// scores.
+pub(super) fn before<'k>(k: Kernel<'k>, ty: Half, ragged: bool) {
+    let Before { o, d_o, log_sum_exp, delta, lse_log2, pieces, block_bytes, queries, vectors, blocks, heads, sequences } =
+        Before::declare(k, &ragged);
     k.griddep_wait();
     k.griddep_launch();
-    let (outer, cta) = ctas.split(k.cta());
+    let (outer, block) = blocks.split(k.cta());
     let (batch, head) = heads.split(outer);
     let own = sequences.map(|sequences| (sequences.of_batch(k, batch), sequences));
     if let Some((own, _)) = &own {
         // A sequence without queries has one block of none.
-        k.stop_when((cta * ROWS).ge(own.blocks.max(1) * QUERIES));
+        k.stop_when(block.ge(own.blocks.max(1)));
     }
     let queries = own.as_ref().map_or(queries, |(own, _)| own.queries.count);
-    // Where a row of this head lies.
+    // Where a row of this head lies, and where its block stands in the workspace.
     let place = |row| match &own {
         None => [batch, head, row],
         Some((own, _)) => [k.constant(0), head, own.queries.begin + row],
     };
-    let row = cta * ROWS + (k.thread() >> 4);
+    let number = own.as_ref().map_or_else(|| k.cta(), |(own, sequences)| sequences.block_number(own, head, block));
+
+    let zeros = [k.constant(0.0f32); 4];
+    k.range_step(k.thread() << 4, block_bytes, THREADS * 16, |at| {
+        k.st_global_vector(pieces.moved(number.widen() * block_bytes.widen() + at.widen()).address(), 0, &zeros, Cache::Default);
+    });
+
     let lane = k.thread() & (TEAM - 1);
-    let sum = k.var(0.0f32);
-    for vector in (0..PASSES).map(|pass| lane + pass * TEAM) {
-        k.when(row.lt(queries) & vector.lt(vectors), || {
-            let at = place(row);
-            let [o, d_o] = [o.row(at), d_o.row(at)].map(|row| k.ld_global_vector::<u32>(row + (vector << 4).widen(), 0, 4, Cache::Default));
-            for (o, d_o) in o.into_iter().zip(d_o) {
-                let ((o_low, o_high), (d_low, d_high)) = (k.split16(o), k.split16(d_o));
-                for (o, d_o) in [(o_low, d_low), (o_high, d_high)] {
-                    sum.set(k.fma(ty.widen(k, o), ty.widen(k, d_o), sum));
-                }
+    let own_row = k.thread() >> TEAM.trailing_zeros();
+    let rows: Vec<Val<'k, u32>> = (0..ROWS).map(|i| block * QUERIES + own_row + i * TEAMS).collect();
+    let sums: Vec<_> = rows.iter().map(|_| k.var(0.0f32)).collect();
+    let load = |row: Val<'k, u32>, vector: Val<'k, u32>| {
+        [&o, &d_o].map(|of| k.ld_global_vector::<u32>(of.row(place(row)) + (vector << 4).widen(), 0, 4, Cache::Default))
+    };
+    let add = |sum: &Var<'k, f32>, [o, d_o]: [Vec<Val<'k, u32>>; 2], counts: Val<'k, bool>| {
+        for (o, d_o) in o.into_iter().zip(d_o) {
+            let ((o_low, o_high), (d_low, d_high)) = (k.split16(o), k.split16(d_o));
+            for (o, d_o) in [(o_low, d_low), (o_high, d_high)] {
+                // What is loaded in place of elements that are not there may be no number.
+                sum.set(k.select(counts, k.fma(ty.widen(k, o), ty.widen(k, d_o), *sum), *sum));
             }
+        }
+    };
+    for pass in 0..PASSES {
+        let vector = lane + pass * TEAM;
+        let counts = vector.lt(vectors);
+        let vector = vector.min(vectors - 1);
+        k.when(vectors.gt(pass * TEAM), || {
+            let all = || {
+                // All loads before the first sum.
+                let loaded: Vec<_> = rows.iter().map(|&row| load(row, vector)).collect();
+                sums.iter().zip(loaded).for_each(|(sum, loaded)| add(sum, loaded, counts));
+            };
+            let each = || {
+                for (&row, sum) in rows.iter().zip(&sums) {
+                    k.when(row.lt(queries), || add(sum, load(row, vector), counts));
+                }
+            };
+            k.when_else(((block + 1) * QUERIES).le(queries), all, each);
         });
     }
-    for distance in [8, 4, 2, 1] {
-        sum.set(sum + k.shfl_bfly::<f32>(sum, distance));
+    for distance in [4, 2, 1] {
+        sums.iter().for_each(|sum| sum.set(*sum + k.shfl_bfly::<f32>(*sum, distance)));
     }
     k.when(lane.eq(0), || {
-        let number = k.var(f32::INFINITY);
-        k.when(row.lt(queries), || {
-            let logarithm = k.ld_global::<f32>(log_sum_exp.row(place(row)), 0);
-            // Finite logarithms next to −∞ may become it.
-            let scaled = logarithm * LOG2_E;
-            number.set(k.select(scaled.eq(f32::NEG_INFINITY), f32::INFINITY, scaled));
-        });
-        let at = match &own {
-            None => k.cta() * ROWS + (k.thread() >> 4),
-            Some((own, sequences)) => sequences.block_number(own, head, row >> QUERIES.trailing_zeros()) * QUERIES + (row & (QUERIES - 1)),
-        };
-        k.st_global(lse_log2.at(at, 4), 0, number.get());
-        k.st_global(delta.at(at, 4), 0, sum.get());
+        for ((&row, sum), i) in rows.iter().zip(&sums).zip(0..) {
+            let scaled = k.var(f32::INFINITY);
+            k.when(row.lt(queries), || {
+                let logarithm = k.ld_global::<f32>(log_sum_exp.row(place(row)), 0) * LOG2_E;
+                // Finite logarithms next to −∞ may become it.
+                scaled.set(k.select(logarithm.eq(f32::NEG_INFINITY), f32::INFINITY, logarithm));
+            });
+            let at = number * QUERIES + own_row + i * TEAMS;
+            k.st_global(lse_log2.at(at, 4), 0, scaled.get());
+            k.st_global(delta.at(at, 4), 0, sum.get());
+        }
     });
 }
 
 verdigris_kir::parameters! {
-    /// Pieces of 64 queries by half a head, as [`super::kernel`] leaves them, into the gradient of the queries.
+    /// Pieces of 64 queries by half a head, or of 32 queries, as [`super::kernel`] leaves them, into the gradient of the queries.
     pub(super) struct Behind / BehindArgs of bool as ragged {
         /// `[batch][head][block][2]`.
         pub(super) pieces: Read = 16,
         /// As [`Before`] left it.
         pub(super) lse_log2: Read = 4,
-        pub(super) dq: Write = 4,
+        pub(super) dq: Write = 16,
         /// Bytes from one batch, head and query to the next.
         pub(super) strides_bytes: [u64; 3],
         pub(super) queries: u32,
@@ -135,8 +165,8 @@ verdigris_kir::parameters! {
     }
 }
 
-/// One piece a CTA. A consumer's thread left its registers four at a time: two neighbours in a row, and those 8 rows below.
-pub(super) fn behind(k: Kernel<'_>, ty: Half, head: u32, ragged: bool) {
+/// One piece a CTA.
+pub(super) fn behind<'k>(k: Kernel<'k>, ty: Half, head: u32, by_rows: bool, ragged: bool) {
     let Behind { pieces, lse_log2, dq, strides_bytes, queries, keys, before, behind, elements, scale, pieces_of_head, heads, sequences } =
         Behind::declare(k, &ragged);
     k.griddep_wait();
@@ -144,53 +174,91 @@ pub(super) fn behind(k: Kernel<'_>, ty: Half, head: u32, ragged: bool) {
     let (outer, piece) = pieces_of_head.split(k.cta());
     let (batch, query_head) = heads.split(outer);
     let block = piece >> 1;
-    let row = block * QUERIES;
+    let first_row = block * QUERIES;
     let own = sequences.map(|sequences| (sequences.of_batch(k, batch), sequences));
     if let Some((own, _)) = &own {
-        k.stop_when(row.ge(own.queries.count));
+        k.stop_when(first_row.ge(own.queries.count));
     }
     let (queries, keys, before, behind) = match &own {
         None => (queries, keys, before, behind),
         Some((own, _)) => (own.queries.count, own.keys.count, own.corner + before, own.corner + behind),
     };
-    let thread = k.thread();
-    let row_of_block = Fragment::<f32>::row(thread);
-    let row = row + row_of_block;
-    // Where the piece's parts of 8 columns stand, of a few parts together.
-    let columns: Vec<Val<'_, u32>> = parts(head)
-        .iter()
-        .flat_map(|part| {
-            let first = (piece & 1) * part.of_consumer + part.first + Fragment::<f32>::column(thread);
-            (0..part.columns / 8).map(move |eight| first + 8 * eight)
-        })
-        .collect();
     let [of_batch, of_head, of_query] = strides_bytes;
-    // Queries without a key have no gradient, whatever the products gave. Pieces of a head are two for each block of queries.
-    let block_number = own.as_ref().map(|(own, sequences)| sequences.block_number(own, query_head, block));
-    let numbers = match block_number {
-        None => outer * (pieces_of_head.value() >> 1) * QUERIES + row,
-        Some(number) => number * QUERIES + row_of_block,
+    // Pieces of a head are two for each block of queries.
+    let number = match &own {
+        None => outer * (pieces_of_head.value() >> 1) + block,
+        Some((own, sequences)) => sequences.block_number(own, query_head, block),
     };
-    let numbers = lse_log2.at(numbers, 4);
-    let attends = [0u32, 8].map(|below| {
-        let query = (row + below).signed();
-        let has_keys = (query + before).max(0).lt((query + behind).min(keys.signed()));
-        k.ld_global::<f32>(numbers, i64::from(4 * below)).ne(f32::INFINITY) & has_keys
-    });
-    let number = block_number.map_or_else(|| k.cta(), |number| number * CONSUMERS + (piece & 1));
-    let from = pieces.at(number, piece_bytes(head)) + (thread << 4).widen();
     let to = match &own {
         None => dq.moved(batch.widen() * of_batch + query_head.widen() * of_head),
         Some((own, _)) => dq.moved(own.queries.begin.widen() * of_query + query_head.widen() * of_head),
     };
-    for (part, column) in (0..).zip(columns) {
-        let values = k.ld_global_vector::<f32>(from, i64::from(part * WARPGROUP * 16), 4, Cache::Default);
-        for ((pair, below), attends) in values.chunks(2).zip([0, 8]).zip(attends) {
-            let row = row + below;
-            let packed = k.select(attends, k.pack::<u32>(ty.packed(), pair[0] * scale, pair[1] * scale), 0u32);
-            k.when(row.lt(queries) & column.lt(elements), || {
-                k.st_global(to.moved(row.widen() * of_query + (column << 1).widen()).address(), 0, packed);
-            });
+    // Queries without a key have no gradient, whatever the products gave.
+    let attends = |row_of_block: Val<'k, u32>| {
+        let query = (first_row + row_of_block).signed();
+        let has_keys = (query + before).max(0).lt((query + behind).min(keys.signed()));
+        k.ld_global::<f32>(lse_log2.at(number * QUERIES + row_of_block, 4), 0).ne(f32::INFINITY) & has_keys
+    };
+    let store = |row_of_block: Val<'k, u32>, column: Val<'k, u32>, attends: Val<'k, bool>, words: [Val<'k, u32>; 4]| {
+        let line = words.map(|word| k.select(attends, word, 0u32));
+        let row = first_row + row_of_block;
+        k.when(row.lt(queries) & column.lt(elements), || {
+            k.st_global_vector(to.moved(row.widen() * of_query + (column << 1).widen()).address(), 0, &line, Cache::Default);
+        });
+    };
+    let pack = |pair: &[Val<'k, f32>]| k.pack::<u32>(ty.packed(), pair[0] * scale, pair[1] * scale);
+    let from = pieces.at(number * CONSUMERS + (piece & 1), piece_bytes(head));
+    let thread = k.thread();
+    if by_rows {
+        // A half of the queries, rows of 64 elements whose eights the consumer has swapped.
+        let own_row = thread >> 2;
+        let row_of_block = (piece & 1) * (QUERIES / CONSUMERS) + own_row;
+        let eights = [0u32, 1].map(|i| ((thread & 3) << 1) + i);
+        let loaded = eights.map(|eight| {
+            let at = from + (own_row * (PANEL * 4) + ((eight ^ ((own_row >> 1) & 3)) << 5)).widen();
+            [0i64, 16].map(|half| k.ld_global_vector::<f32>(at, half, 4, Cache::Default)).concat()
+        });
+        let attends = attends(row_of_block);
+        for (eight, values) in eights.into_iter().zip(loaded) {
+            let words = [0, 1, 2, 3].map(|pair: usize| pack(&values[2 * pair..2 * pair + 2]));
+            store(row_of_block, eight << 3, attends, words);
+        }
+        return;
+    }
+    // A consumer's thread left its registers four at a time: two neighbours in a row, and those 8 rows below. Four lanes have the elements of a row between them.
+    let from = from + (thread << 4).widen();
+    let lane_of_row = thread & 3;
+    // Where each lane's 8 columns stand, of four parts of 8 together.
+    let columns: Vec<Val<'k, u32>> = parts(head)
+        .iter()
+        .flat_map(|part| {
+            let first = (piece & 1) * part.of_consumer + part.first + (lane_of_row << 3);
+            (0..part.columns / 32).map(move |four| first + 32 * four)
+        })
+        .collect();
+    let loaded: Vec<_> = (0..4 * columns.len() as u32)
+        .map(|part| k.ld_global_vector::<f32>(from, i64::from(part * WARPGROUP * 16), 4, Cache::Default))
+        .collect();
+    let rows = [0, 8].map(|below| Fragment::<f32>::row(thread) + below);
+    let attends = rows.map(attends);
+    for (four, column) in loaded.chunks(4).zip(columns) {
+        for (half, (row_of_block, attends)) in rows.into_iter().zip(attends).enumerate() {
+            let words = [0, 1, 2, 3].map(|part: usize| pack(&four[part][2 * half..2 * half + 2]));
+            store(row_of_block, column, attends, of_one_part(lane_of_row, words));
         }
     }
+}
+
+/// Of four lanes that have a word of each of four parts, lane `i` gets all words of part `i`.
+fn of_one_part<'k>(lane: Val<'k, u32>, words: [Val<'k, u32>; 4]) -> [Val<'k, u32>; 4] {
+    let k = lane.kernel();
+    let swap = |[low, high]: [Val<'k, u32>; 2], bit: u32| {
+        let is_high = (lane & bit).ne(0);
+        let other = k.shfl_bfly::<u32>(k.select(is_high, low, high), bit);
+        [k.select(is_high, other, low), k.select(is_high, high, other)]
+    };
+    let [a, b, c, d] = words;
+    let ([a, b], [c, d]) = (swap([a, b], 1), swap([c, d], 1));
+    let ([a, c], [b, d]) = (swap([a, c], 2), swap([b, d], 2));
+    [a, b, c, d]
 }

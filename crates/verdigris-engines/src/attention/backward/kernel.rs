@@ -7,7 +7,7 @@
 
 use std::f32::consts::LOG2_E;
 
-use verdigris_kir::face::{Kernel, LoadOptions, MbarrierArray, Role, SharedPiece, Val, Var, WgmmaA};
+use verdigris_kir::face::{Kernel, LoadOptions, Role, SharedPiece, Val, Var, WgmmaA};
 use verdigris_kir::inst::{Atomic, BulkReduce, Cache, Fence, Order as MemoryOrder, Scope};
 use verdigris_kir::ir::{Access, Ty};
 use verdigris_kir::params::{AtExecution, Map, Read, ReadWrite};
@@ -153,15 +153,12 @@ pub(super) struct Slots<'k> {
     pub(super) lse: SharedPiece<'k>,
     pub(super) delta: SharedPiece<'k>,
     tile: SharedPiece<'k>,
-    pub(super) keys_full: MbarrierArray<'k>,
     pub(super) q_ring: Ring<'k>,
     pub(super) d_o_ring: Ring<'k>,
 }
 
 impl<'k> Slots<'k> {
     pub(super) fn new(k: Kernel<'k>, spec: &Spec) -> Self {
-        let keys_full = k.mbarrier_array("keys full", 1);
-        keys_full.arrivals().set(1);
         Slots {
             keys: k.shared("keys", spec.key_tile().bytes(), 1024),
             values: k.shared("values", spec.value_tile().bytes(), 1024),
@@ -170,7 +167,6 @@ impl<'k> Slots<'k> {
             lse: k.shared("log-sum-exp", spec.stages * NUMBERS_BYTES, 128),
             delta: k.shared("delta", spec.stages * NUMBERS_BYTES, 128),
             tile: k.shared("tile", 4, 4),
-            keys_full,
             q_ring: Ring::new(k, spec.stages, CONSUMERS, RingScope::Cta),
             d_o_ring: Ring::new(k, spec.stages, CONSUMERS, RingScope::Cta),
         }
@@ -179,36 +175,38 @@ impl<'k> Slots<'k> {
     /// The start of all threads.
     pub(super) fn start(&self, k: Kernel<'k>, params: &Params<'k>) {
         let init = || {
-            self.keys_full.init();
             [self.q_ring, self.d_o_ring].iter().for_each(|ring| ring.init());
             [&params.q, &params.k, &params.v, &params.d_o].into_iter().for_each(|map| k.prefetch_tensormap(map));
         };
         roles::start(k, init, || {});
     }
 
-    /// The warp that loads: keys and values once, then queries, gradients and their numbers, a block of a head after the other.
+    /// The warp that loads: queries, gradients of results and their numbers, a block of a head after the other. Keys land with the first queries, values with
+    /// the first gradients.
     pub(super) fn load(&self, k: Kernel<'k>, spec: &Spec, params: &Params<'k>, tile: &Tile<'k>) {
         let (key_tile, value_tile, query_tile, result_tile) = (spec.key_tile(), spec.value_tile(), spec.query_tile(), spec.result_tile());
         let (q_cursor, d_o_cursor) = (self.q_ring.cursor(), self.d_o_ring.cursor());
         let options = LoadOptions::default();
         k.when(k.elect(), || {
-            let full = self.keys_full.at(0u32);
-            full.arrive_expect_tx(key_tile.bytes() + value_tile.bytes());
-            let at = [tile.key_row(tile.first_key), tile.place.head, tile.map_batch(k)];
-            key_tile.load(self.keys.address(), &params.k, at, full, options);
-            value_tile.load(self.values.address(), &params.v, at, full, options);
+            let at_keys = [tile.key_row(tile.first_key), tile.place.head, tile.map_batch(k)];
+            // Keys and values come once.
+            let has_keys = k.var_named("has_keys", 0u32);
             k.range(params.group, |member| {
                 let head = tile.first_head + member;
                 k.range_step(tile.first, tile.end, 1, |block| {
                     let numbers = tile.block_number(params, head, block);
                     let at = [tile.query_row(block * QUERIES), head, tile.map_batch(k)];
-                    let full = q_cursor.acquire(query_tile.bytes() + NUMBERS_BYTES);
+                    let full = q_cursor.acquire(k.select(has_keys.eq(0), key_tile.bytes(), 0u32) + (query_tile.bytes() + NUMBERS_BYTES));
+                    k.when(has_keys.eq(0), || key_tile.load(self.keys.address(), &params.k, at_keys, full, options));
                     let stage = q_cursor.stage();
                     query_tile.load(self.queries.address() + stage * query_tile.bytes(), &params.q, at, full, options);
                     let to = self.lse.address() + stage * NUMBERS_BYTES;
                     k.bulk_load(to, params.lse_log2.at(numbers, NUMBERS_BYTES), NUMBERS_BYTES, full);
                     q_cursor.advance();
-                    let full = d_o_cursor.acquire(result_tile.bytes() + NUMBERS_BYTES);
+                    let full =
+                        d_o_cursor.acquire(k.select(has_keys.eq(0), value_tile.bytes(), 0u32) + (result_tile.bytes() + NUMBERS_BYTES));
+                    k.when(has_keys.eq(0), || value_tile.load(self.values.address(), &params.v, at_keys, full, options));
+                    has_keys.set(1u32);
                     let stage = d_o_cursor.stage();
                     result_tile.load(self.d_o.address() + stage * result_tile.bytes(), &params.d_o, at, full, options);
                     let to = self.delta.address() + stage * NUMBERS_BYTES;
@@ -240,6 +238,52 @@ impl<'k> Slots<'k> {
             }
             meet(k);
         });
+    }
+}
+
+/// Pieces of a consumer in shared memory: one is written while memory reads the other.
+const PIECES: u32 = 2;
+
+/// What stands on the left of a product of keys by queries.
+#[derive(Clone, Copy)]
+enum Operand {
+    Keys,
+    Values,
+}
+
+/// Operands in registers, for as long as the CTA runs. Out of shared memory a product of 64 by 64 reads both of its operands as fast as it can be read at all;
+/// this leaves one.
+struct Kept<'k> {
+    /// This consumer's keys and values, 16 elements a step.
+    keys: Vec<[Val<'k, u32>; 4]>,
+    values: Vec<[Val<'k, u32>; 4]>,
+    /// The elements of all keys, 16 keys a step.
+    keys_across: Vec<[Val<'k, u32>; 4]>,
+}
+
+impl<'k> Kept<'k> {
+    fn load(k: Kernel<'k>, spec: &Spec, [keys, values]: [Val<'k, u32>; 2], warpgroup: Val<'k, u32>, thread: Val<'k, u32>) -> Self {
+        let (tile, lane, warp) = (spec.key_tile(), thread & 31, thread >> 5);
+        let load = |transposed: bool, row: Val<'k, u32>| {
+            let four = k.ldmatrix(4, transposed, row, 0);
+            [0, 1, 2, 3].map(|i: usize| four[i])
+        };
+        let along = |slot: Val<'k, u32>| -> Vec<[Val<'k, u32>; 4]> {
+            let row = warpgroup * OWN_KEYS + (warp << 4) + (lane & 15);
+            (0..spec.head / 16).map(|step| load(false, tile.chunk(slot, row, lane >> 4, step))).collect()
+        };
+        let across = |step: u32| {
+            let row = (lane & 7) + ((lane >> 4) << 3) + 16 * step;
+            load(true, tile.chunk(keys, row, (warp << 1) + ((lane >> 3) & 1), 0))
+        };
+        Kept { keys: along(keys), values: along(values), keys_across: (0..spec.keys() / 16).map(across).collect() }
+    }
+
+    fn of(&self, operand: Operand) -> &[[Val<'k, u32>; 4]] {
+        match operand {
+            Operand::Keys => &self.keys,
+            Operand::Values => &self.values,
+        }
     }
 }
 
@@ -392,23 +436,24 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
     let slots = Slots::new(k, spec);
     // dS, two turns deep; at the end the same stages carry dK and dV out.
     let ds = Staging::new(k, CONSUMERS, 2, STAGING);
-    let dq_slots = k.shared("gradients of queries", CONSUMERS * piece_bytes, 128);
+    let dq_slots = k.shared("gradients of queries", CONSUMERS * PIECES * piece_bytes, 128);
     slots.start(k, &params);
     let tile = Tile::of_cta(k, spec, &params, &slots);
     let Slots { keys: k_slot, values: v_slot, queries: q_slots, d_o: d_o_slots, lse: lse_slots, delta: delta_slots, .. } = slots;
-    let (keys_full, q_ring, d_o_ring) = (slots.keys_full, slots.q_ring, slots.d_o_ring);
+    let (q_ring, d_o_ring) = (slots.q_ring, slots.d_o_ring);
     let (place, first_head) = (tile.place, tile.first_head);
 
     let load = || slots.load(k, spec, &params, &tile);
 
     let send = || {
         let leader = k.lane().eq(0);
+        let turn_parity = k.var_named("turn parity", 0u32);
         k.range(params.group, |member| {
             let head = first_head + member;
             k.range_step(tile.first, tile.end, 1, |block| {
                 for warpgroup in 0..CONSUMERS {
-                    // Of the reductions on their way, the other consumer's may go on reading.
-                    k.when(leader, || k.bulk_wait_read(if spec.in_order { 0 } else { CONSUMERS - 1 - warpgroup }));
+                    // Of the reductions on their way, those of the turn before and the other consumer's may go on reading.
+                    k.when(leader, || k.bulk_wait_read(if spec.in_order { 0 } else { PIECES * CONSUMERS - 1 - warpgroup }));
                     k.warp_sync();
                     k.barrier_arrive(ROOM + warpgroup, SENDER_AND_CONSUMER);
                 }
@@ -424,10 +469,17 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                     k.barrier_sync(WRITTEN + warpgroup, SENDER_AND_CONSUMER);
                     k.when(leader & adds, || {
                         let to = params.dq.at(tile.block_number(&params, head, block) * CONSUMERS + warpgroup, piece_bytes);
-                        k.bulk_reduce(BulkReduce::Add, Ty::F32, to, dq_slots.address() + warpgroup * piece_bytes, piece_bytes);
+                        k.bulk_reduce(
+                            BulkReduce::Add,
+                            Ty::F32,
+                            to,
+                            dq_slots.address() + (turn_parity + warpgroup * PIECES) * piece_bytes,
+                            piece_bytes,
+                        );
                         k.bulk_commit();
                     });
                 }
+                turn_parity.set(turn_parity ^ 1);
                 if let Some(turns) = &params.turns {
                     k.when(leader & adds, || {
                         k.bulk_wait(0);
@@ -458,7 +510,9 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
         let k_across_low = key_tile.across(k_slot.address()) + warpgroup * key_tile.across_elements(own_elements(spec.head));
         let (q_low, d_o_low) = (query_tile.along(q_slots.address(), zero), query_tile.along(d_o_slots.address(), zero));
         let (q_across_low, d_o_across_low) = (query_tile.across(q_slots.address()), query_tile.across(d_o_slots.address()));
-        let ds_low = ds_tile.along(ds.stage(zero, 0), zero);
+        // All queries of a turn; where the keys are in registers, this consumer's half of them.
+        let first_query = if spec.keeps_keys() { warpgroup * (QUERIES / CONSUMERS) } else { zero };
+        let ds_low = ds_tile.along(ds.stage(zero, 0), first_query);
         let (q_cursor, d_o_cursor) = (q_ring.cursor(), d_o_ring.cursor());
         let column = Fragment::<f32>::column(thread);
         // Whether dK and dV have been begun.
@@ -476,12 +530,27 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
         });
 
         // Keys by queries, both along the head.
-        let multiply_transposed = |d: &Fragment<'k, f32>, keys: Val<'k, u32>, queries: Val<'k, u32>| {
+        // The first queries bring the keys, and the first gradients of results the values.
+        q_cursor.wait();
+        slots.clear_keys(k, spec, &tile);
+        let kept = spec.keeps_keys().then(|| {
+            d_o_cursor.wait();
+            Kept::load(k, spec, [k_slot.address(), v_slot.address()], warpgroup, thread)
+        });
+        // Keys by queries, both along the head.
+        let multiply_transposed = |operand: Operand, d: &Fragment<'k, f32>, keys: Val<'k, u32>, queries: Val<'k, u32>| {
             k.wgmma_fence();
             for step in 0..spec.head / 16 {
-                let a = descriptor(keys + key_tile.along_steps(step));
                 let b = descriptor(queries + query_tile.along_steps(step));
-                k.wgmma(spec.transposed_shape(QUERIES), d.registers(), WgmmaA::Shared(a), b, step > 0);
+                match &kept {
+                    Some(kept) => {
+                        k.wgmma(spec.kept_shape(QUERIES), d.registers(), WgmmaA::Registers(&kept.of(operand)[step as usize]), b, step > 0)
+                    }
+                    None => {
+                        let a = descriptor(keys + key_tile.along_steps(step));
+                        k.wgmma(spec.transposed_shape(QUERIES), d.registers(), WgmmaA::Shared(a), b, step > 0);
+                    }
+                }
             }
             k.wgmma_commit();
         };
@@ -526,10 +595,21 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                 slots.clear_queries(k, spec, &tile, block, [&q_cursor, &d_o_cursor]);
             }
             let q_stage = q_cursor.stage();
-            multiply_transposed(&s, k_low, q_low + query_tile.slots(q_stage));
+            // The numbers of all queries at once, where registers are left for them: those of the scores are there before the scores are.
+            let all_numbers = |slot: Val<'k, u32>| -> Vec<Vec<Val<'k, f32>>> {
+                let parts = if mods.is_none() { QUERIES / 8 } else { 0 };
+                (0..parts).map(|part| queries_numbers(slot, part)).collect()
+            };
+            let of_queries = |numbers: &[Vec<Val<'k, f32>>], slot: Val<'k, u32>, part: u32| {
+                numbers.get(part as usize).cloned().unwrap_or_else(|| queries_numbers(slot, part))
+            };
+            let lse_slot = lse_slots.address() + q_stage * NUMBERS_BYTES;
+            let all_lse = all_numbers(lse_slot);
+            multiply_transposed(Operand::Keys, &s, k_low, q_low + query_tile.slots(q_stage));
             d_o_cursor.wait();
             let d_o_stage = d_o_cursor.stage();
-            multiply_transposed(&dp, v_low, d_o_low + query_tile.slots(d_o_stage));
+            let delta_slot = delta_slots.address() + d_o_stage * NUMBERS_BYTES;
+            multiply_transposed(Operand::Values, &dp, v_low, d_o_low + query_tile.slots(d_o_stage));
 
             let first_query = (block << block_log2).signed();
             let own = limits.map(|(from, until)| (from - first_query, until - first_query));
@@ -544,7 +624,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
             let is_capped = |score_mod: &Mod<'k>| score_mod.of.is_cap_alone() & block.ge(tile.first_whole) & block.lt(tile.end_whole);
             // Probabilities of one block of 8 queries, of scores with this factor.
             let exponentiate = |part: u32, factor: Val<'k, f32>, masked: bool| {
-                let lse = queries_numbers(lse_slots.address() + q_stage * NUMBERS_BYTES, part);
+                let lse = of_queries(&all_lse, lse_slot, part);
                 for (half, odd) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
                     let element = s.element(part, half, odd);
                     let p = k.fma(element, factor, -lse[odd as usize]).exp2();
@@ -621,6 +701,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                     probabilities.chunks(4).map(|four| [0, 1, 2, 3].map(|i: usize| four[i].get())).collect()
                 }
             };
+            let all_delta = all_numbers(delta_slot);
             if spec.adds_values_first() {
                 add_keys(&dv, &p, d_o_across_low + query_tile.slots(d_o_stage));
                 k.wgmma_wait(1);
@@ -629,7 +710,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
             }
             let differentiate_scores = |masked: bool, hidden: bool| {
                 for part in 0..QUERIES / 8 {
-                    let delta = queries_numbers(delta_slots.address() + d_o_stage * NUMBERS_BYTES, part);
+                    let delta = of_queries(&all_delta, delta_slot, part);
                     for (half, odd) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
                         let element = dp.element(part, half, odd);
                         let weight = s.element(part, half, odd);
@@ -665,9 +746,18 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
             k.wgmma_fence();
             for step in 0..spec.keys() / 16 {
                 let consumer = (step / 4 * ds.stages() * STAGE_BYTES) >> 4;
-                let a = descriptor(ds_low + turn_parity * (STAGE_BYTES >> 4) + (consumer + ds_tile.along_steps(step % 4)));
-                let b = descriptor(k_across_low + key_tile.across_steps(step));
-                k.wgmma(spec.query_shape(), dq.registers(), WgmmaA::Shared(a), b, step > 0);
+                let of_scores = descriptor(ds_low + turn_parity * (STAGE_BYTES >> 4) + (consumer + ds_tile.along_steps(step % 4)));
+                match &kept {
+                    // Elements by this consumer's queries.
+                    Some(kept) => {
+                        let shape = spec.kept_shape(QUERIES / CONSUMERS);
+                        k.wgmma(shape, dq.registers(), WgmmaA::Registers(&kept.keys_across[step as usize]), of_scores, step > 0);
+                    }
+                    None => {
+                        let b = descriptor(k_across_low + key_tile.across_steps(step));
+                        k.wgmma(spec.query_shape(), dq.registers(), WgmmaA::Shared(of_scores), b, step > 0);
+                    }
+                }
             }
             k.wgmma_commit();
 
@@ -678,22 +768,42 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
             draw(of.draws.as_ref(), block + 1);
             k.wgmma_wait(1);
             k.barrier_sync(warpgroup + ROOM, SENDER_AND_CONSUMER);
-            let room = dq_slots.address() + warpgroup * piece_bytes + (thread << 4);
-            for (i, four) in dq.registers().chunks(4).enumerate() {
-                let values: Vec<Val<'k, f32>> = four.iter().map(|register| register.get()).collect();
-                k.st_shared_vector(room, i as i64 * i64::from(WARPGROUP) * 16, &values);
+            let room = dq_slots.address() + (turn_parity + warpgroup * PIECES) * piece_bytes;
+            if spec.keeps_keys() {
+                // Queries by elements, whose eights are swapped so that a warp's stores go to all banks.
+                let room = room + column * (PANEL * 4);
+                for half in 0..2 {
+                    let element = (Fragment::<f32>::row(thread) + 8 * half) ^ ((thread & 3) << 3);
+                    for (part, odd) in (0..QUERIES / CONSUMERS / 8).flat_map(|part| [(part, 0), (part, 1)]) {
+                        let at = i64::from((8 * part + odd) * PANEL * 4);
+                        k.st_shared(room + (element << 2), at, dq.element(part, half, odd).get());
+                    }
+                }
+            } else {
+                let room = room + (thread << 4);
+                for (i, four) in dq.registers().chunks(4).enumerate() {
+                    let values: Vec<Val<'k, f32>> = four.iter().map(|register| register.get()).collect();
+                    k.st_shared_vector(room, i as i64 * i64::from(WARPGROUP) * 16, &values);
+                }
             }
-            k.fence_proxy_async();
-            k.barrier_arrive(warpgroup + WRITTEN, SENDER_AND_CONSUMER);
+            let leave = || {
+                k.fence_proxy_async();
+                k.barrier_arrive(warpgroup + WRITTEN, SENDER_AND_CONSUMER);
+            };
+            // Others wait for what is added in order; elsewhere the stores land while the last product runs.
+            if spec.in_order {
+                leave();
+            }
             k.wgmma_wait(0);
             q_cursor.release(q_stage, thread);
             q_cursor.advance();
+            if !spec.in_order {
+                leave();
+            }
             begun.set(1u32);
             turn_parity.set(turn_parity ^ 1);
         };
 
-        keys_full.at(0u32).wait(0u32);
-        slots.clear_keys(k, spec, &tile);
         k.range(params.group, |member| {
             let head = (spec.score_mod || spec.dropout).then(|| first_head + member);
             let draws = state.zip(head).map(|(state, head)| state.of_head(k, place.batch, head));

@@ -281,7 +281,8 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
             turn_parity.set(turn_parity ^ 1);
         };
 
-        slots.keys_full.at(0u32).wait(0u32);
+        // The first queries bring the keys, and the first gradients of results the values.
+        [&q_cursor, &d_o_cursor].into_iter().for_each(|cursor| cursor.wait());
         slots.clear_keys(k, spec, &tile);
         k.range(params.group, |member| {
             let head = tile.first_head + member;

@@ -114,6 +114,11 @@ pub(super) const fn is_long(head: u32) -> bool {
     head > WHOLE_ROWS
 }
 
+/// Whether keys and values of such heads fit into registers beside the gradients.
+pub(super) const fn may_keep_keys(head: u32) -> bool {
+    head == PANEL
+}
+
 /// Keys of a CTA.
 pub(super) const fn keys_of(head: u32) -> u32 {
     if is_long(head) { OWN_KEYS } else { OWN_KEYS * CONSUMERS }
@@ -128,6 +133,11 @@ impl Spec {
     /// where that takes long.
     pub(super) const fn adds_values_first(&self) -> bool {
         self.score_mod || self.dropout
+    }
+
+    /// Whether keys and values are operands in registers, and pieces are rows of 32 queries: where registers are left for them.
+    pub(super) const fn keeps_keys(&self) -> bool {
+        may_keep_keys(self.head) && !self.adds_values_first()
     }
 
     pub(super) const fn key_tile(&self) -> HeadTile {
@@ -155,6 +165,11 @@ impl Spec {
     /// Keys by so many queries.
     pub(super) fn transposed_shape(&self, queries: u32) -> WgmmaShape {
         wgmma_shape(queries, self.ty.matrix(), self.ty.matrix(), MatrixType::F32)
+    }
+
+    /// Keys, or elements, in registers by so many queries.
+    pub(super) fn kept_shape(&self, queries: u32) -> WgmmaShape {
+        WgmmaShape { a_in_registers: true, ..self.transposed_shape(queries) }
     }
 
     /// Keys by elements.
@@ -201,14 +216,16 @@ pub(super) enum Around {
     /// Two numbers of each query; of ragged tensors or others.
     Before(Half, bool),
     /// The gradient of the queries, rounded; of heads of so many elements, in ragged tensors or others.
-    Behind(Half, u32, bool),
+    Behind(Half, u32, bool, bool),
 }
 
 impl fmt::Display for Around {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ragged = match self {
             Around::Before(ty, ragged) => write!(f, "attention_backward_rows_{}", ty.name()).map(|()| ragged),
-            Around::Behind(ty, head, ragged) => write!(f, "attention_backward_queries_{}_d{head}", ty.name()).map(|()| ragged),
+            Around::Behind(ty, head, by_rows, ragged) => {
+                write!(f, "attention_backward_queries_{}_d{head}{}", ty.name(), if *by_rows { "_rows" } else { "" }).map(|()| ragged)
+            }
         }?;
         f.write_str(if *ragged { "_ragged" } else { "" })
     }
@@ -224,7 +241,7 @@ impl Around {
             let header = Header { name: self.to_string(), target: Target::Sm90a, threads, min_ctas: 1, cluster: 1 };
             build(header, |k| match self {
                 Around::Before(ty, ragged) => around::before(k, ty, ragged),
-                Around::Behind(ty, head, ragged) => around::behind(k, ty, head, ragged),
+                Around::Behind(ty, head, by_rows, ragged) => around::behind(k, ty, head, by_rows, ragged),
             })
         })
     }
