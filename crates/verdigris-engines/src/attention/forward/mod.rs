@@ -392,6 +392,12 @@ impl Algorithm for Forward {
         let order = OrderArgs::new(rows, p.h as u32, p.b as u32, self.section(config));
         let behind = p.right.map_or(UNBOUNDED, |right| right as i32 + 1);
         let bottom_right = p.corner == Corner::BottomRight;
+        // In front of all launches, which it would keep from overlapping.
+        let next_tile = spec.dynamic.then(|| {
+            let counter = program.add_scratch("next tile", 4);
+            program.steps.push(Step::Fill { at: counter, bytes: 4, value: 0 });
+            counter
+        });
         let v = match self.fp8 {
             true => fp8::add_turning(p, &mut program, spec.v_map()),
             false => paged::map(p, "v", &p.v, spec.v_tile()),
@@ -418,11 +424,7 @@ impl Algorithm for Forward {
             score_mod: spec.score_mod.then(|| ScoreModArgs::of(p)),
             offsets: OffsetsArgs::of(p),
             rows_out: spec.ragged.then(|| RowsOutArgs::new(&self.o, p.d_v)),
-            next_tile: spec.dynamic.then(|| {
-                let counter = program.add_scratch("next tile", 4);
-                program.steps.push(Step::Fill { at: counter, bytes: 4, value: 0 });
-                counter
-            }),
+            next_tile,
             pages: PagesArgs::of(p, spec.block),
             dropout: DropoutArgs::of(p),
             descales: spec.fp8.then(|| DescaleArgs::of(p)),

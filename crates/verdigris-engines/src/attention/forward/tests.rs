@@ -305,6 +305,8 @@ fn operands_of_8_bits() {
     let band = Spec { head: 128, value: 128, mask: Mask::Band, ping_pong: false, ..spec };
     let lengths = Some([[70, 33], [129, 14]]);
     run(Case { batch: 2, heads: 2, kv_heads: 1, lengths, before: -40, sink: Some(0.5), bottom_right: true, ..case(band, 70, 150) });
+    // More elements than a tile of the launch that turns values has.
+    run(Case { heads: 2, value: 144, ..case(Spec { head: 256, value: 256, ping_pong: false, ..spec }, 5, 130) });
 }
 
 #[test]
