@@ -58,6 +58,8 @@ use tiles::DiagonalArgs;
 /// One row of the table of tiles.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
+    /// The knob's.
+    number: u32,
     /// Elements of keys and of values: the class of problems that it is for.
     head: u32,
     value: u32,
@@ -68,8 +70,8 @@ struct Shape {
     masks: &'static [Mask],
 }
 
-const fn shape(head: u32, value: u32, consumers: u32, block: u32, ping_pong: bool, masks: &'static [Mask]) -> Shape {
-    Shape { head, value, consumers, block, ping_pong, masks }
+const fn shape(number: u32, [head, value]: [u32; 2], consumers: u32, block: u32, ping_pong: bool, masks: &'static [Mask]) -> Shape {
+    Shape { number, head, value, consumers, block, ping_pong, masks }
 }
 
 const ALL: &[Mask] = &[Mask::End, Mask::Causal, Mask::Band];
@@ -78,27 +80,29 @@ const ALL: &[Mask] = &[Mask::End, Mask::Causal, Mask::Band];
 /// of 240, three of 160) where all keys are attended to, and short where a diagonal cuts them. Consumers that take turns win where the products of a
 /// block are short against its softmax, and lose where heads of 128 elements and more have many keys.
 const SHAPES: &[Shape] = &[
-    shape(64, 64, 3, 128, true, ALL),
-    shape(64, 64, 2, 128, true, ALL),
-    shape(96, 96, 2, 128, true, ALL),
-    shape(128, 128, 2, 176, true, &[Mask::End]),
-    shape(128, 128, 2, 128, true, ALL),
-    shape(128, 128, 2, 128, false, &[Mask::Causal]),
-    shape(192, 128, 2, 128, true, ALL),
-    shape(192, 192, 2, 112, false, ALL),
-    shape(256, 256, 2, 80, false, ALL),
+    shape(0, [64, 64], 3, 128, true, ALL),
+    shape(1, [64, 64], 2, 128, true, ALL),
+    shape(2, [96, 96], 2, 128, true, ALL),
+    shape(3, [128, 128], 2, 176, true, &[Mask::End]),
+    shape(4, [128, 128], 2, 128, true, ALL),
+    shape(5, [128, 128], 2, 128, false, &[Mask::Causal]),
+    shape(6, [192, 128], 2, 128, true, ALL),
+    shape(7, [192, 192], 2, 112, false, ALL),
+    shape(8, [256, 256], 2, 80, false, ALL),
 ];
 
-/// The same of queries, keys and values of 8 bits, whose tiles have half the bytes; blocks are whole halves of a panel of 128 keys.
+/// The same of queries, keys and values of 8 bits, whose tiles have half the bytes; blocks are whole halves of a panel of 128 keys. Timed on an H200, in TFLOP/s:
+///
+/// Heads of 128 elements have blocks of 192 keys, of which sums are rescaled once, and consumers that do not take turns: 16,384 keys 901, in turns 887, blocks of 128
+/// keys in turns 862; causal 886, 860, 840. Where a diagonal leaves much of the last block empty, those of 128 win: 1,024 causal 368, of 192 keys 336. Heads of 64 elements
+/// win by three consumers (577; two of blocks of 192 keys 490), of 256 elements by turns (1,214; 1,175), but where a diagonal cuts the blocks (1,075; 1,079). Shapes 1, 3 and 5 were
+/// slower than one of these in every row.
 const FP8_SHAPES: &[Shape] = &[
-    shape(64, 64, 3, 128, true, ALL),
-    shape(128, 128, 2, 192, true, &[Mask::End, Mask::Causal]),
-    shape(128, 128, 2, 128, true, ALL),
-    shape(128, 128, 2, 128, false, &[Mask::Causal]),
-    shape(256, 256, 2, 128, false, ALL),
-    shape(64, 64, 2, 192, true, &[Mask::End, Mask::Causal]),
-    shape(128, 128, 2, 192, false, &[Mask::End, Mask::Causal]),
-    shape(256, 256, 2, 128, true, &[Mask::End, Mask::Causal]),
+    shape(0, [64, 64], 3, 128, true, ALL),
+    shape(6, [128, 128], 2, 192, false, &[Mask::End, Mask::Causal]),
+    shape(2, [128, 128], 2, 128, true, ALL),
+    shape(7, [256, 256], 2, 128, true, &[Mask::End]),
+    shape(4, [256, 256], 2, 128, false, &[Mask::Causal, Mask::Band]),
 ];
 
 /// How much longer a block takes of two consumers than of three, where its exponentials take as long as its products: while one of two waits for the other's products, nobody
@@ -274,13 +278,13 @@ impl Algorithm for Forward {
         let holds = |shape: &Shape| shape.head >= d && shape.value >= d_v && (!of_two || shape.takes_score_mod());
         let shapes = if self.fp8 { FP8_SHAPES } else { SHAPES };
         let Some(class) = shapes.iter().find(|shape| holds(shape)) else { return Vec::new() };
-        let of_class = (0..).zip(shapes).filter(|(_, shape)| [shape.head, shape.value] == [class.head, class.value]);
-        let suits = of_class.filter(|(_, shape)| shape.masks.contains(&self.mask) && (!of_two || shape.takes_score_mod()));
+        let of_class = shapes.iter().filter(|shape| [shape.head, shape.value] == [class.head, class.value]);
+        let suits = of_class.filter(|shape| shape.masks.contains(&self.mask) && (!of_two || shape.takes_score_mod()));
         if is_alone {
-            let config = |(shape, row): (u32, &Shape)| {
-                let spec = row.spec_of(self.ty, self.mask, [true, self.score_mod], [self.problem.is_ragged(), is_paged]);
-                let spec = if has_dropout { row.dropping(spec) } else { spec };
-                Config { shape, spec, persistence: Persistence::Dynamic }
+            let config = |shape: &Shape| {
+                let spec = shape.spec_of(self.ty, self.mask, [true, self.score_mod], [self.problem.is_ragged(), is_paged]);
+                let spec = if has_dropout { shape.dropping(spec) } else { spec };
+                Config { shape: shape.number, spec, persistence: Persistence::Dynamic }
             };
             return suits.map(config).collect();
         }
@@ -290,15 +294,15 @@ impl Algorithm for Forward {
             true => [Persistence::Static, Persistence::None, Persistence::Dynamic],
             false => [Persistence::Dynamic, Persistence::None, Persistence::Static],
         };
-        let config = |(number, shape): (u32, &Shape), persistence| {
+        let config = |shape: &Shape, persistence| {
             let dynamic = persistence == Persistence::Dynamic;
             let spec = match self.fp8 {
                 true => shape.spec_of_8_bits(self.ty, self.mask, dynamic),
                 false => shape.spec(self.ty, self.mask, dynamic, self.score_mod),
             };
-            Config { shape: number, spec, persistence }
+            Config { shape: shape.number, spec, persistence }
         };
-        let mut configs: Vec<Config> = suits.flat_map(|row| order.map(|persistence| config(row, persistence))).collect();
+        let mut configs: Vec<Config> = suits.flat_map(|shape| order.map(|persistence| config(shape, persistence))).collect();
         // The first of equals is preferred.
         if self.problem.s_kv >= MANY_KEYS && self.mask == Mask::Causal && class.head == 128 {
             configs.sort_by_key(|config| config.spec.ping_pong);
@@ -392,6 +396,12 @@ impl Algorithm for Forward {
         let order = OrderArgs::new(rows, p.h as u32, p.b as u32, self.section(config));
         let behind = p.right.map_or(UNBOUNDED, |right| right as i32 + 1);
         let bottom_right = p.corner == Corner::BottomRight;
+        // In front of all launches, which it would keep from overlapping.
+        let next_tile = spec.dynamic.then(|| {
+            let counter = program.add_scratch("next tile", 4);
+            program.steps.push(Step::Fill { at: counter, bytes: 4, value: 0 });
+            counter
+        });
         let v = match self.fp8 {
             true => fp8::add_turning(p, &mut program, spec.v_map()),
             false => paged::map(p, "v", &p.v, spec.v_tile()),
@@ -418,11 +428,7 @@ impl Algorithm for Forward {
             score_mod: spec.score_mod.then(|| ScoreModArgs::of(p)),
             offsets: OffsetsArgs::of(p),
             rows_out: spec.ragged.then(|| RowsOutArgs::new(&self.o, p.d_v)),
-            next_tile: spec.dynamic.then(|| {
-                let counter = program.add_scratch("next tile", 4);
-                program.steps.push(Step::Fill { at: counter, bytes: 4, value: 0 });
-                counter
-            }),
+            next_tile,
             pages: PagesArgs::of(p, spec.block),
             dropout: DropoutArgs::of(p),
             descales: spec.fp8.then(|| DescaleArgs::of(p)),

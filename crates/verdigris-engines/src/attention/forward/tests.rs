@@ -9,8 +9,9 @@ use super::super::half::Half;
 use super::super::testing::{Numbers, from_half, halves, schedules};
 use super::spec::{Mask, Spec};
 use super::{Config, Forward, Persistence};
-use crate::algorithm::Algorithm;
+use crate::algorithm::{Algorithm, Listed};
 use crate::arch::Arch;
+use crate::engine::Engine;
 
 /// A small problem; tensors lie as `[b, s, h, d]`.
 #[derive(Clone, Copy)]
@@ -305,6 +306,29 @@ fn operands_of_8_bits() {
     let band = Spec { head: 128, value: 128, mask: Mask::Band, ping_pong: false, ..spec };
     let lengths = Some([[70, 33], [129, 14]]);
     run(Case { batch: 2, heads: 2, kv_heads: 1, lengths, before: -40, sink: Some(0.5), bottom_right: true, ..case(band, 70, 150) });
+    // More elements than a tile of the launch that turns values has.
+    run(Case { heads: 2, value: 144, ..case(Spec { head: 256, value: 256, ping_pong: false, ..spec }, 5, 130) });
+}
+
+/// The choice at once of 8 bits against configs that were pinned on an H200 (the record of 2026-11-26): those within 2 % of the fastest.
+#[test]
+fn the_choice_of_8_bits_is_what_was_measured_fastest() {
+    for (words, fastest) in [
+        ("b=1 h=16 s_q=16384 d=128", &["6/1", "6/2"][..]),
+        ("b=1 h=16 s_q=16384 d=128 right=0", &["6/2"]),
+        ("b=4 h=16 s_q=4096 d=128 right=0", &["2/2", "6/2"]),
+        ("b=16 h=16 s_q=1024 d=128 right=0", &["2/1", "2/2"]),
+        ("b=4 h=32 s_q=4096 d=64", &["0/1"]),
+        ("b=4 h=32 s_q=4096 d=64 right=0", &["0/2"]),
+        ("b=2 h=8 s_q=8192 d=256", &["7/1", "7/2"]),
+        ("b=2 h=8 s_q=8192 d=256 right=0", &["4/2"]),
+    ] {
+        let problem: Problem = format!("attention forward e4m3 {words} o=bf16").parse().unwrap_or_else(|error| panic!("{words}: {error}"));
+        let candidate = Listed::<Forward>::new().accept(&problem.canonical().expect("legal"), &Arch::h200()).expect("taken");
+        let [shape, persistent] = ["shape", "persistent"].map(|knob| candidate.best().value(knob).expect("the knob"));
+        let best = format!("{shape}/{persistent}");
+        assert!(fastest.contains(&best.as_str()), "{words}: {best}, fastest were {fastest:?}");
+    }
 }
 
 #[test]
