@@ -115,8 +115,9 @@ pub(crate) enum Function {
     Fused,
     /// As `Fused`, and the function's own result.
     FusedKeeping,
-    /// `x [rows, k], w [classes, k], bias?, labels [rows], share?, weights?, dloss?`, then where the losses and the gradients of `x`, `w` and the bias go, the latter
-    /// three each with a 1 in `wanted=111` → nothing. `smoothing= ignore= z= cap= add=`, the latter 1 where gradients are added to what is there.
+    /// `x [rows, k], w [classes, k], bias?, labels [rows] or probabilities [rows, classes], share?, weights?, dloss?`, then where the losses and the gradients of `x`, `w`,
+    /// the bias and the probabilities go, the latter four each with a 1 in `wanted=1111` → nothing. `targets= smoothing= ignore= z= cap= add=`, the latter 1 where gradients are
+    /// added to what is there.
     LinearLoss,
     /// `x, factor` → x times the factor. `as=` names the element type.
     Scaled,
@@ -199,7 +200,8 @@ impl Function {
             Function::ConvNorm | Function::ConvBatchNormBackward | Function::GatedMlpBackward => (8, false),
             Function::ConvBatchNorm => (7, false),
             Function::Attention => (13, false),
-            Function::AttentionBackward | Function::LinearLoss => (11, false),
+            Function::AttentionBackward => (11, false),
+            Function::LinearLoss => (12, false),
             Function::ElementLoss => (4, false),
             Function::MlpInference | Function::Mlp | Function::GatedMlpInference | Function::GatedMlp => (5, false),
             Function::ConvDgrad => (3, true),
@@ -517,12 +519,21 @@ fn linear_loss(attributes: &Attributes<'_>, precision: Precision) -> PyResult<Li
         z_loss: Real(attributes.one("z", 0.0)?),
         soft_cap: attributes.get("cap").map(|text| attributes.parse("cap", text).map(Real)).transpose()?,
         wanted: attributes.flags("wanted"),
+fn targets(attributes: &Attributes<'_>) -> Targets {
+    match attributes.get("targets") {
+        Some("probabilities") => Targets::Probabilities,
+        Some("log_labels") => Targets::LabelsOfLogarithms,
+        _ => Targets::Labels,
+    }
+}
+
         accumulates: attributes.one("add", 0_u8)? != 0,
     })
 }
 
 fn batch_norm(attributes: &Attributes<'_>) -> PyResult<BatchNormSpec> {
     Ok(BatchNormSpec {
+        targets: targets(attributes),
         eps: Real(attributes.one("eps", 1e-5)?),
         momentum: Real(attributes.one("momentum", 0.1)?),
         relu: attributes.one("relu", 0_u8)? != 0,
@@ -640,14 +651,7 @@ impl Function {
             Function::ResponseNorm => F::ResponseNorm(response_norm(attributes)?),
             Function::Norm => F::Norm { spec: norm(attributes)?, per_channel: attributes.one("channel", 0_u8)? != 0 },
             Function::CrossEntropy => F::CrossEntropy(loss(attributes)?, LossForm::WithLse),
-            Function::ClassLoss => {
-                let targets = match attributes.get("targets") {
-                    Some("probabilities") => Targets::Probabilities,
-                    Some("log_labels") => Targets::LabelsOfLogarithms,
-                    _ => Targets::Labels,
-                };
-                F::ClassLoss(loss(attributes)?, targets)
-            }
+            Function::ClassLoss => F::ClassLoss(loss(attributes)?, targets(attributes)),
             Function::BatchNorm => F::BatchNorm(batch_norm(attributes)?),
             Function::BatchNormBackward => F::BatchNormBackward(BatchNormGradient {
                 relu: attributes.one("relu", 0_u8)? != 0,

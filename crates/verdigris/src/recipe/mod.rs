@@ -177,8 +177,8 @@ pub enum Function {
     /// `logits, targets, weights?` → the loss in the type of the logits, without the class axis; a mean or sum without dims. Weights are one a
     /// class. Composed of other ops.
     ClassLoss(CrossEntropySpec, Targets),
-    /// `x [rows, k], w [classes, k], bias?, labels [rows], share? [rows], weights? [classes], dloss? [rows]`, then where the losses and the gradients of `x`, `w` and
-    /// the bias are written ([`Outcome::in_place_of`]) → those that are wanted. It has no gradient.
+    /// `x [rows, k], w [classes, k], bias?, labels [rows] or probabilities [rows, classes], share? [rows], weights? [classes], dloss? [rows]`, then where the losses and the
+    /// gradients of `x`, `w`, the bias and the probabilities are written ([`Outcome::in_place_of`]) → those that are wanted. It has no gradient.
     LinearLoss(LinearLoss),
     /// `x, factor` → x times a factor of one element, rounded once to this type.
     Scaled(DType),

@@ -203,7 +203,7 @@ CLASSES = {
 
 
 class LinearCrossEntropyLoss(_nn.Module):
-    """`functional.linear_cross_entropy` as a module, called with the layer's input, its weight, labels and its bias; options are the function's, `weight` one number a class."""
+    """`functional.linear_cross_entropy` as a module, called with the layer's input, its weight, labels or probabilities, and its bias; options are the function's, `weight` one number a class."""
 
     def __init__(self, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, **options):
         super().__init__()
