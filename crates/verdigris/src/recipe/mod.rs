@@ -120,6 +120,8 @@ pub enum Function {
     ConvDgrad(Convolution, Extents),
     /// `x` → its maxima, and the index of each in this type, where one is given.
     MaxPool(PoolWindows, Option<DType>),
+    /// `x, samples` → the maxima of fractional windows of so many elements, as many as the second list says, and the index of each in this type.
+    FractionalMaxPool(Vec<u64>, Vec<u64>, DType),
     /// `x` → the sum of each window over its divisor.
     AveragePool(PoolWindows, Divisor),
     /// `x` → x in another resolution, or with a border made of itself.
@@ -395,6 +397,7 @@ impl Function {
             Function::ConvNorm { .. } => "conv_norm",
             Function::ConvDgrad(..) => "conv_dgrad",
             Function::MaxPool(..) => "max_pool",
+            Function::FractionalMaxPool(..) => "fractional_max_pool",
             Function::AveragePool(..) => "avg_pool",
             Function::Resample(_) => "resample",
             Function::Pad { .. } => "pad",
@@ -583,7 +586,7 @@ impl Drawing {
         match function {
             Function::Matmul(_) | Function::Linear(..) => d.products(function)?,
             Function::ConvFprop(..) | Function::ConvNorm { .. } | Function::ConvDgrad(..) => d.convolutions(function)?,
-            Function::MaxPool(..) | Function::AveragePool(..) => d.pools(function)?,
+            Function::MaxPool(..) | Function::FractionalMaxPool(..) | Function::AveragePool(..) => d.pools(function)?,
             Function::WindowSums(_) | Function::WindowPick(_) => d.windows(function)?,
             Function::Resample(sampling) => d.resample(sampling)?,
             Function::Pad { before, after, value } => d.pad(before, after, value.0)?,
