@@ -34,7 +34,23 @@ fn met(windows: &PoolWindows, i: usize, o: u64, extent: u64) -> (Vec<usize>, usi
             let taps = windows.taps(i, o, extent);
             (taps.iter().map(|&tap| tap as usize).collect(), taps.len())
         }
+        // Each plane has its own (`Grid::of_plane`), and a gradient is told by the index.
+        PoolWindows::Fractional { window, .. } => (Vec::new(), window[i] as usize),
     }
+}
+
+/// The first element of fractional window `o` of so many along a dim, which has `span` elements more than a window; in the arithmetic of `T`.
+fn first_of<T: Real>(o: usize, outs: usize, span: usize, sample: T) -> usize {
+    if o + 1 == outs {
+        return span;
+    }
+    let number = |n: usize| T::from_f64(n as f64);
+    let sample = sample.to_f64();
+    let u = T::from_f64(if sample.is_nan() { 0.0 } else { sample.clamp(0.0, 1.0) });
+    let step = T::from_f64(span as f64 / (outs - 1) as f64);
+    // What is not negative is cut off to its whole part.
+    let whole = |x: T| x.to_f64() as usize;
+    whole((number(o) + u) * step) - whole(u * step)
 }
 
 /// The windows of three spatial dims; missing ones lead and have one position.
@@ -54,6 +70,25 @@ impl Grid {
             Windows { positions, taps, extent: extent as usize }
         });
         Grid { dims }
+    }
+
+    /// The windows of one plane: those of all, or where the plane's samples say that they begin.
+    fn of_plane<T: Real>(&self, windows: &PoolWindows, samples: Option<&[T]>) -> Option<Grid> {
+        let (PoolWindows::Fractional { window, .. }, Some(samples)) = (windows, samples) else { return None };
+        let missing = self.dims.len() - window.len();
+        let dims = [0, 1, 2].map(|i| {
+            let Windows { taps, extent, .. } = &self.dims[i];
+            let positions = match i.checked_sub(missing) {
+                None => vec![vec![0]],
+                Some(own) => {
+                    let many = window[own] as usize;
+                    let first = |o: usize| first_of(o, taps.len(), extent - many, samples[own]);
+                    (0..taps.len()).map(|o| (first(o)..first(o) + many).collect()).collect()
+                }
+            };
+            Windows { positions, taps: taps.clone(), extent: *extent }
+        });
+        Some(Grid { dims })
     }
 
     fn x_len(&self) -> usize {
@@ -130,10 +165,16 @@ fn forward_in<T: Real>(op: &Pool, context: &Context<'_>, y: ViewMut<'_>, index: 
     let (x_len, y_len) = (grid.x_len(), grid.y_len());
     let planes = if y.layout.is_empty() { 0 } else { y.layout.elements() as usize / y_len };
     let plane = |i: usize| &x.data()[i * x_len..(i + 1) * x_len];
+    let samples = op.samples.map(|samples| context.view(samples).load_row_major::<T>(context.scratch));
+    let own = |i: usize| {
+        let spatial = op.windows.spatial();
+        grid.of_plane(&op.windows, samples.as_ref().map(|samples| &samples.data()[i * spatial..(i + 1) * spatial]))
+    };
     let order = row_major(&y.layout);
     y.fill::<T>(context.scratch, order, |y| {
         y.par_chunks_mut(y_len.max(1)).enumerate().for_each(|(i, y)| {
-            let x = plane(i);
+            let (x, own) = (plane(i), own(i));
+            let grid = own.as_ref().unwrap_or(&grid);
             match op.mode {
                 PoolMode::Max => grid.for_each(|which, _, window| {
                     y[which] = grid.greatest(x, window).map_or(T::from_f64(least), |(_, value)| value);
@@ -153,7 +194,8 @@ fn forward_in<T: Real>(op: &Pool, context: &Context<'_>, y: ViewMut<'_>, index: 
     let Some(index) = index else { return };
     let mut positions: Vec<i64> = made(planes * y_len);
     positions.par_chunks_mut(y_len.max(1)).enumerate().for_each(|(i, positions)| {
-        let x = plane(i);
+        let (x, own) = (plane(i), own(i));
+        let grid = own.as_ref().unwrap_or(&grid);
         grid.for_each(|which, _, window| positions[which] = grid.greatest(x, window).map_or(-1, |(at, _)| at as i64));
     });
     let (from, dtype) = (row_major(&index.layout), index.dtype);

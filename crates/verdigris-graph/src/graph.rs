@@ -350,7 +350,7 @@ impl GraphBuilder {
     pub fn pool(&mut self, name: &str, mode: PoolMode, windows: PoolWindows, x: Uid) -> Result<Uid, Error> {
         let (dtype, dims) = self.pool_result(name, mode, &windows, x)?;
         let y = self.virtual_tensor(name, dtype, &dims)?;
-        self.push(name, Op::Pool(Pool { mode, windows, x, y, index: None }));
+        self.push(name, Op::Pool(Pool { mode, windows, x, samples: None, y, index: None }));
         Ok(y)
     }
 
@@ -362,7 +362,27 @@ impl GraphBuilder {
         let (dtype, dims) = self.pool_result(name, PoolMode::Max, &windows, x)?;
         let y = self.virtual_tensor(name, dtype, &dims)?;
         let index = self.virtual_tensor(&format!("{name}.index"), index_dtype, &dims)?;
-        self.push(name, Op::Pool(Pool { mode: PoolMode::Max, windows, x, y, index: Some(index) }));
+        self.push(name, Op::Pool(Pool { mode: PoolMode::Max, windows, x, samples: None, y, index: Some(index) }));
+        Ok((y, index))
+    }
+
+    /// Max pooling of `x` by windows that begin where `samples` say, and the index of each maximum, of type `index_dtype`: two virtual tensors.
+    ///
+    /// # Errors
+    /// An unknown uid, or windows that do not fit. What samples are is checked by [`GraphBuilder::finish`].
+    pub fn fractional_max_pool(
+        &mut self,
+        name: &str,
+        x: Uid,
+        samples: Uid,
+        (window, out): (&[u64], &[u64]),
+        index_dtype: DType,
+    ) -> Result<(Uid, Uid), Error> {
+        let windows = PoolWindows::Fractional { window: window.to_vec(), out: out.to_vec() };
+        let (dtype, dims) = self.pool_result(name, PoolMode::Max, &windows, x)?;
+        let y = self.virtual_tensor(name, dtype, &dims)?;
+        let index = self.virtual_tensor(&format!("{name}.index"), index_dtype, &dims)?;
+        self.push(name, Op::Pool(Pool { mode: PoolMode::Max, windows, x, samples: Some(samples), y, index: Some(index) }));
         Ok((y, index))
     }
 

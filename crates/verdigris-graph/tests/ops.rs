@@ -124,6 +124,14 @@ fn everything() -> Result<Graph, Error> {
         let back = g.pool_backward(&format!("max back {i}"), back, &[2, 4, 9, 8])?;
         g.store(back, &format!("max dx {i}"), DType::F16)?;
     }
+    let samples = g.tensor("samples", DType::F16, rows(&[2, 4, 2]));
+    let (fractional, at) = g.fractional_max_pool("fractional", x, samples, (&[2, 3], &[5, 6]), DType::I64)?;
+    g.store(fractional, "fractional of x", DType::F16)?;
+    g.store(at, "fractional at", DType::I64)?;
+    let back = PoolWindows::Fractional { window: vec![2, 3], out: vec![5, 6] };
+    let back = PoolBackward { mode: PoolMode::Max, windows: back, dy: fractional, x: None, index: Some(at), dx: Uid(0) };
+    let back = g.pool_backward("fractional back", back, &[2, 4, 9, 8])?;
+    g.store(back, "fractional dx", DType::F16)?;
     for (i, windows) in [windows, PoolWindows::Adaptive { out: vec![4, 3] }].into_iter().enumerate() {
         let mode = PoolMode::Average { count_include_pad: i == 0 };
         let mean = g.pool(&format!("mean{i}"), mode, windows.clone(), x)?;
@@ -411,7 +419,7 @@ fn uids_are_visited_in_one_order() -> TestResult {
 
 /// The scale of an affine function is a number with a point.
 fn collect_uids(value: &serde_json::Value, uids: &mut BTreeSet<i64>) {
-    const FIELDS: &str = "a b c d x y z t w index dy dx logits labels loss dloss lse dlogits bound xs residual scale bias sum mean inv dsum dscale dbias \
+    const FIELDS: &str = "a b c d x y z t w index samples dy dx logits labels loss dloss lse dlogits bound xs residual scale bias sum mean inv dsum dscale dbias \
                           add running_mean running_var next_mean next_var dadd m2 q k v mask slopes sinks q_lengths kv_lengths q_offsets kv_offsets \
                           page_table dropout_state dropout_offset q_descale k_descale v_descale o log_sum_exp d_o dq dk dv dsinks state offset";
     match value {
@@ -618,6 +626,33 @@ fn reductions_and_pools_that_break_a_rule() {
     has(with!("mean back 0", PoolBackward, p => p.index = Some(p.dy)), "reads dy only");
     has(with!("mean back 0", PoolBackward, p => p.x = Some(p.dy)), "reads dy only");
     has(fault(&|g| tensor(g, "mean dx 0").layout = rows(&[2, 4, 9, 6])), "op `mean back 0`, tensor `mean of 0`: dim 3 is 4, expected 3");
+    let fractional = |change: &dyn Fn(&mut Vec<u64>, &mut Vec<u64>)| {
+        fault(&|g| {
+            let Op::Pool(pool) = node(g, "fractional") else { panic!() };
+            let PoolWindows::Fractional { window, out } = &mut pool.windows else { panic!() };
+            change(window, out);
+        })
+    };
+    has(fractional(&|_, out| out.push(1)), "as many as in window");
+    has(fractional(&|window, _| window[0] = 0), "at least one");
+    has(fractional(&|_, out| out[1] = 0), "at least one");
+    has(fractional(&|_, out| out[1] = 7), "dim 3 is 8, expected 9; fractional windows fit");
+    has(fractional(&|window, _| window[0] = u64::MAX), "fractional windows fit");
+    has(with!("fractional", Pool, p => p.samples = None), "and there are none");
+    has(with!("max", Pool, p => p.samples = Some(p.x)), "only fractional windows");
+    has(with!("fractional", Pool, p => p.index = None), "max pooling that writes the index");
+    has(
+        with!("fractional", Pool, p => p.mode = PoolMode::Average { count_include_pad: true }),
+        "fractional windows are those of max pooling",
+    );
+    has(fault(&|g| tensor(g, "samples").dtype = DType::I32), "samples are floating-point");
+    has(fault(&|g| tensor(g, "samples").layout = rows(&[2, 4, 3])), "tensor `samples`: dim 2 is 3, expected 2");
+    has(with!("fractional back", PoolBackward, p => p.index = None), "and reads the index");
+    has(with!("fractional back", PoolBackward, p => p.x = Some(p.dy)), "and reads the index");
+    let long = PoolWindows::Fractional { window: vec![1], out: vec![2] };
+    let text = long.infer("pool", &desc("x", &[1, 1, (1 << 20) + 1])).unwrap_err().to_string();
+    has(text, "at most 2^20");
+    assert_eq!(long.infer("pool", &desc("x", &[1, 1, 1 << 20])).unwrap(), [1, 1, 2]);
     let empty = PoolWindows::Adaptive { out: vec![2] }.infer("pool", &desc("x", &[1, 1, 0])).unwrap_err();
     has(empty.to_string(), "tensor `x`: dim 2 is 0, expected 1");
 }

@@ -4,8 +4,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use verdigris_graph::{
     Attended, Attention, AttentionBackward, AttentionSpec, BatchNorm, BatchNormBackward, BatchNormed, BinaryOp, CrossEntropyBackward,
-    GraphBuilder, HostScalar, Matmul, NormGradients, Normalize, NormalizeBackward, PoolBackward, Precision, Real, Sampling, TensorDesc,
-    TernaryOp,
+    GraphBuilder, HostScalar, Matmul, NormGradients, Normalize, NormalizeBackward, PoolBackward, PoolWindows, Precision, Real, Sampling,
+    TensorDesc, TernaryOp,
 };
 use verdigris_tensor::DType;
 
@@ -378,9 +378,26 @@ impl Graph {
         Ok((Uid(y), Uid(index)))
     }
 
-    /// The gradient of pooling, of dims `x_dims`. Max pooling needs either the forward `x` or its `index`; average pooling neither.
+    /// Max pooling by `out` windows a dim that begin where `samples [n, c, spatial dims]`, from 0 to 1, say, and the index of each maximum: `(y, index)`.
+    #[pyo3(signature = (x, samples, window, out, *, index_dtype = "i32", name = "fractional_max_pool"))]
+    fn fractional_max_pool(
+        &mut self,
+        x: Uid,
+        samples: Uid,
+        window: Vec<u64>,
+        out: Vec<u64>,
+        index_dtype: &str,
+        name: &str,
+    ) -> PyResult<(Uid, Uid)> {
+        let index_dtype = dtype(index_dtype)?;
+        let (y, index) = self.builder()?.fractional_max_pool(name, x.0, samples.0, (&window, &out), index_dtype).map_err(refuse)?;
+        Ok((Uid(y), Uid(index)))
+    }
+
+    /// The gradient of pooling, of dims `x_dims`. Max pooling needs either the forward `x` or its `index`; average pooling neither. `fractional`, beside a window, is the size of the
+    /// output of fractional windows, whose gradient needs the index.
     #[pyo3(signature = (mode, dy, x_dims, window = None, *, x = None, index = None, stride = None, padding = None, padding_after = None,
-        dilation = None, adaptive = None, count_include_pad = true, name = "pool_backward"))]
+        dilation = None, adaptive = None, fractional = None, count_include_pad = true, name = "pool_backward"))]
     fn pool_backward(
         &mut self,
         mode: &str,
@@ -394,10 +411,15 @@ impl Graph {
         padding_after: Option<Vec<u64>>,
         dilation: Option<Vec<u64>>,
         adaptive: Option<Vec<u64>>,
+        fractional: Option<Vec<u64>>,
         count_include_pad: bool,
         name: &str,
     ) -> PyResult<Uid> {
-        let windows = spatial::windows(window, stride, padding, padding_after, dilation, adaptive)?;
+        let windows = match (window, fractional) {
+            (Some(window), Some(out)) if adaptive.is_none() => PoolWindows::Fractional { window, out },
+            (_, Some(_)) => return Err(raise(Kind::Graph, "fractional windows have a window and the output's size, and are not adaptive")),
+            (window, None) => spatial::windows(window, stride, padding, padding_after, dilation, adaptive)?,
+        };
         let mode = spatial::pool_mode(mode, count_include_pad)?;
         let (x, index) = (of(x), of(index));
         let pool = PoolBackward { mode, windows, dy: dy.0, x, index, dx: verdigris_graph::Uid(0) };

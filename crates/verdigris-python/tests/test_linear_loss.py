@@ -23,12 +23,15 @@ def truth(x, w, target, bias=None, *, softcap=None, z_loss=0.0, class_weight=Non
     """The loss composed in the tensors' own type."""
     logits = F.linear(x, w, bias)
     logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
-    logits, target = logits.flatten(0, -2), target.flatten()
+    is_probable = target.is_floating_point()
+    rows = logits.shape[:-1]
+    logits, target = logits.reshape(-1, logits.shape[-1]), target.reshape((-1, target.shape[-1]) if is_probable else (-1,))
+    counts = torch.ones(target.shape[0], dtype=torch.bool) if is_probable else target != ignore_index
     loss = F.cross_entropy(logits, target, class_weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
     if z_loss:
-        z = z_loss * torch.logsumexp(logits, -1).square() * (target != ignore_index)
-        loss = loss + {"none": z, "sum": z.sum(), "mean": z.sum() / (target != ignore_index).sum()}[reduction]
-    return loss
+        z = z_loss * torch.logsumexp(logits, -1).square() * counts
+        loss = loss + {"none": z, "sum": z.sum(), "mean": z.sum() / counts.sum()}[reduction]
+    return loss.reshape(rows) if is_probable and reduction == "none" else loss
 
 
 def operands(rows, classes, inputs, dtype, has_bias=True, scale=1.0):
@@ -56,6 +59,19 @@ def both(given, **options):
     return found
 
 
+def chances(rows, classes, dtype=torch.float32):
+    """What is no distribution: sums of 1 would hide what multiplies them."""
+    return torch.rand(rows, classes).mul(2 / classes).to(dtype)
+
+
+def with_chances(x, w, target, bias=None, call=vt.linear_cross_entropy, **options):
+    """The loss and the gradients of all, the target's among them."""
+    leaves = [value if value is None else value.detach().clone().requires_grad_() for value in (x, w, target, bias)]
+    loss = call(*leaves, **options)
+    (loss * torch.linspace(0.5, 2, loss.numel(), dtype=loss.dtype).reshape(loss.shape)).sum().backward()
+    return loss.detach(), *(leaf.grad for leaf in leaves if leaf is not None)
+
+
 FORMS = [
     {},
     dict(label_smoothing=0.2),
@@ -78,6 +94,102 @@ def test_each_form_beside_pytorch(form, reduction, dtype):
     for ours, theirs in zip(*both(given, **options, chunk_size=8)):
         assert str(ours.dtype) == f"torch.{dtype}"
         close(ours, theirs, 4)
+
+
+PROBABLE = [
+    *(form for form in FORMS if "ignore_index" not in form),
+    dict(class_weight=True, z_loss=0.01),
+    dict(class_weight=True, label_smoothing=0.3, softcap=2.0),
+    dict(label_smoothing=1.0),
+]
+
+
+@pytest.mark.parametrize("form, reduction, dtype", list(itertools.product(range(len(PROBABLE)), ["mean", "sum", "none"], ["float64", "float32"])))
+def test_each_form_with_probabilities_beside_pytorch(form, reduction, dtype):
+    options, dtype = dict(PROBABLE[form], reduction=reduction), getattr(torch, dtype)
+    x, w, _, bias = operands(21, 13, 9, dtype)
+    target, weight = chances(21, 13, dtype), (torch.rand(13) + 0.25).to(dtype)
+    said = lambda dtype: {key: weight.to(dtype) if key == "class_weight" else value for key, value in options.items()}
+    want = with_chances(*(value.double() for value in (x, w, target, bias)), call=truth, **said(torch.float64))
+    for ours, theirs in zip(with_chances(x, w, target, bias, **said(dtype), chunk_size=8), want, strict=True):
+        assert ours.dtype == dtype and ours.shape == theirs.shape
+        close(ours, theirs, 4)
+    # Where the target wants no gradient, all others are computed with the loss.
+    leaves = [value.detach().requires_grad_() for value in (x, w, bias)]
+    loss = vt.linear_cross_entropy(leaves[0], leaves[1], target, leaves[2], **said(dtype), chunk_size=8)
+    (loss * torch.linspace(0.5, 2, loss.numel(), dtype=dtype).reshape(loss.shape)).sum().backward()
+    for ours, theirs in zip((loss, *(leaf.grad for leaf in leaves)), (want[0], want[1], want[2], want[4])):
+        close(ours, theirs, 4)
+
+
+@pytest.mark.parametrize("dtype, of_target", [(torch.bfloat16, torch.bfloat16), (torch.float16, torch.float16), (torch.bfloat16, torch.float32), (torch.float32, torch.float64)])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_probabilities_beside_narrow_operands(dtype, of_target, reduction):
+    """No further from f64 than PyTorch in the same types."""
+    x, w, _, bias = operands(300, 70, 40, dtype, scale=0.3)
+    target = torch.softmax(torch.randn(300, 70), -1).to(of_target)
+    ours = with_chances(x, w, target, bias, reduction=reduction)
+    want = with_chances(*(value.double() for value in (x, w, target, bias)), call=truth, reduction=reduction)
+    theirs = with_chances(x, w, target, bias, call=truth, reduction=reduction)
+    for place, (got, exact, beside) in enumerate(zip(ours, want, theirs, strict=True)):
+        error, allowed = ((value.double() - exact).norm() / exact.norm() for value in (got, beside))
+        assert got.dtype == (of_target if place == 3 else dtype)
+        assert error <= 1.25 * allowed + torch.finfo(dtype).eps, (place, error, allowed)
+
+
+@pytest.mark.parametrize("rows, chunk", [(0, None), (1, None), (7, 1), (7, 7), (8, 4), (9, 4), (129, 128), (300, None)])
+def test_edges_of_chunks_with_probabilities(rows, chunk):
+    x, w, _, _ = operands(rows, 11, 5, torch.float64, has_bias=False)
+    for reduction in ("mean", "none"):
+        given = (x, w, chances(rows, 11, torch.float64))
+        for ours, theirs in zip(with_chances(*given, reduction=reduction, chunk_size=chunk), with_chances(*given, call=truth, reduction=reduction), strict=True):
+            torch.testing.assert_close(ours, theirs, equal_nan=True) if rows == 0 else close(ours, theirs, 4)
+
+
+def test_probabilities_of_one_class_one_row_and_leading_dims():
+    x, w = torch.randn(3, 2, 9), torch.randn(6, 9)
+    for given in ((x, w, chances(6, 6).reshape(3, 2, 6)), (x[0, 0], w, chances(1, 6)[0]), (x[0], w[:1], torch.rand(2, 1)), (x, w, chances(6, 6).reshape(2, 3, 6).transpose(0, 1))):
+        want = with_chances(*(value.double() for value in given), call=truth, reduction="none")
+        for ours, theirs in zip(with_chances(*given, reduction="none", chunk_size=4), want, strict=True):
+            assert ours.shape == theirs.shape
+            # The gradient of the logits of one class is a difference that is 0.
+            assert (ours - theirs).abs().max() <= 1e-5 * max(1.0, theirs.abs().max())
+
+
+def test_probabilities_that_are_labels():
+    """One-hot rows have the losses and gradients of their labels."""
+    x, w, target, bias = operands(12, 7, 5, torch.float64)
+    target[1] = 3
+    for smoothing in (0.0, 0.2):
+        found = []
+        for given in (target, F.one_hot(target, 7).double()):
+            leaves = [value.detach().requires_grad_() for value in (x, w, bias)]
+            loss = vt.linear_cross_entropy(leaves[0], leaves[1], given, leaves[2], label_smoothing=smoothing, chunk_size=5)
+            found.append((loss, *torch.autograd.grad(loss, leaves)))
+        for ours, theirs in zip(*found):
+            close(ours, theirs, 4)
+
+
+def test_autocast_and_compiled_with_probabilities():
+    x, w, _, bias = operands(40, 12, 16, torch.float32)
+    target = chances(40, 12)
+    leaves = [value.detach().requires_grad_() for value in (x, w, target, bias)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = vt.linear_cross_entropy(*leaves, chunk_size=16)
+    assert loss.dtype == torch.float32
+    loss.backward()
+    want = with_chances(x.bfloat16().double(), w.bfloat16().double(), target.double(), bias.double(), call=truth)
+    for leaf, theirs in zip(leaves, want[1:]):
+        assert leaf.grad.dtype == torch.float32
+        # What one loss is multiplied by in `with_chances` is 0.5.
+        assert ((leaf.grad * 0.5 - theirs).norm() / theirs.norm()).item() < 8e-3
+    for reduction in ("mean", "none"):
+        call = lambda x, w, target, bias: vt.linear_cross_entropy(x, w, target, bias, reduction=reduction, chunk_size=16).sum()
+        results = []
+        for f in (call, torch.compile(call, backend="aot_eager", fullgraph=True)):
+            loss = f(*leaves)
+            results.append((loss, *torch.autograd.grad(loss, leaves)))
+        assert all(torch.equal(a, b) for a, b in zip(*results))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -244,14 +356,20 @@ def test_operators_as_pytorch_checks_them():
     plain = [value.detach() for value in (x, w, target, bias)]
     tests = ("test_schema", "test_faketensor")
     torch.library.opcheck(torch.ops.verdigris.linear_cross_entropy_and_gradients.default, (*plain, None, words + " wanted=101"), test_utils=tests)
-    rows = words.replace("mean", "none") + " wanted=111"
+    rows = words.replace("mean", "none") + " wanted=1110"
     torch.library.opcheck(torch.ops.verdigris.linear_cross_entropy_rows.default, (torch.rand(10), *plain, None, rows), test_utils=tests)
+    plain[2] = chances(10, 6)
+    torch.library.opcheck(torch.ops.verdigris.linear_cross_entropy.default, (x, w, plain[2].clone().requires_grad_(), bias, None, words))
+    torch.library.opcheck(torch.ops.verdigris.linear_cross_entropy_and_gradients.default, (*plain, None, words + " wanted=101"), test_utils=tests)
+    for wanted in ("1110", "1111", "0001"):
+        given = (torch.rand(10), *plain, torch.rand(6), rows.replace("1110", wanted))
+        torch.library.opcheck(torch.ops.verdigris.linear_cross_entropy_rows.default, given, test_utils=tests)
 
 
 def test_explained():
     x, w, target = torch.randn(6, 4), torch.randn(9, 4), torch.randint(9, (6,))
     words = "smoothing=0.0 ignore=-100 z=0.0 wanted=110 add=1"
-    text = vt.explain("linear_loss", words, x, w, None, target, None, None, None, torch.empty(6), torch.empty(6, 4), torch.zeros(9, 4), None)
+    text = vt.explain("linear_loss", words, x, w, None, target, None, None, None, torch.empty(6), torch.empty(6, 4), torch.zeros(9, 4), None, None)
     assert "matmul" in text or "gemm" in text or "contraction" in text, text
 
 
@@ -267,8 +385,10 @@ def test_the_module():
 def test_what_is_refused():
     x, w, target, bias = operands(6, 5, 4, torch.float32)
     call = vt.linear_cross_entropy
-    with pytest.raises(vd.UnsupportedError, match="labels"):
-        call(x, w, torch.rand(6, 5))
+    with pytest.raises(vd.UnsupportedError, match="class_weight requires a gradient"):
+        call(x, w, torch.rand(6, 5), class_weight=torch.ones(5, requires_grad=True))
+    with pytest.raises(vd.UnsupportedError, match="probabilities are of"):
+        call(x, w, torch.rand(6, 5).to(torch.float8_e4m3fn))
     with pytest.raises(vd.UnsupportedError, match="class_weight and z_loss"):
         call(x, w, target, class_weight=torch.ones(5), z_loss=0.1)
     for match, wrong in (
@@ -277,6 +397,9 @@ def test_what_is_refused():
         ("without classes", lambda: call(x, w[:0], target)),
         ("target", lambda: call(x, w, target[:5])),
         ("target", lambda: call(x, w, target.int())),
+        ("probabilities floating-point of", lambda: call(x, w, torch.rand(6, 4))),
+        ("probabilities floating-point of", lambda: call(x, w, torch.rand(6))),
+        ("only labels are ignored", lambda: call(x, w, torch.rand(6, 5), ignore_index=3)),
         ("bias has the dims", lambda: call(x, w, target, bias[:4])),
         ("class_weight has the dims", lambda: call(x, w, target, class_weight=bias[:4])),
         ("one floating-point type", lambda: call(x, w.double(), target)),

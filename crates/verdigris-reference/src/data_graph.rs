@@ -29,6 +29,8 @@ pub(crate) enum Data<'g> {
     Offsets(u64, u64),
     /// Numbers of so many pages, one in three no page's.
     Pages(u64),
+    /// Samples of fractional windows: from 0 to 1, both ends and what is none among them.
+    Samples,
     /// Positions that windows hold.
     Positions(&'g verdigris_graph::PoolBackward),
 }
@@ -98,6 +100,13 @@ fn bytes(graph: &Graph, tensor: &TensorDesc, data: Data<'_>, distribution: Distr
         Data::Labels(classes, ignored) => drawn(&mut |random| match ignored {
             Some(ignored) if random.below(5) == 0 => ignored as f64,
             _ => random.below(classes.max(1)) as f64,
+        }),
+        Data::Samples => drawn(&mut |random| match random.below(8) {
+            0 => 0.0,
+            1 => 1.0,
+            2 => 1.0 - f64::from(f32::EPSILON) / 2.0,
+            3 => 3.0 * random.unit() - 1.0,
+            _ => random.unit(),
         }),
         Data::Pages(pages) => drawn(&mut |random| match random.below(6) {
             0 => -1.0,

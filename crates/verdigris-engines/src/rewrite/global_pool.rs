@@ -75,7 +75,10 @@ impl Algorithm for GlobalPool {
 fn reduction(pool: &PoolProblem) -> Result<ReduceProblem, Refusal> {
     let refuse = |reason, seen: &str| GlobalPool::ID.refusal(reason, seen);
     let (x, y) = match &pool.pass {
-        PoolPass::Forward { x, y, index: None } => (x, y),
+        PoolPass::Forward { x, samples: None, y, index: None } => (x, y),
+        PoolPass::Forward { samples: Some(_), .. } => {
+            return Err(refuse(Reason::Problem, "fractional windows; takes those that begin where no sample says"));
+        }
         PoolPass::Forward { .. } => return Err(refuse(Reason::Problem, "maxima with their places; takes those without")),
         PoolPass::Backward { .. } => return Err(refuse(Reason::Direction, "a gradient; takes the forward direction")),
     };

@@ -23,6 +23,8 @@ pub(super) fn dims_of(pool: &PoolProblem) -> Result<(Vec<usize>, Vec<usize>), St
 fn has_every_element(extent: u64, windows: &Windows) -> bool {
     match *windows {
         Windows::Adaptive => true,
+        // The reductions read no samples, though windows as large as the image need none.
+        Windows::Fractional { .. } => false,
         Windows::Sliding { taps, dilation, pad_before, .. } => taps == extent && (dilation == 1 || taps == 1) && pad_before == 0,
     }
 }

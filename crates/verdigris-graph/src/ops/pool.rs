@@ -6,6 +6,8 @@
 //! sliding    i = o · stride − pad_before + t · dilation,  t in 0 .. window       those with 0 ≤ i < spatial
 //!            out = ⌊(spatial + pad_before + pad_after − (dilation · (window − 1) + 1)) / stride⌋ + 1
 //! adaptive   i in ⌊o · spatial / out⌋ .. ⌈(o + 1) · spatial / out⌉              out is given
+//! fractional i = first + t,  t in 0 .. window                                   out is given
+//!            α = (spatial − window) / (out − 1)      first = ⌊(o + u) · α⌋ − ⌊u · α⌋,  of the last window spatial − window
 //!
 //! max        y = the greatest element of the window; padding plays no part
 //! average    y = Σ / count, count = the elements in the window, or with count_include_pad the taps of the window, padding and all
@@ -14,11 +16,16 @@
 //! Windows, strides, dilations and padding are below 2³¹. Padding is smaller than the dilated window, so that no window lies outside as a whole; a dilated one can still meet no element. Its
 //! maximum is −∞ (the least value of an integer type) with index −1 and it passes no gradient; its average is 0.
 //!
+//! **Fractional windows** (Graham, "Fractional Max-Pooling") are those of maxima alone, whose index is written. Each plane (one `n`, one `c`) has a sample `u` for each spatial dim, from 0 to 1; others are taken as the nearer of the
+//! two, and NaN as 0. α, the sum and the products are each rounded to the type that is computed in, which is how PyTorch lays windows on a GPU; windows fit,
+//! `out + window − 1 ≤ spatial`, and spatial dims are at most 2²⁰, so that rounding moves no window by more than one element.
+//!
 //! **The index** of a maximum is its flat position in the spatial dims of `x`, row-major (`h · W + w`), within its own `n` and `c`. The
 //! first maximum in the window's row-major order wins; the first NaN wins over all.
 //!
 //! **Backward**, `dx` from `dy`: max gives each `dy` to the element that won (told by the index tensor, or found again in `x`), average
-//! gives `dy / count` to each element of the window; what several windows give is added, what none gives is 0.
+//! gives `dy / count` to each element of the window; what several windows give is added, what none gives is 0. The gradient of fractional windows reads the index, and no samples: each
+//! index is an element that a window of some sample has.
 //!
 //! Element types: any stored type. Arithmetic is in f32, in f64 if `x` (`dy`) is f64, and the result is rounded once. A maximum is exact
 //! before that rounding. Indices are i32 or i64.
@@ -69,6 +76,13 @@ pub enum PoolWindows {
         /// Size of `y`, one for each spatial dim.
         out: Vec<u64>,
     },
+    /// As many windows of one size as asked for, which begin where samples say. Each list has one entry for each spatial dim.
+    Fractional {
+        /// Elements of a window; at least 1.
+        window: Vec<u64>,
+        /// Size of `y`.
+        out: Vec<u64>,
+    },
 }
 
 impl PoolWindows {
@@ -88,10 +102,17 @@ impl PoolWindows {
         match self {
             PoolWindows::Sliding { window, .. } => window.len(),
             PoolWindows::Adaptive { out } => out.len(),
+            PoolWindows::Fractional { window, .. } => window.len(),
         }
     }
 
-    /// The taps of window `o` along spatial dim `i` of `extent` elements: positions in `x`, those in padding included, ascending.
+    /// Whether samples say where windows begin.
+    pub fn are_fractional(&self) -> bool {
+        matches!(self, PoolWindows::Fractional { .. })
+    }
+
+    /// The taps of window `o` along spatial dim `i` of `extent` elements: positions in `x`, those in padding included, ascending. Of fractional windows, whose first
+    /// elements samples tell, those that the window has if all samples are 0.
     pub fn taps(&self, i: usize, o: u64, extent: u64) -> Vec<i64> {
         match self {
             PoolWindows::Sliding { window, strides, dilations, pads_before, .. } => {
@@ -102,6 +123,11 @@ impl PoolWindows {
                 let begin = o * extent / out[i];
                 let end = ((o + 1) * extent).div_ceil(out[i]);
                 (begin as i64..end as i64).collect()
+            }
+            PoolWindows::Fractional { window, out } => {
+                let span = extent.saturating_sub(window[i]);
+                let first = if o + 1 >= out[i] { span } else { o * span / (out[i] - 1) };
+                (first as i64..(first + window[i]) as i64).collect()
             }
         }
     }
@@ -136,6 +162,27 @@ impl PoolWindows {
                     }
                     if out.checked_mul(extent).is_none_or(|product| product > 1 << 62) {
                         return attribute(op, "out", out, "out times the size of x is at most 2^62");
+                    }
+                    dims.push(out);
+                }
+            }
+            PoolWindows::Fractional { window, out } => {
+                if out.len() != spatial {
+                    return attribute(op, "out", out, "there is one entry for each spatial dim, as many as in window");
+                }
+                for (i, (&taps, &out)) in window.iter().zip(out).enumerate() {
+                    if taps == 0 || out == 0 {
+                        return attribute(op, "windows", self, "fractional windows have at least one element, and there is at least one");
+                    }
+                    let extent = x_dims[i + 2];
+                    let least = out.saturating_add(taps - 1);
+                    if extent < least {
+                        let rule = "fractional windows fit: the size is at least out + window - 1, which is what is expected";
+                        return mismatch(format!("dim {}", i + 2), extent, least, rule);
+                    }
+                    if extent > FRACTIONAL_LIMIT {
+                        let rule = "fractional windows are of at most 2^20 elements a dim: beyond, rounding would move them";
+                        return mismatch(format!("dim {}", i + 2), extent, FRACTIONAL_LIMIT, rule);
                     }
                     dims.push(out);
                 }
@@ -179,11 +226,14 @@ impl PoolWindows {
     }
 }
 
+/// The most elements along a dim of fractional windows.
+const FRACTIONAL_LIMIT: u64 = 1 << 20;
+
 const POOL_ATTRIBUTES: &[AttributeSpec] = &[
     AttributeSpec::new("mode", "`max` or `{average: {count_include_pad}}`", "", "\"least\""),
     AttributeSpec::new(
         "windows",
-        "`{sliding: {window, strides, dilations, pads_before, pads_after}}` or `{adaptive: {out}}`, one for each spatial dim",
+        "`{sliding: {window, strides, dilations, pads_before, pads_after}}`, `{adaptive: {out}}` or `{fractional: {window, out}}`, one for each spatial dim",
         "at least 1, below 2³¹; padding below the dilated window, which fits",
         r#"{"sliding":{"window":[0,1],"strides":[1,1],"dilations":[1,1],"pads_before":[0,0],"pads_after":[0,0]}}"#,
     ),
@@ -199,6 +249,9 @@ pub struct Pool {
     pub windows: PoolWindows,
     /// Read, `[n, c, spatial…]`.
     pub x: Uid,
+    /// Read by fractional windows, absent otherwise: `[n, c, spatial dims]`, of a floating-point type, the sample of each plane along each spatial dim.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub samples: Option<Uid>,
     /// Written, `[n, c, out…]`.
     pub y: Uid,
     /// Written where asked for: the index of each maximum, i32 or i64, with the dims of `y`. For [`PoolMode::Max`] only.
@@ -215,6 +268,7 @@ impl Operation for Pool {
             formula: "y[n, c, o] = the greatest of, or the mean of, x[n, c, i] over the i of window o",
             operands: &[
                 OperandSpec::read("x", "`[n, c, spatial…]`, any stored type"),
+                OperandSpec::read("samples", "`[n, c, spatial dims]`, floating-point, from 0 to 1; of fractional windows alone").optional(),
                 OperandSpec::written("y", "`[n, c, out…]`, any stored type"),
                 OperandSpec::written("index", "i32 or i64: where each maximum is; of `max` alone").optional(),
             ],
@@ -237,12 +291,21 @@ impl Operation for Pool {
                      adaptive: Sequence[int] | None = None, index_dtype: str = \"i32\", name: str = \"max_pool\"",
                 )
                 .two(),
+                Method::new(
+                    "fractional_max_pool",
+                    "x: Uid, samples: Uid, window: Sequence[int], out: Sequence[int], *, index_dtype: str = \"i32\", \
+                     name: str = \"fractional_max_pool\"",
+                )
+                .two(),
             ],
         }],
     };
 
     fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
         visit(Role::Input, &mut self.x);
+        if let Some(samples) = &mut self.samples {
+            visit(Role::Input, samples);
+        }
         visit(Role::Output, &mut self.y);
         if let Some(index) = &mut self.index {
             visit(Role::Output, index);
@@ -253,6 +316,21 @@ impl Operation for Pool {
         let x = data(graph, op, self.x)?;
         let dims = self.windows.infer(op, x)?;
         same_dims(op, data(graph, op, self.y)?, &dims, "y has the dims [n, c, out…] that x and the windows give")?;
+        let structure = |tensor: &TensorDesc, rule| Err(Error::Structure { op: op.to_owned(), tensor: tensor.name.clone(), rule });
+        match (self.windows.are_fractional(), self.samples) {
+            (false, None) => {}
+            (false, Some(samples)) => return structure(data(graph, op, samples)?, "only fractional windows begin where samples say"),
+            (true, None) => return structure(x, "fractional windows begin where samples say, and there are none"),
+            (true, Some(_)) if self.mode != PoolMode::Max || self.index.is_none() => {
+                return structure(x, "fractional windows are those of max pooling that writes the index");
+            }
+            (true, Some(samples)) => {
+                let samples = data(graph, op, samples)?;
+                of_type(op, samples, DType::is_float, "samples are floating-point")?;
+                let wanted = [dims[0], dims[1], self.windows.spatial() as u64];
+                same_dims(op, samples, &wanted, "each plane has a sample for each spatial dim: [n, c, spatial dims]")?;
+            }
+        }
         match self.index {
             Some(index) => check_index(op, self.mode, data(graph, op, index)?, x, &dims),
             None => Ok(()),
@@ -336,7 +414,7 @@ impl Operation for PoolBackward {
                 "mode: Literal[\"max\", \"average\"], dy: Uid, x_dims: Sequence[int], window: Sequence[int] | None = None, *, \
                  x: Uid | None = None, index: Uid | None = None, stride: Sequence[int] | None = None, \
                  padding: Sequence[int] | None = None, padding_after: Sequence[int] | None = None, \
-                 dilation: Sequence[int] | None = None, adaptive: Sequence[int] | None = None, \
+                 dilation: Sequence[int] | None = None, adaptive: Sequence[int] | None = None, fractional: Sequence[int] | None = None, \
                  count_include_pad: bool = True, name: str = \"pool_backward\"",
             )],
         }],
@@ -357,6 +435,9 @@ impl Operation for PoolBackward {
         same_dims(op, dy, &dims, "dy has the dims [n, c, out…] that dx and the windows give")?;
         let structure = |tensor: &TensorDesc, rule| Err(Error::Structure { op: op.to_owned(), tensor: tensor.name.clone(), rule });
         match (self.mode, self.x, self.index) {
+            _ if self.windows.are_fractional() && (self.mode != PoolMode::Max || self.index.is_none() || self.x.is_some()) => {
+                structure(dx, "the gradient of fractional windows is that of a maximum, and reads the index")
+            }
             (PoolMode::Average { .. }, None, None) => Ok(()),
             (PoolMode::Average { .. }, Some(uid), _) | (PoolMode::Average { .. }, None, Some(uid)) => {
                 structure(data(graph, op, uid)?, "the gradient of average pooling reads dy only")

@@ -50,7 +50,8 @@ pub(super) fn lower(cut: &Cut<'_>, node: usize) -> Result<Subgraph, Error> {
             })
         }
         Op::Pool(op) => pool(cut, op.mode, &op.windows, op.x, op.y, &[op.x], |view| {
-            Ok(PoolPass::Forward { x: view(op.x)?, y: view(op.y)?, index: op.index.map(view).transpose()? })
+            let (x, samples) = (view(op.x)?, op.samples.map(&mut *view).transpose()?);
+            Ok(PoolPass::Forward { x, samples, y: view(op.y)?, index: op.index.map(view).transpose()? })
         }),
         Op::PoolBackward(op) => {
             let read: Vec<Uid> = [op.dy].into_iter().chain(op.x).collect();
@@ -362,6 +363,7 @@ fn pool(
     let each = std::array::from_fn(|i| match (i.checked_sub(missing), windows) {
         (None, _) => Windows::NONE,
         (Some(_), PoolWindows::Adaptive { .. }) => Windows::Adaptive,
+        (Some(i), PoolWindows::Fractional { window, .. }) => Windows::Fractional { taps: window[i] },
         (Some(i), PoolWindows::Sliding { window, strides, dilations, pads_before, .. }) => {
             Windows::Sliding { taps: window[i], stride: strides[i], dilation: dilations[i], pad_before: pads_before[i] }
         }
@@ -371,7 +373,8 @@ fn pool(
         let seen = cut.see(uid)?;
         let slot = slots.slot(seen.uid);
         let mut strides = seen.strides[..2].to_vec();
-        strides.extend(vec![0; missing]);
+        // Samples have one dim in the place of the spatial ones: it is the last.
+        strides.extend(vec![0; 5 - seen.strides.len()]);
         strides.extend(&seen.strides[2..]);
         Ok(View { slot, dtype: seen.dtype, offset: seen.offset, strides })
     })?;

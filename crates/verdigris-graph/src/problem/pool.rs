@@ -27,6 +27,11 @@ pub enum Windows {
     },
     /// Window `o` has the elements `⌊o · extent / out⌋ .. ⌈(o + 1) · extent / out⌉`.
     Adaptive,
+    /// Windows that begin where samples say.
+    Fractional {
+        /// Elements of a window.
+        taps: u64,
+    },
 }
 
 impl Windows {
@@ -42,6 +47,9 @@ pub enum PoolPass {
     Forward {
         /// Read; `[n, c, extent…]`.
         x: View,
+        /// The sample of each plane along each dim whose windows are fractional, in their order; `[n, c, 1, 1, such dims]`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        samples: Option<View>,
         /// Written; `[n, c, out…]`.
         y: View,
         /// The index of each maximum, written where asked for; like `y`.
@@ -93,12 +101,20 @@ impl PoolProblem {
         [self.n, self.c, self.out[0], self.out[1], self.out[2]]
     }
 
+    /// `[n, c, 1, 1, dims whose windows are fractional]`.
+    pub fn samples_dims(&self) -> [u64; 5] {
+        let fractional = self.windows.iter().filter(|windows| matches!(windows, Windows::Fractional { .. })).count();
+        [self.n, self.c, 1, 1, fractional as u64]
+    }
+
     /// The operands in the order of slots: name, view, dims, and whether it is written.
     pub fn operands(&self) -> Vec<(&'static str, &View, [u64; 5], bool)> {
         let (wide, narrow) = (self.x_dims(), self.y_dims());
         match &self.pass {
-            PoolPass::Forward { x, y, index } => {
-                let mut list = vec![("x", x, wide, false), ("y", y, narrow, true)];
+            PoolPass::Forward { x, samples, y, index } => {
+                let mut list = vec![("x", x, wide, false)];
+                list.extend(samples.iter().map(|samples| ("samples", samples, self.samples_dims(), false)));
+                list.push(("y", y, narrow, true));
                 list.extend(index.iter().map(|index| ("index", index, narrow, true)));
                 list
             }
@@ -114,7 +130,9 @@ impl PoolProblem {
 
     fn views_mut(&mut self) -> Vec<&mut View> {
         match &mut self.pass {
-            PoolPass::Forward { x, y, index } => [x, y].into_iter().chain(index.iter_mut()).collect(),
+            PoolPass::Forward { x, samples, y, index } => {
+                [x].into_iter().chain(samples.iter_mut()).chain([y]).chain(index.iter_mut()).collect()
+            }
             PoolPass::Backward { dy, x, index, dx } => [dy].into_iter().chain(x.iter_mut()).chain(index.iter_mut()).chain([dx]).collect(),
         }
     }
@@ -127,7 +145,7 @@ impl PoolProblem {
     /// Arithmetic work: one operation for each tap of each window.
     pub fn flops(&self) -> f64 {
         let taps = |i: usize| match self.windows[i] {
-            Windows::Sliding { taps, .. } => taps as f64,
+            Windows::Sliding { taps, .. } | Windows::Fractional { taps } => taps as f64,
             Windows::Adaptive => (self.extents[i] as f64 / self.out[i].max(1) as f64).max(1.0),
         };
         (0..3).map(taps).product::<f64>() * self.y_dims().iter().map(|&dim| dim as f64).product::<f64>()
@@ -160,7 +178,7 @@ impl PoolProblem {
         super::check_extents("pool", &self.x_dims())?;
         super::check_extents("pool", &self.y_dims())?;
         let structure = |tensor: &str, rule| Err(Error::Structure { op: op(), tensor: tensor.to_owned(), rule });
-        for (windows, &out) in self.windows.iter().zip(&self.out) {
+        for ((windows, &out), &extent) in self.windows.iter().zip(&self.out).zip(&self.extents) {
             let attribute = |attribute, value: u64, rule| Err(Error::Attribute { op: op(), attribute, value: value.to_string(), rule });
             match *windows {
                 Windows::Sliding { taps, stride, dilation, pad_before } => {
@@ -175,9 +193,23 @@ impl PoolProblem {
                 }
                 Windows::Adaptive if out == 0 => return attribute("out", 0, "an adaptive output has at least one element"),
                 Windows::Adaptive => {}
+                Windows::Fractional { taps } if taps == 0 || out == 0 || out.saturating_add(taps - 1) > extent => {
+                    return attribute("windows", taps, "fractional windows have elements and fit, and there is at least one");
+                }
+                Windows::Fractional { .. } => {}
             }
         }
+        let is_fractional = self.samples_dims()[4] > 0;
         match (&self.pass, self.mode) {
+            (PoolPass::Forward { samples, .. }, _) if samples.is_some() != is_fractional => {
+                return structure("samples", "fractional windows begin where samples say, and no others do");
+            }
+            (PoolPass::Forward { index, .. }, mode) if is_fractional && (mode != PoolMode::Max || index.is_none()) => {
+                return structure("x", "fractional windows are those of max pooling that writes the index");
+            }
+            (PoolPass::Backward { index: None, .. }, _) if is_fractional => {
+                return structure("index", "the gradient of fractional windows reads the index");
+            }
             (PoolPass::Forward { index: Some(_), .. }, PoolMode::Average { .. }) => {
                 return structure("index", "average pooling has no index");
             }
@@ -193,9 +225,12 @@ impl PoolProblem {
             if view.strides.len() != 5 {
                 return structure(name, "a view has five strides");
             }
-            if !view.dtype.is_storage() || view.dtype == DType::Bool || (name == "index" && !matches!(view.dtype, DType::I32 | DType::I64))
+            if !view.dtype.is_storage()
+                || view.dtype == DType::Bool
+                || (name == "index" && !matches!(view.dtype, DType::I32 | DType::I64))
+                || (name == "samples" && !view.dtype.is_float())
             {
-                let rule = "data have a storage type, and an index is i32 or i64";
+                let rule = "data have a storage type, samples are floating-point, and an index is i32 or i64";
                 return Err(Error::DType { op: op(), tensor: name.to_owned(), got: view.dtype, rule });
             }
             debug_assert_eq!(dims.len(), 5);

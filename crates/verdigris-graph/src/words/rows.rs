@@ -56,7 +56,7 @@ pub(super) fn blank_pool() -> PoolProblem {
         out: [1; 3],
         windows: [Windows::NONE; 3],
         compute: DType::F32,
-        pass: PoolPass::Forward { x: nowhere(), y: nowhere(), index: None },
+        pass: PoolPass::Forward { x: nowhere(), samples: None, y: nowhere(), index: None },
     }
 }
 
@@ -156,18 +156,22 @@ impl Word for [u64; 3] {
     }
 }
 
-/// `adaptive`, or taps, stride, dilation and the padding in front: `3/2/1/1`.
+/// `adaptive`, `fractional/` and elements, or taps, stride, dilation and the padding in front: `3/2/1/1`.
 impl Word for Windows {
-    const WHAT: &'static str = "`adaptive` or taps/stride/dilation/padding";
+    const WHAT: &'static str = "`adaptive`, fractional/taps or taps/stride/dilation/padding";
     fn print(&self) -> String {
         match self {
             Windows::Adaptive => "adaptive".to_owned(),
+            Windows::Fractional { taps } => format!("fractional/{taps}"),
             Windows::Sliding { taps, stride, dilation, pad_before } => format!("{taps}/{stride}/{dilation}/{pad_before}"),
         }
     }
     fn parse(text: &str) -> Option<Windows> {
         if text == "adaptive" {
             return Some(Windows::Adaptive);
+        }
+        if let Some(taps) = text.strip_prefix("fractional/") {
+            return Some(Windows::Fractional { taps: taps.parse().ok()? });
         }
         let numbers: Vec<u64> = text.split('/').map(|number| number.parse().ok()).collect::<Option<_>>()?;
         let [taps, stride, dilation, pad_before] = numbers[..] else { return None };
@@ -180,7 +184,7 @@ pub(super) fn describe_pool(text: &mut Text<'_>, problem: &mut PoolProblem) -> R
     let word = text.word("`forward` or `backward`", || (if is_backward(problem) { BACKWARD } else { FORWARD }).to_owned())?;
     if text.is_reading() {
         problem.pass = match word.as_str() {
-            FORWARD => PoolPass::Forward { x: nowhere(), y: nowhere(), index: None },
+            FORWARD => PoolPass::Forward { x: nowhere(), samples: None, y: nowhere(), index: None },
             BACKWARD => PoolPass::Backward { dy: nowhere(), x: None, index: None, dx: nowhere() },
             _ => return Err(error("`forward` or `backward`", &word)),
         };
@@ -196,9 +200,11 @@ pub(super) fn describe_pool(text: &mut Text<'_>, problem: &mut PoolProblem) -> R
     }
     text.choice("compute", &mut problem.compute, Some(DType::F32))?;
     let (wide, narrow) = (layouts(problem.x_dims()), layouts(problem.y_dims()));
+    let samples_dims = problem.samples_dims();
     match &mut problem.pass {
-        PoolPass::Forward { x, y, index } => {
+        PoolPass::Forward { x, samples, y, index } => {
             text.operand("x", x, &wide)?;
+            text.optional("samples", samples, &vec![("nc", packed(&samples_dims))])?;
             text.operand("y", y, &narrow)?;
             text.optional("index", index, &narrow)
         }

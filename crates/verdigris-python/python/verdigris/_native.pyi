@@ -173,6 +173,16 @@ class Graph:
         index_dtype: str = "i32",
         name: str = "max_pool",
     ) -> tuple[Uid, Uid]: ...
+    def fractional_max_pool(
+        self,
+        x: Uid,
+        samples: Uid,
+        window: Sequence[int],
+        out: Sequence[int],
+        *,
+        index_dtype: str = "i32",
+        name: str = "fractional_max_pool",
+    ) -> tuple[Uid, Uid]: ...
     def pool_backward(
         self,
         mode: Literal["max", "average"],
@@ -187,6 +197,7 @@ class Graph:
         padding_after: Sequence[int] | None = None,
         dilation: Sequence[int] | None = None,
         adaptive: Sequence[int] | None = None,
+        fractional: Sequence[int] | None = None,
         count_include_pad: bool = True,
         name: str = "pool_backward",
     ) -> Uid: ...

@@ -115,8 +115,9 @@ pub(crate) enum Function {
     Fused,
     /// As `Fused`, and the function's own result.
     FusedKeeping,
-    /// `x [rows, k], w [classes, k], bias?, labels [rows], share?, weights?, dloss?`, then where the losses and the gradients of `x`, `w` and the bias go, the latter
-    /// three each with a 1 in `wanted=111` → nothing. `smoothing= ignore= z= cap= add=`, the latter 1 where gradients are added to what is there.
+    /// `x [rows, k], w [classes, k], bias?, labels [rows] or probabilities [rows, classes], share?, weights?, dloss?`, then where the losses and the gradients of `x`, `w`,
+    /// the bias and the probabilities go, the latter four each with a 1 in `wanted=1111` → nothing. `targets= smoothing= ignore= z= cap= add=`, the latter 1 where gradients are
+    /// added to what is there.
     LinearLoss,
     /// `x, factor` → x times the factor. `as=` names the element type.
     Scaled,
@@ -126,10 +127,12 @@ pub(crate) enum Function {
     WindowPick,
     /// `x` → y, as `MaxPool` without an index: for calls whose gradient nobody asks for.
     MaxPoolValues,
+    /// `x, samples` → y and the index of each maximum. `window= fractional=`, the latter the size of y, `index=i32|i64`.
+    FractionalMaxPool,
 }
 
 impl Function {
-    pub(crate) const ALL: [Function; 41] = [
+    pub(crate) const ALL: [Function; 42] = [
         Function::ConvFprop,
         Function::ConvNorm,
         Function::ConvDgrad,
@@ -171,6 +174,7 @@ impl Function {
         Function::WindowSums,
         Function::WindowPick,
         Function::MaxPoolValues,
+        Function::FractionalMaxPool,
     ];
 
     pub(crate) fn numbered(number: u8) -> Option<Function> {
@@ -192,14 +196,15 @@ impl Function {
             | Function::Shuffle
             | Function::WindowSums
             | Function::ResponseNorm => (1, false),
-            Function::CrossEntropy | Function::Dropout | Function::Scaled => (2, false),
+            Function::CrossEntropy | Function::Dropout | Function::Scaled | Function::FractionalMaxPool => (2, false),
             Function::ConvFprop | Function::Linear | Function::ClassLoss | Function::Norm | Function::WindowPick | Function::Rotary => {
                 (3, false)
             }
             Function::ConvNorm | Function::ConvBatchNormBackward | Function::GatedMlpBackward => (8, false),
             Function::ConvBatchNorm => (7, false),
             Function::Attention => (13, false),
-            Function::AttentionBackward | Function::LinearLoss => (11, false),
+            Function::AttentionBackward => (11, false),
+            Function::LinearLoss => (12, false),
             Function::ElementLoss => (4, false),
             Function::MlpInference | Function::Mlp | Function::GatedMlpInference | Function::GatedMlp => (5, false),
             Function::ConvDgrad => (3, true),
@@ -227,7 +232,8 @@ impl Function {
             | Function::Scan
             | Function::ResponseNorm => Some(Autocast::F32),
             Function::MaxPool | Function::AveragePool | Function::Activation | Function::Dropout | Function::Gradient => None,
-            Function::Resample | Function::Pad | Function::Shuffle | Function::ScanWithPlace | Function::MaxPoolValues => None,
+            Function::Resample | Function::Pad | Function::Shuffle | Function::ScanWithPlace => None,
+            Function::MaxPoolValues | Function::FractionalMaxPool => None,
             // Statistics are f32 whatever the input is.
             Function::BatchNorm | Function::BatchNormBackward | Function::BatchNormInference => None,
             // Its tensors are what the forward call kept, cast already.
@@ -263,6 +269,8 @@ impl Function {
                 &[Tensor(0), Tensor(1), Tensor(2)]
             }
             Function::MaxPool => &[Result(1)],
+            // The gradient reads no samples, but is drawn from the call.
+            Function::FractionalMaxPool => &[Tensor(1), Result(1)],
             Function::AveragePool | Function::ConvNorm | Function::Resample | Function::Pad | Function::Shuffle => &[],
             // Their gradients are functions of their own, or none.
             Function::BatchNorm | Function::BatchNormBackward | Function::ConvBatchNorm | Function::ConvBatchNormBackward => &[],
@@ -325,6 +333,7 @@ impl Function {
             Function::WindowSums => "window_sums",
             Function::WindowPick => "window_pick",
             Function::MaxPoolValues => "max_pool_values",
+            Function::FractionalMaxPool => "fractional_max_pool",
         }
     }
 }
@@ -510,12 +519,21 @@ fn loss(attributes: &Attributes<'_>) -> PyResult<CrossEntropySpec> {
     })
 }
 
+fn targets(attributes: &Attributes<'_>) -> Targets {
+    match attributes.get("targets") {
+        Some("probabilities") => Targets::Probabilities,
+        Some("log_labels") => Targets::LabelsOfLogarithms,
+        _ => Targets::Labels,
+    }
+}
+
 fn linear_loss(attributes: &Attributes<'_>, precision: Precision) -> PyResult<LinearLoss> {
     Ok(LinearLoss {
         precision,
         loss: CrossEntropySpec { axis: 1, reduction: LossReduction::None, ..loss(attributes)? },
         z_loss: Real(attributes.one("z", 0.0)?),
         soft_cap: attributes.get("cap").map(|text| attributes.parse("cap", text).map(Real)).transpose()?,
+        targets: targets(attributes),
         wanted: attributes.flags("wanted"),
         accumulates: attributes.one("add", 0_u8)? != 0,
     })
@@ -620,6 +638,11 @@ impl Function {
                 F::MaxPool(windows(attributes)?, Some(index))
             }
             Function::MaxPoolValues => F::MaxPool(windows(attributes)?, None),
+            Function::FractionalMaxPool => {
+                let index = if attributes.get("index") == Some("i64") { DType::I64 } else { DType::I32 };
+                let [window, out] = ["window", "fractional"].map(|name| attributes.list(name).map(Option::unwrap_or_default));
+                F::FractionalMaxPool(window?, out?, index)
+            }
             Function::AveragePool => F::AveragePool(windows(attributes)?, divisor(attributes)?),
             Function::Resample => F::Resample(sampling(attributes)?),
             Function::Pad => F::Pad {
@@ -640,14 +663,7 @@ impl Function {
             Function::ResponseNorm => F::ResponseNorm(response_norm(attributes)?),
             Function::Norm => F::Norm { spec: norm(attributes)?, per_channel: attributes.one("channel", 0_u8)? != 0 },
             Function::CrossEntropy => F::CrossEntropy(loss(attributes)?, LossForm::WithLse),
-            Function::ClassLoss => {
-                let targets = match attributes.get("targets") {
-                    Some("probabilities") => Targets::Probabilities,
-                    Some("log_labels") => Targets::LabelsOfLogarithms,
-                    _ => Targets::Labels,
-                };
-                F::ClassLoss(loss(attributes)?, targets)
-            }
+            Function::ClassLoss => F::ClassLoss(loss(attributes)?, targets(attributes)),
             Function::BatchNorm => F::BatchNorm(batch_norm(attributes)?),
             Function::BatchNormBackward => F::BatchNormBackward(BatchNormGradient {
                 relu: attributes.one("relu", 0_u8)? != 0,

@@ -40,7 +40,7 @@
 //! **`reduction.toml`**: `f`, `axes`, `dims`. **`scan.toml`**: `f`, `axis`, `dims`, `ways` (`inclusive`, `exclusive`, `reversed`, `exclusive_reversed`; default all).
 //! **`pool.toml`**: `modes` (`max`, `max_index`, `average`, `average_pad`, and the gradients
 //! `max_backward`, `index_backward`, `average_backward`, `average_pad_backward`), `shapes = ["n2 c3 i9x9 w3x3 s2 p1 d1"]` or, adaptive,
-//! `"n2 c3 i9x9 o4x4"`. **`softmax.toml`**: `ops` (`softmax`, `log_softmax`, `softmax_backward`, `log_softmax_backward`,
+//! `"n2 c3 i9x9 o4x4"`, or, fractional, `"n2 c3 i9x9 w2x2 o4x4"` with `samples` (their type). **`softmax.toml`**: `ops` (`softmax`, `log_softmax`, `softmax_backward`, `log_softmax_backward`,
 //! `cross_entropy`, `cross_entropy_backward`), `dims`, `axis`, and for the latter two `reductions`, `smoothing`, `ignore_index`, `lse`,
 //! `labels` (their type). **`norm.toml`**: `passes` (`forward`, `backward`, `backward_vectors`: the gradients of scale and bias alone), `kinds` (`layer`,
 //! `rms`, default both), `dims`, `axes`, `groups`, `vectors` (the dims that scale and bias have: `axes`, `channel`, `adaptive`, `mixed`, `whole`, `one`, or

@@ -16,6 +16,8 @@ pub(super) struct Group {
     out: Option<DType>,
     #[serde(default = "i32")]
     index: DType,
+    /// Of fractional windows, that of x if it is not given.
+    samples: Option<DType>,
     modes: Vec<Mode>,
     shapes: Vec<String>,
     #[serde(default = "row")]
@@ -70,13 +72,16 @@ impl Mode {
 
 impl Group {
     fn graph(&self, shape: &Shape, mode: Mode, dtype: DType, word: &str) -> Result<Graph, CaseError> {
-        let rule = "n2 c3 i9x9 and w3x3 (with s, p, d) or o4x4; one number or one for each dim of i";
+        let rule = "n2 c3 i9x9 and w3x3 (with s, p, d), o4x4 (adaptive) or both (fractional); one number or one for each dim of i";
         let Some(spatial) = shape.pairs('i').map(<[_]>::len) else {
             return field(&self.id, "shapes", &shape.text, rule);
         };
         let extents = shape.numbers('i', spatial, 1);
         let pads = shape.each('p', spatial, 0);
-        let windows = if shape.pairs('o').is_some() {
+        let is_fractional = shape.pairs('o').is_some() && shape.pairs('w').is_some();
+        let windows = if is_fractional {
+            PoolWindows::Fractional { window: shape.numbers('w', spatial, 1), out: shape.numbers('o', spatial, 1) }
+        } else if shape.pairs('o').is_some() {
             PoolWindows::Adaptive { out: shape.numbers('o', spatial, 1) }
         } else {
             PoolWindows::Sliding {
@@ -103,7 +108,12 @@ impl Group {
             }
             Mode::MaxIndex => {
                 let x = draft.tensor("x", dtype, word, &x_dims)?;
-                let made = draft.builder.max_pool_with_index("pool", windows, x, self.index);
+                let made = if let PoolWindows::Fractional { window, out } = &windows {
+                    let samples = draft.tensor("samples", self.samples.unwrap_or(dtype), "row", &[x_dims[0], x_dims[1], spatial as u64])?;
+                    draft.builder.fractional_max_pool("pool", x, samples, (window, out), self.index)
+                } else {
+                    draft.builder.max_pool_with_index("pool", windows, x, self.index)
+                };
                 let (y, index) = draft.ok(made)?;
                 draft.store(y, "y", out, word, &y_dims)?;
                 draft.store(index, "index", self.index, word, &y_dims)?;

@@ -32,6 +32,13 @@ impl Windows {
                         let end = ((o + 1) * extents[d]).div_ceil(outs[d]);
                         Window { elements: (begin..end).collect(), taps: end - begin }
                     }
+                    PoolWindows::Fractional { window, .. } => {
+                        // Without its sample a window is one of two: it begins at the whole part of o · α or behind it, the last one at the end.
+                        let span = extents[d] - window[d];
+                        let first = if o + 1 == outs[d] { span } else { o * span / (outs[d] - 1) };
+                        let end = span.min(first + 1) + window[d];
+                        Window { elements: (first..end).collect(), taps: end - first }
+                    }
                 })
                 .collect()
         };
@@ -41,15 +48,7 @@ impl Windows {
     /// The indices in `x` of all elements that output `o` sees, in row-major order.
     pub(crate) fn elements(&self, o: &[u64]) -> Vec<Vec<u64>> {
         let lists: Vec<&[u64]> = self.0.iter().zip(o).map(|(along, &o)| along[o as usize].elements.as_slice()).collect();
-        let counts: Vec<u64> = lists.iter().map(|list| list.len() as u64).collect();
-        let mut which = vec![0; lists.len()];
-        (0..counts.iter().product())
-            .map(|_| {
-                let element = lists.iter().zip(&which).map(|(list, &i)| list[i as usize]).collect();
-                advance(&mut which, &counts);
-                element
-            })
-            .collect()
+        combined(&lists)
     }
 
     /// What an average divides by.
@@ -57,6 +56,31 @@ impl Windows {
         let taps: u64 = self.0.iter().zip(o).map(|(along, &o)| along[o as usize].taps).product();
         if count_include_pad { taps as f64 } else { seen as f64 }
     }
+}
+
+/// All that take one of each list, the last list's fastest.
+fn combined(lists: &[&[u64]]) -> Vec<Vec<u64>> {
+    let counts: Vec<u64> = lists.iter().map(|list| list.len() as u64).collect();
+    let mut which = vec![0; lists.len()];
+    (0..counts.iter().product())
+        .map(|_| {
+            let element = lists.iter().zip(&which).map(|(list, &i)| list[i as usize]).collect();
+            advance(&mut which, &counts);
+            element
+        })
+        .collect()
+}
+
+/// The first element of fractional window `o` of so many, in the arithmetic of `compute`.
+fn first_of(o: u64, outs: u64, span: u64, sample: f64, compute: DType) -> u64 {
+    if o + 1 == outs {
+        return span;
+    }
+    // A sum, product or quotient of two numbers of f32 that is rounded to f64 and then to f32 is rounded once.
+    let rounded = |x: f64| if compute == DType::F64 { x } else { f64::from(x as f32) };
+    let u = if sample.is_nan() { 0.0 } else { rounded(sample).clamp(0.0, 1.0) };
+    let step = rounded(span as f64 / (outs - 1) as f64);
+    (rounded(rounded(o as f64 + u) * step).floor() - rounded(u * step).floor()) as u64
 }
 
 /// The row-major position of spatial indices.
@@ -90,21 +114,43 @@ pub(crate) struct Pooled<'a> {
     mode: PoolMode,
     windows: Windows,
     x: Source<'a>,
+    /// Where fractional windows of so many elements begin.
+    samples: Option<(Source<'a>, Vec<u64>)>,
+    outs: Vec<u64>,
     /// Whether the index is the result, and not the maximum.
     index: bool,
     compute: DType,
 }
 
 impl<'a> Pooled<'a> {
-    pub(crate) fn new(mode: PoolMode, windows: &PoolWindows, x: Source<'a>, out: &[u64], index: bool) -> Pooled<'a> {
-        let windows = Windows::new(windows, &x.dims()[2..], &out[2..]);
-        Pooled { mode, windows, compute: Pointwise::compute_dtype([x.dtype()]), x, index }
+    pub(crate) fn new(op: &Pool, x: Source<'a>, samples: Option<Source<'a>>, out: &[u64], index: bool) -> Pooled<'a> {
+        let windows = Windows::new(&op.windows, &x.dims()[2..], &out[2..]);
+        let samples = match &op.windows {
+            PoolWindows::Fractional { window, .. } => samples.map(|samples| (samples, window.clone())),
+            PoolWindows::Sliding { .. } | PoolWindows::Adaptive { .. } => None,
+        };
+        Pooled { mode: op.mode, windows, compute: Pointwise::compute_dtype([x.dtype()]), x, samples, outs: out[2..].to_vec(), index }
+    }
+
+    /// The elements of the window of one output; `None` where a sample is not known exactly.
+    fn places(&self, index: &[u64]) -> Option<Vec<Vec<u64>>> {
+        let Some((samples, window)) = &self.samples else { return Some(self.windows.elements(&index[2..])) };
+        let mut lists = Vec::new();
+        for (d, &taps) in window.iter().enumerate() {
+            let sample = samples.at(&[index[0], index[1], d as u64]);
+            if sample.error > 0.0 {
+                return None;
+            }
+            let first = first_of(index[d + 2], self.outs[d], self.x.dims()[d + 2] - taps, sample.value, self.compute);
+            lists.push((first..first + taps).collect::<Vec<u64>>());
+        }
+        Some(combined(&lists.iter().map(Vec::as_slice).collect::<Vec<_>>()))
     }
 }
 
 impl Formula for Pooled<'_> {
     fn at(&self, index: &[u64]) -> Bounded {
-        let places = self.windows.elements(&index[2..]);
+        let Some(places) = self.places(index) else { return Bounded { value: 0.0, error: f64::INFINITY } };
         let elements: Vec<Bounded> = (places.iter())
             .map(|place| {
                 let whole: Vec<u64> = index[..2].iter().chain(place).copied().collect();
@@ -218,19 +264,24 @@ impl Formula for PooledBack {
 }
 
 impl Operation for Pool {
-    const DRAWS: u64 = 1;
+    const DRAWS: u64 = 2;
 
     fn evaluate<'a>(&'a self, at: &mut Evaluation<'a>) -> Result<(), GraphError> {
         let (x, out) = (at.source(self.x)?, at.dims(self.y)?);
-        at.put(self.y, Pooled::new(self.mode, &self.windows, x.clone(), out, false))?;
+        let samples = self.samples.map(|samples| at.source(samples)).transpose()?;
+        at.put(self.y, Pooled::new(self, x.clone(), samples.clone(), out, false))?;
         match self.index {
-            Some(index) => at.put(index, Pooled::new(self.mode, &self.windows, x, out, true)),
+            Some(index) => at.put(index, Pooled::new(self, x, samples, out, true)),
             None => Ok(()),
         }
     }
 
-    fn draw(draft: &mut Draft, _: u64) -> Result<(), Error> {
-        draft.pool()
+    fn data_of(&self, _: &Graph, uid: Uid) -> Data<'_> {
+        if self.samples == Some(uid) && self.x != uid { Data::Samples } else { Data::Any(true) }
+    }
+
+    fn draw(draft: &mut Draft, number: u64) -> Result<(), Error> {
+        if number == 0 { draft.pool() } else { draft.fractional_pool() }
     }
 }
 
@@ -268,6 +319,34 @@ impl Draft {
         PoolWindows::Sliding { window, strides, dilations, pads_before, pads_after }
     }
 
+    /// Max pooling by fractional windows, and half of the time its gradient.
+    fn fractional_pool(&mut self) -> Result<(), Error> {
+        let x = self.image(|_| true, &TYPES)?;
+        let window: Vec<u64> = x.dims[2..].iter().map(|&extent| 1 + self.random.below(extent.min(3))).collect();
+        let out: Vec<u64> = x.dims[2..].iter().zip(&window).map(|(&extent, &taps)| 1 + self.random.below(extent - taps + 1)).collect();
+        let windows = PoolWindows::Fractional { window: window.clone(), out: out.clone() };
+        let Some(dims) = window_outputs(&windows, &x.dims) else { return Ok(()) };
+        let sample_type = self.pick(&[DType::F32, DType::F64, DType::F16, DType::Bf16]);
+        let samples = self.input(sample_type, &[dims[0], dims[1], window.len() as u64])?;
+        let (name, index_type) = (self.name("fractional"), self.pick(&[DType::I32, DType::I64]));
+        let (y, index) = self.builder.fractional_max_pool(&name, x.uid, samples.uid, (&window, &out), index_type)?;
+        self.note_read(&[x.uid, samples.uid]);
+        self.result(y, &dims, x.dtype, &TYPES)?;
+        let index = self.result(index, &dims, index_type, &[])?;
+        if self.one_in(2) { self.back_through(index.uid, windows, &x.dims, &dims) } else { Ok(()) }
+    }
+
+    /// The gradient of a maximum through its index.
+    fn back_through(&mut self, index: Uid, windows: PoolWindows, x_dims: &[u64], out: &[u64]) -> Result<(), Error> {
+        let dtype = self.pick(&TYPES);
+        let dy = self.value(|value| value.dims == out && value.uid != index, dtype, out)?;
+        let back = PoolBackward { mode: PoolMode::Max, windows, dy: dy.uid, x: None, index: Some(index), dx: Uid(0) };
+        let name = self.name("unpool");
+        let dx = self.builder.pool_backward(&name, back, x_dims)?;
+        self.note_read(&[dy.uid, index]);
+        self.pointwise_result(dx, x_dims, &[dy.dtype])
+    }
+
     fn pool(&mut self) -> Result<(), Error> {
         let x = self.image(|_| true, &TYPES)?;
         let windows = self.windows(&x.dims[2..]);
@@ -292,16 +371,7 @@ impl Draft {
                 self.note_read(&[x.uid]);
                 self.result(y, &out, x.dtype, &TYPES)?;
                 let index = self.result(index, &out, index_type, &[])?;
-                if self.one_in(2) {
-                    let dtype = self.pick(&TYPES);
-                    let dy = self.value(|value| value.dims == out && value.uid != index.uid, dtype, &out)?;
-                    let back = PoolBackward { mode: PoolMode::Max, windows, dy: dy.uid, x: None, index: Some(index.uid), dx: Uid(0) };
-                    let name = self.name("unpool");
-                    let dx = self.builder.pool_backward(&name, back, &x.dims)?;
-                    self.note_read(&[dy.uid, index.uid]);
-                    self.pointwise_result(dx, &x.dims, &[dy.dtype])?;
-                }
-                Ok(())
+                if self.one_in(2) { self.back_through(index.uid, windows, &x.dims, &out) } else { Ok(()) }
             }
         }
     }

@@ -383,6 +383,12 @@ fn pooling() {
         g.store(index, "index", DType::I32)?;
         Ok((vec![y], vec![x]))
     });
+    hold("fractional pool", |g| {
+        let (x, samples) = (input(g, "x", &[2, 2, 7, 6]), input(g, "samples", &[2, 2, 2]));
+        let (y, index) = g.fractional_max_pool("pool", x, samples, (&[2, 3], &[5, 3]), DType::I32)?;
+        g.store(index, "index", DType::I32)?;
+        Ok((vec![y], vec![x]))
+    });
     hold("pool backward", |g| {
         let dy = input(g, "dy", &[2, 2, 3, 3]);
         let windows = PoolWindows::tiles(&[2, 2]);

@@ -123,6 +123,7 @@ fn as_tensor(of: &Function, layout: &Layout) -> Result<Layout, Error> {
         Function::ConvFprop(..)
         | Function::ConvDgrad(..)
         | Function::MaxPool(..)
+        | Function::FractionalMaxPool(..)
         | Function::AveragePool(..)
         | Function::Resample(_)
         | Function::Shuffle(_)

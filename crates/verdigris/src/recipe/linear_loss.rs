@@ -8,7 +8,7 @@ use verdigris_graph::{
 use verdigris_tensor::DType;
 
 use super::view::{View, in_format, like};
-use super::{Drawing, unfit};
+use super::{Drawing, Targets, unfit};
 use crate::error::Error;
 
 /// What [`Function::LinearLoss`](super::Function::LinearLoss) computes of each row `x` with label `t`:
@@ -21,13 +21,20 @@ use crate::error::Error;
 /// ```
 ///
 /// with `s` the share of the row and `v` the weight of each class (both 1 where they are not given) and `g` the gradient of the row's loss (1 likewise). Rows
-/// whose label is ignored have loss and gradient 0.
+/// whose label is ignored have loss and gradient 0. Where a row has a probability `t[c]` for each class instead:
 ///
-/// The gradient of the logits lies in their place, so that a call's workspace is the logits' and little beside; with a cap, with `z`, and with weights of classes
-/// beside smoothing it may lie beside them.
+/// ```text
+/// q     = v · ((1 − ε) · t + ε / C)
+/// loss  = Σ q · (L − y) + z · L²
+/// dy    = g · ((Σ q + 2 · z · L) · e^(y − L) − q)
+/// dt    = g · (1 − ε) · v · (L − y)
+/// ```
+///
+/// The gradient of the logits lies in their place, so that a call's workspace is the logits' and little beside; with a cap, with `z`, with weights of classes
+/// beside smoothing and with probabilities it may lie beside them. Probabilities that are smoothed or weighted are there once more, in f32 (f64).
 ///
 /// ```
-/// use verdigris::recipe::{Function, Input, LinearLoss, draw};
+/// use verdigris::recipe::{Function, Input, LinearLoss, Targets, draw};
 /// use verdigris::{CrossEntropySpec, DType, Layout, LossReduction, Precision, Real};
 ///
 /// let tensor = |dtype, dims: &[u64]| Layout::row_major(dims).map(|layout| Some(Input { dtype, layout, alignment_bytes: None }));
@@ -36,13 +43,14 @@ use crate::error::Error;
 /// let (losses, dx, dw) = (tensor(DType::F32, &[6])?, x, tensor(DType::F32, &[32, 8])?);
 /// let function = Function::LinearLoss(LinearLoss {
 ///     precision: Precision::Fp32,
+///     targets: Targets::Labels,
 ///     loss: CrossEntropySpec::new(1, LossReduction::None),
 ///     z_loss: Real(0.0),
 ///     soft_cap: None,
-///     wanted: [true, true, false],
+///     wanted: [true, true, false, false],
 ///     accumulates: true,
 /// });
-/// let recipe = draw(&function, &[x, w, None, labels, None, None, None, losses, dx, dw, None])?;
+/// let recipe = draw(&function, &[x, w, None, labels, None, None, None, losses, dx, dw, None, None])?;
 /// let places: Vec<_> = recipe.results.iter().map(|result| result.in_place_of).collect();
 /// assert_eq!(places, [Some(7), Some(8), Some(9)]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -51,14 +59,16 @@ use crate::error::Error;
 pub struct LinearLoss {
     /// How products are formed and summed.
     pub precision: Precision,
-    /// Smoothing and the ignored label. The axis is 1, the reduction none.
+    /// A label for each row, or a probability for each of its classes.
+    pub targets: Targets,
+    /// Smoothing and the ignored label, which probabilities have not. The axis is 1, the reduction none.
     pub loss: CrossEntropySpec,
     /// z: the factor of the squared log-sum-exp; at least 0.
     pub z_loss: Real,
     /// c: logits are held between −c and c; above 0.
     pub soft_cap: Option<Real>,
-    /// Whether the gradients of `x`, `w` and the bias are wanted, beside the losses.
-    pub wanted: [bool; 3],
+    /// Whether the gradients of `x`, `w`, the bias and the probabilities are wanted, beside the losses.
+    pub wanted: [bool; 4],
     /// Whether the gradients of `w` and the bias are added to what is there.
     pub accumulates: bool,
 }
@@ -69,7 +79,7 @@ const OF_ROWS: View = View::Across { axis: 1 };
 
 /// The places of a call's tensors behind `x` and `w`.
 const BIAS: usize = 2;
-const LABELS: usize = 3;
+const TARGETS: usize = 3;
 const SHARE: usize = 4;
 const WEIGHTS: usize = 5;
 const DLOSS: usize = 6;
@@ -77,10 +87,11 @@ const LOSSES: usize = 7;
 const DX: usize = 8;
 const DW: usize = 9;
 const DBIAS: usize = 10;
+const DTARGETS: usize = 11;
 
 impl Drawing {
     pub(super) fn linear_loss(&mut self, spec: &LinearLoss) -> Result<(), Error> {
-        let LinearLoss { precision, loss, z_loss, soft_cap, wanted: [of_x, of_w, of_bias], accumulates } = *spec;
+        let LinearLoss { precision, targets, loss, z_loss, soft_cap, wanted: [of_x, of_w, of_bias, of_targets], accumulates } = *spec;
         let (x, w) = (self.given(0)?, self.given(1)?);
         let (&[rows, inputs], &[classes, of]) = (x.layout.dims(), w.layout.dims()) else {
             let what = format!("rows of dims {:?} and a weight of dims {:?}", x.layout.dims(), w.layout.dims());
@@ -98,7 +109,6 @@ impl Drawing {
         }
         for (place, name, want) in [
             (BIAS, "bias", classes),
-            (LABELS, "labels", rows),
             (SHARE, "share", rows),
             (WEIGHTS, "weights", classes),
             (DLOSS, "dloss", rows),
@@ -110,9 +120,29 @@ impl Drawing {
                 return Err(unfit(what, "what belongs to rows has one number a row, what belongs to classes one a class"));
             }
         }
+        let is_probable = match targets {
+            Targets::Labels => false,
+            Targets::Probabilities => true,
+            Targets::LabelsOfLogarithms => {
+                return Err(unfit("a linear layer whose results are logarithms of probabilities", "its results are logits"));
+            }
+        };
+        let (given, want) = (self.given(TARGETS)?, if is_probable { &[rows, classes][..] } else { &[rows][..] });
+        if given.layout.dims() != want {
+            let what = format!("targets of dims {:?} for {rows} rows and {classes} classes", given.layout.dims());
+            return Err(unfit(what, "a row has one label, or a probability for each class"));
+        }
+        if is_probable && (loss.ignore_index.is_some() || self.given[SHARE].is_some()) {
+            return Err(unfit(
+                "an ignored label or shares of rows beside probabilities",
+                "only rows with labels are ignored or have shares",
+            ));
+        }
+        if of_targets && !is_probable {
+            return Err(unfit("the gradient of labels", "only probabilities have one"));
+        }
         let (dtype, x, w) = (x.dtype, self.input_as(0, "x", ROWS)?, self.input_as(1, "w", ROWS)?);
         let logits = self.logits(precision, soft_cap, dtype, [x, w])?;
-        let labels = self.input_as(LABELS, "labels", OF_ROWS)?;
         let beside = |d: &mut Drawing, place: usize, name: &str, view: View| match d.given[place] {
             Some(_) => d.input_as(place, name, view).map(Some),
             None => Ok(None),
@@ -120,39 +150,13 @@ impl Drawing {
         let share = beside(self, SHARE, "share", OF_ROWS)?;
         let weights = beside(self, WEIGHTS, "weights", OF_COLUMNS)?;
         let dloss = beside(self, DLOSS, "dloss", OF_ROWS)?;
-        // Where the op says it all, it is one pass over the logits for the loss and one for its gradient.
-        let is_plain = z_loss.0 == 0.0 && weights.is_none() && (share.is_none() || loss.label_smoothing.0 == 0.0);
-        let op = if is_plain { loss } else { CrossEntropySpec { label_smoothing: Real(0.0), ..loss } };
-        let (own, lse) = self.g.cross_entropy_with_lse("cross entropy", op, logits, labels)?;
-        // Behind the op another step would follow for a cap, and a tensor between them: of terms, all of the gradient is one part.
-        let is_gradient_plain = is_plain && (soft_cap.is_none() || !(of_x || of_w || of_bias));
-        let counts = if is_gradient_plain { None } else { Some(self.counts(loss, labels, lse)?) };
-        let each = match counts.filter(|_| !is_plain) {
-            None => match share {
-                Some(share) => self.g.binary("loss", BinaryOp::Mul, own, share)?,
-                None => own,
-            },
-            Some(counts) => self.loss_of_terms(spec, counts, (own, lse), logits, (weights, share, classes))?,
+        let of_logits = of_x || of_w || of_bias;
+        let dlogits = if is_probable {
+            self.of_probabilities(spec, logits, (weights, dloss), [rows, classes])?
+        } else {
+            self.of_labels(spec, logits, (weights, share, dloss), [rows, classes])?
         };
-        self.store_in_place_of(each, LOSSES, "losses", OF_ROWS)?;
-        if !(of_x || of_w || of_bias) {
-            return Ok(());
-        }
-        let mut dlogits = match counts {
-            None => {
-                let dloss = match (dloss, share) {
-                    (Some(dloss), Some(share)) => self.g.binary("dloss", BinaryOp::Mul, dloss, share)?,
-                    (Some(one), None) | (None, Some(one)) => one,
-                    (None, None) => {
-                        let none = self.g.gen_index("dloss", &[rows, 1], 1)?;
-                        self.affine(none, 0.0, 1.0)?
-                    }
-                };
-                let back = CrossEntropyBackward { spec: op, logits, labels, dloss, lse: Some(lse), dlogits: logits };
-                self.g.cross_entropy_backward("dlogits", back)?
-            }
-            Some(counts) => self.dlogits_of_terms(spec, counts, (logits, lse, labels), (dloss, share), (weights, classes))?,
-        };
+        let Some(mut dlogits) = dlogits.filter(|_| of_logits) else { return Ok(()) };
         if let Some(cap) = soft_cap {
             // tanh′ = 1 − tanh², of the capped logits over the cap.
             let squared = self.g.binary("cap", BinaryOp::Mul, logits, logits)?;
@@ -183,6 +187,113 @@ impl Drawing {
             self.store_in_place_of(sums, DBIAS, "dbias", OF_COLUMNS)?;
         }
         Ok(())
+    }
+
+    /// The losses of rows with labels, stored, and the gradient of the logits if one of its products is wanted.
+    fn of_labels(
+        &mut self,
+        spec: &LinearLoss,
+        logits: Uid,
+        (weights, share, dloss): (Option<Uid>, Option<Uid>, Option<Uid>),
+        [rows, classes]: [u64; 2],
+    ) -> Result<Option<Uid>, Error> {
+        let LinearLoss { loss, z_loss, soft_cap, wanted: [of_x, of_w, of_bias, _], .. } = *spec;
+        let labels = self.input_as(TARGETS, "labels", OF_ROWS)?;
+        // Where the op says it all, it is one pass over the logits for the loss and one for its gradient.
+        let is_plain = z_loss.0 == 0.0 && weights.is_none() && (share.is_none() || loss.label_smoothing.0 == 0.0);
+        let op = if is_plain { loss } else { CrossEntropySpec { label_smoothing: Real(0.0), ..loss } };
+        let (own, lse) = self.g.cross_entropy_with_lse("cross entropy", op, logits, labels)?;
+        // Behind the op another step would follow for a cap, and a tensor between them: of terms, all of the gradient is one part.
+        let is_gradient_plain = is_plain && (soft_cap.is_none() || !(of_x || of_w || of_bias));
+        let counts = if is_gradient_plain { None } else { Some(self.counts(loss, labels, lse)?) };
+        let each = match counts.filter(|_| !is_plain) {
+            None => match share {
+                Some(share) => self.g.binary("loss", BinaryOp::Mul, own, share)?,
+                None => own,
+            },
+            Some(counts) => self.loss_of_terms(spec, counts, (own, lse), logits, (weights, share, classes))?,
+        };
+        self.store_in_place_of(each, LOSSES, "losses", OF_ROWS)?;
+        if !(of_x || of_w || of_bias) {
+            return Ok(None);
+        }
+        let dlogits = match counts {
+            None => {
+                let dloss = match (dloss, share) {
+                    (Some(dloss), Some(share)) => self.g.binary("dloss", BinaryOp::Mul, dloss, share)?,
+                    (Some(one), None) | (None, Some(one)) => one,
+                    (None, None) => {
+                        let none = self.g.gen_index("dloss", &[rows, 1], 1)?;
+                        self.affine(none, 0.0, 1.0)?
+                    }
+                };
+                let back = CrossEntropyBackward { spec: op, logits, labels, dloss, lse: Some(lse), dlogits: logits };
+                self.g.cross_entropy_backward("dlogits", back)?
+            }
+            Some(counts) => self.dlogits_of_terms(spec, counts, (logits, lse, labels), (dloss, share), (weights, classes))?,
+        };
+        Ok(Some(dlogits))
+    }
+
+    /// The losses of rows with a probability for each class and the gradient of these, stored, and the gradient of the logits if one of its products is wanted.
+    fn of_probabilities(
+        &mut self,
+        spec: &LinearLoss,
+        logits: Uid,
+        (weights, dloss): (Option<Uid>, Option<Uid>),
+        [rows, classes]: [u64; 2],
+    ) -> Result<Option<Uid>, Error> {
+        let (smoothing, z, [of_x, of_w, of_bias, of_targets]) = (spec.loss.label_smoothing.0, spec.z_loss.0, spec.wanted);
+        let targets = self.input(TARGETS, "targets")?;
+        // The op tells the log-sum-exp of rows in one pass. It asks for labels: all are 0 and ignored, so that its own loss is 0.
+        let ignored = self.g.gen_index("label", &[rows, 1], 1)?;
+        self.g.set_dtype(ignored, DType::I32)?;
+        let op = CrossEntropySpec { label_smoothing: Real(0.0), ignore_index: Some(0), ..spec.loss };
+        let (nothing, lse) = self.g.cross_entropy_with_lse("log-sum-exp", op, logits, ignored)?;
+        let mut chances = targets;
+        if smoothing != 0.0 {
+            chances = self.affine(chances, 1.0 - smoothing, smoothing / classes.max(1) as f64)?;
+        }
+        if let Some(weights) = weights {
+            chances = self.g.binary("weighted", BinaryOp::Mul, chances, weights)?;
+        }
+        // Differences before products: no two large sums are subtracted from each other.
+        let below = self.g.binary("below", BinaryOp::Sub, lse, logits)?;
+        let terms = self.g.binary("terms", BinaryOp::Mul, below, chances)?;
+        let sum = self.g.reduction("loss", ReductionOp::Add, terms, &[1])?;
+        let mut each = self.g.binary("loss", BinaryOp::Add, sum, nothing)?;
+        if z != 0.0 {
+            let squared = self.g.binary("z", BinaryOp::Mul, lse, lse)?;
+            let squared = self.affine(squared, z, 0.0)?;
+            each = self.g.binary("loss", BinaryOp::Add, each, squared)?;
+        }
+        self.store_in_place_of(each, LOSSES, "losses", OF_ROWS)?;
+        let times = |d: &mut Drawing, x: Uid| match dloss {
+            Some(dloss) => d.g.binary("dloss", BinaryOp::Mul, x, dloss),
+            None => Ok(x),
+        };
+        if of_targets {
+            let below = self.g.binary("below", BinaryOp::Sub, lse, logits)?;
+            let mut dtargets = self.affine(below, 1.0 - smoothing, 0.0)?;
+            if let Some(weights) = weights {
+                dtargets = self.g.binary("dtargets", BinaryOp::Mul, dtargets, weights)?;
+            }
+            let dtargets = times(self, dtargets)?;
+            self.store_in_place_of(dtargets, DTARGETS, "dtargets", View::Same)?;
+        }
+        if !(of_x || of_w || of_bias) {
+            return Ok(None);
+        }
+        let mut all = self.g.reduction("all", ReductionOp::Add, chances, &[1])?;
+        if z != 0.0 {
+            let twice = self.affine(lse, 2.0 * z, 0.0)?;
+            all = self.g.binary("all", BinaryOp::Add, all, twice)?;
+        }
+        let above = self.g.binary("above", BinaryOp::Sub, logits, lse)?;
+        let part = self.g.unary("part", UnaryOp::Exp, above)?;
+        let part = self.g.binary("part", BinaryOp::Mul, part, all)?;
+        let dlogits = self.g.binary("dlogits", BinaryOp::Sub, part, chances)?;
+        Ok(Some(times(self, dlogits)?))
     }
 
     /// The logits of the rows, in the type of the operands.
@@ -350,10 +461,11 @@ mod tests {
     fn spec() -> LinearLoss {
         LinearLoss {
             precision: Precision::Fp32,
+            targets: Targets::Labels,
             loss: CrossEntropySpec { ignore_index: Some(-100), ..CrossEntropySpec::new(1, LossReduction::None) },
             z_loss: Real(0.0),
             soft_cap: None,
-            wanted: [true; 3],
+            wanted: [true, true, true, false],
             accumulates: true,
         }
     }
@@ -366,6 +478,16 @@ mod tests {
         let weights = classes.filter(|_| is_weighted && is_smoothed);
         let (x, w) = (tensor(dtype, &[6, 16]), tensor(dtype, &[40, 16]));
         vec![x, w, classes, tensor(DType::I64, &[6]), share, weights, None, rows, x, tensor(wide, &[40, 16]), classes]
+    }
+
+    /// The same with a probability for each class, and the gradient of these.
+    fn probable(spec: LinearLoss, dtype: DType, is_weighted: bool) -> (LinearLoss, Vec<Option<Input>>) {
+        let loss = CrossEntropySpec { ignore_index: None, ..spec.loss };
+        let spec = LinearLoss { targets: Targets::Probabilities, loss, wanted: [true; 4], ..spec };
+        let mut given = call(dtype, false, false);
+        (given[TARGETS], given[WEIGHTS]) = (tensor(dtype, &[6, 40]), given[BIAS].filter(|_| is_weighted));
+        given.push(given[TARGETS]);
+        (spec, given)
     }
 
     /// The kinds of the problems that a call is cut into, each of which an engine takes; sums are added to where they lie.
@@ -392,11 +514,14 @@ mod tests {
                 (0.1, 0.0, None, true),
                 (0.1, 1e-4, Some(5.0), false),
             ] {
-                for wanted in [[false; 3], [true; 3], [false, true, false], [true, false, false]] {
+                for wanted in [[false; 4], [true, true, true, false], [false, true, false, false], [true, false, false, false]] {
                     for accumulates in [false, true] {
                         let mut spec = LinearLoss { precision, z_loss: Real(z), soft_cap: cap.map(Real), wanted, accumulates, ..spec() };
                         spec.loss.label_smoothing = Real(smoothing);
                         kinds(spec, &call(dtype, is_weighted, smoothing != 0.0));
+                        let (spec, given) = probable(spec, dtype, is_weighted);
+                        kinds(spec, &given);
+                        kinds(LinearLoss { wanted, ..spec }, &given);
                     }
                 }
             }
@@ -407,11 +532,11 @@ mod tests {
     fn the_plain_loss_is_three_products_and_two_passes_over_the_logits() {
         let mut given = call(DType::Bf16, false, false);
         given[BIAS] = None;
-        let without_bias = LinearLoss { wanted: [true, true, false], ..spec() };
+        let without_bias = LinearLoss { wanted: [true, true, false, false], ..spec() };
         let kinds_of = kinds(without_bias, &given);
         assert_eq!(kinds_of.iter().filter(|kind| **kind == "gemm").count(), 3, "{kinds_of:?}");
         assert!(kinds_of.len() <= 6, "{kinds_of:?}");
-        assert_eq!(kinds(LinearLoss { wanted: [false; 3], ..spec() }, &given).len(), 2);
+        assert_eq!(kinds(LinearLoss { wanted: [false; 4], ..spec() }, &given).len(), 2);
     }
 
     /// What the tensors between the parts of a call take, in bytes of the logits.
@@ -444,6 +569,17 @@ mod tests {
                 let bytes = Memory::of_temporaries(&cut.parts, &cut.temporaries).expect("placed").bytes();
                 let times = bytes as f64 / logits as f64;
                 found.push((dtype, smoothing, z, cap, is_weighted, times, most));
+                // With a probability for each class, whose gradient is no temporary; smoothed or weighted, what they are then is there too, in f32.
+                let most = if smoothing != 0.0 || is_weighted { 2.25 + 4.0 / dtype.bytes() as f64 } else { 2.25 };
+                let loss = CrossEntropySpec { ignore_index: None, ..spec.loss };
+                let spec = LinearLoss { targets: Targets::Probabilities, loss, wanted: [true; 4], ..spec };
+                let of_both = tensor(dtype, &[rows, classes]);
+                let given =
+                    [x, w, of_classes, of_both, None, of_classes.filter(|_| is_weighted), of_rows, of_rows, x, dw, of_classes, of_both];
+                let recipe = draw(&Function::LinearLoss(spec), &given).expect("drawn");
+                let cut = partition(&recipe.graph).expect("cut");
+                let bytes = Memory::of_temporaries(&cut.parts, &cut.temporaries).expect("placed").bytes();
+                found.push((dtype, smoothing, z, cap, is_weighted, bytes as f64 / logits as f64, most));
             }
         }
         assert!(found.iter().all(|&(.., times, most)| (1.0..most).contains(&times)), "{found:#?}");
@@ -502,24 +638,28 @@ mod tests {
         let start = |place: usize, count: usize| if spec.accumulates { values[place].clone() } else { vec![0.0; count] };
         let (mut losses, mut dx) = (vec![0.0; rows], vec![0.0; rows * inputs]);
         let (mut dw, mut dbias) = (start(DW, classes * inputs), start(DBIAS, classes));
+        let mut dtargets = vec![0.0; rows * classes];
         for row in 0..rows {
-            let label = values[LABELS][row] as i64;
+            let label = values[TARGETS][row] as i64;
             if spec.loss.ignore_index == Some(label) {
                 continue;
             }
             let own = &x[row * inputs..][..inputs];
+            let chance = |c: usize| match spec.targets {
+                Targets::Probabilities => values[TARGETS][row * classes + c] * or_one(WEIGHTS, c),
+                _ => or_one(SHARE, row) * f64::from(u8::from(c as i64 == label)),
+            };
             let dot = |c: usize| own.iter().zip(&w[c * inputs..]).map(|(a, b)| a * b).sum::<f64>() + values[BIAS][c];
             let y: Vec<f64> = (0..classes).map(dot).map(|y| spec.soft_cap.map_or(y, |cap| cap.0 * (y / cap.0).tanh())).collect();
             let total = y.iter().map(|y| y.exp()).sum::<f64>().ln();
-            let (share, spread) = (or_one(SHARE, row) * (1.0 - smoothing), smoothing / classes as f64);
-            let weights: f64 = (0..classes).map(|c| or_one(WEIGHTS, c)).sum();
-            let rest: f64 = (0..classes).map(|c| or_one(WEIGHTS, c) * (total - y[c])).sum();
-            losses[row] = share * (total - y[label as usize]) + spread * rest + z * total * total;
+            let q: Vec<f64> =
+                (0..classes).map(|c| (1.0 - smoothing) * chance(c) + smoothing / classes as f64 * or_one(WEIGHTS, c)).collect();
+            losses[row] = (0..classes).map(|c| q[c] * (total - y[c])).sum::<f64>() + z * total * total;
             for c in 0..classes {
-                let part = (share + spread * weights + 2.0 * z * total) * (y[c] - total).exp();
-                let hit = if c as i64 == label { share } else { 0.0 };
+                let part = (q.iter().sum::<f64>() + 2.0 * z * total) * (y[c] - total).exp();
                 let slope = spec.soft_cap.map_or(1.0, |cap| 1.0 - (y[c] / cap.0).powi(2));
-                let dy = or_one(DLOSS, row) * (part - hit - spread * or_one(WEIGHTS, c)) * slope;
+                let dy = or_one(DLOSS, row) * (part - q[c]) * slope;
+                dtargets[row * classes + c] = or_one(DLOSS, row) * (1.0 - smoothing) * or_one(WEIGHTS, c) * (total - y[c]);
                 dbias[c] += dy;
                 for i in 0..inputs {
                     dx[row * inputs + i] += dy * w[c * inputs + i];
@@ -527,7 +667,20 @@ mod tests {
                 }
             }
         }
-        vec![losses, dx, dw, dbias]
+        // In the order in which they are stored.
+        match spec.targets {
+            Targets::Probabilities => vec![losses, dtargets, dx, dw, dbias],
+            _ => vec![losses, dx, dw, dbias],
+        }
+    }
+
+    fn agree(spec: &LinearLoss, found: &[Vec<f64>], want: &[Vec<f64>]) {
+        assert_eq!(found.len(), want.len());
+        for (found, want) in found.iter().zip(want) {
+            let most = want.iter().fold(0.0_f64, |most, value| most.max(value.abs()));
+            let off = found.iter().zip(want).fold(0.0_f64, |most, (a, b)| most.max((a - b).abs()));
+            assert!(off <= 1e-5 * most, "{spec:?}: {off} of {most}");
+        }
     }
 
     #[test]
@@ -540,7 +693,7 @@ mod tests {
             (state >> 40) as f64 / (1 << 23) as f64 - 1.0
         };
         let mut values: Vec<Vec<f64>> = lengths.iter().map(|&count| (0..count).map(|_| f64::from(draw_one() as f32)).collect()).collect();
-        values[LABELS] = [3.0, 0.0, -100.0, 39.0, 17.0, 17.0].to_vec();
+        values[TARGETS] = [3.0, 0.0, -100.0, 39.0, 17.0, 17.0].to_vec();
         for place in [SHARE, WEIGHTS] {
             values[place].iter_mut().for_each(|value| *value = value.abs() + 0.25);
         }
@@ -558,11 +711,15 @@ mod tests {
                 let mut given = call(DType::F32, is_weighted, smoothing != 0.0);
                 given[DLOSS] = given[LOSSES].filter(|_| has_dloss);
                 let want = by_formula(&spec, |place| given[place].is_some(), &values, sizes);
-                for (found, want) in interpreted(spec, &given, &values, 2 * number + usize::from(accumulates)).iter().zip(&want) {
-                    let most = want.iter().fold(0.0_f64, |most, value| most.max(value.abs()));
-                    let off = found.iter().zip(want).fold(0.0_f64, |most, (a, b)| most.max((a - b).abs()));
-                    assert!(off <= 1e-5 * most, "{spec:?}: {off} of {most}");
-                }
+                agree(&spec, &interpreted(spec, &given, &values, 2 * number + usize::from(accumulates)), &want);
+                let (spec, mut given) = probable(spec, DType::F32, is_weighted);
+                given[DLOSS] = given[LOSSES].filter(|_| has_dloss);
+                let mut values = values.clone();
+                // What is no distribution: a sum of 1 would hide what multiplies it.
+                values[TARGETS] = (0..rows * classes).map(|i| ((i * 7 % 11) as f64 - 2.0) / 64.0).collect();
+                values.push(vec![0.0; rows * classes]);
+                let want = by_formula(&spec, |place| given[place].is_some(), &values, sizes);
+                agree(&spec, &interpreted(spec, &given, &values, 2 * number + usize::from(has_dloss)), &want);
             }
         }
     }
@@ -577,11 +734,19 @@ mod tests {
         };
         assert!(told(spec(), &with(1, tensor(DType::F32, &[40, 15]))).contains("[40, 15] for 16 values"));
         assert!(told(spec(), &with(0, tensor(DType::F32, &[2, 3, 16]))).contains("rows are [rows, in]"));
-        assert!(told(spec(), &with(LABELS, tensor(DType::I64, &[5]))).contains("`labels` of dims [5] for 6 rows and 40 classes"));
-        assert!(told(spec(), &with(LABELS, None)).contains("tensor 3 of the call is missing"));
+        assert!(told(spec(), &with(TARGETS, tensor(DType::I64, &[5]))).contains("targets of dims [5] for 6 rows and 40 classes"));
+        assert!(told(spec(), &with(TARGETS, None)).contains("tensor 3 of the call is missing"));
         let given = call(DType::F32, false, false);
         assert!(told(LinearLoss { z_loss: Real(-1.0), ..spec() }, &given).contains("at least 0"));
         assert!(told(LinearLoss { soft_cap: Some(Real(0.0)), ..spec() }, &given).contains("above 0"));
+        assert!(told(LinearLoss { wanted: [true; 4], ..spec() }, &given).contains("the gradient of labels"));
+        assert!(told(LinearLoss { targets: Targets::LabelsOfLogarithms, ..spec() }, &given).contains("results are logits"));
+        let (mut chances, mut given_chances) = probable(spec(), DType::F32, false);
+        chances.loss.ignore_index = Some(3);
+        assert!(told(chances, &given_chances).contains("beside probabilities"));
+        chances.loss.ignore_index = None;
+        given_chances[TARGETS] = tensor(DType::F32, &[6, 39]);
+        assert!(told(chances, &given_chances).contains("targets of dims [6, 39]"));
         let mut mean = spec();
         mean.loss.reduction = LossReduction::Mean;
         assert!(told(mean, &given).contains("each row has a loss"));

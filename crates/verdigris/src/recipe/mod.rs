@@ -120,6 +120,8 @@ pub enum Function {
     ConvDgrad(Convolution, Extents),
     /// `x` → its maxima, and the index of each in this type, where one is given.
     MaxPool(PoolWindows, Option<DType>),
+    /// `x, samples` → the maxima of fractional windows of so many elements, as many as the second list says, and the index of each in this type.
+    FractionalMaxPool(Vec<u64>, Vec<u64>, DType),
     /// `x` → the sum of each window over its divisor.
     AveragePool(PoolWindows, Divisor),
     /// `x` → x in another resolution, or with a border made of itself.
@@ -177,8 +179,8 @@ pub enum Function {
     /// `logits, targets, weights?` → the loss in the type of the logits, without the class axis; a mean or sum without dims. Weights are one a
     /// class. Composed of other ops.
     ClassLoss(CrossEntropySpec, Targets),
-    /// `x [rows, k], w [classes, k], bias?, labels [rows], share? [rows], weights? [classes], dloss? [rows]`, then where the losses and the gradients of `x`, `w` and
-    /// the bias are written ([`Outcome::in_place_of`]) → those that are wanted. It has no gradient.
+    /// `x [rows, k], w [classes, k], bias?, labels [rows] or probabilities [rows, classes], share? [rows], weights? [classes], dloss? [rows]`, then where the losses and the
+    /// gradients of `x`, `w`, the bias and the probabilities are written ([`Outcome::in_place_of`]) → those that are wanted. It has no gradient.
     LinearLoss(LinearLoss),
     /// `x, factor` → x times a factor of one element, rounded once to this type.
     Scaled(DType),
@@ -395,6 +397,7 @@ impl Function {
             Function::ConvNorm { .. } => "conv_norm",
             Function::ConvDgrad(..) => "conv_dgrad",
             Function::MaxPool(..) => "max_pool",
+            Function::FractionalMaxPool(..) => "fractional_max_pool",
             Function::AveragePool(..) => "avg_pool",
             Function::Resample(_) => "resample",
             Function::Pad { .. } => "pad",
@@ -583,7 +586,7 @@ impl Drawing {
         match function {
             Function::Matmul(_) | Function::Linear(..) => d.products(function)?,
             Function::ConvFprop(..) | Function::ConvNorm { .. } | Function::ConvDgrad(..) => d.convolutions(function)?,
-            Function::MaxPool(..) | Function::AveragePool(..) => d.pools(function)?,
+            Function::MaxPool(..) | Function::FractionalMaxPool(..) | Function::AveragePool(..) => d.pools(function)?,
             Function::WindowSums(_) | Function::WindowPick(_) => d.windows(function)?,
             Function::Resample(sampling) => d.resample(sampling)?,
             Function::Pad { before, after, value } => d.pad(before, after, value.0)?,

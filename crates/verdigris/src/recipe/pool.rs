@@ -21,6 +21,12 @@ impl Drawing {
                 let y = self.g.pool("max pool", PoolMode::Max, windows.clone(), x)?;
                 self.store_in(y, "y", given.dtype, last)
             }
+            Function::FractionalMaxPool(window, out, index_dtype) => {
+                let samples = self.input(1, "samples")?;
+                let (y, index) = self.g.fractional_max_pool("fractional max pool", x, samples, (window, out), *index_dtype)?;
+                self.store_in(y, "y", given.dtype, last)?;
+                self.store_in(index, "index", *index_dtype, last)
+            }
             Function::AveragePool(windows, divisor) => {
                 let mode = PoolMode::Average { count_include_pad: *divisor != Divisor::Elements };
                 let mean = self.g.pool("average pool", mode, windows.clone(), x)?;

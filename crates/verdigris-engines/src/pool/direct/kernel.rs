@@ -9,7 +9,7 @@ use crate::fuse::strided::{self, Kept, Line, Packed, Strided};
 use crate::fuse::value::AnyVal;
 use crate::layout::space::Extents;
 
-use super::windows::{AxisArgs, Grid, Place};
+use super::windows::{Axis, AxisArgs, Form, Grid, Place};
 use super::{Kind, PAIR, Pair, Spec, THREADS};
 
 verdigris_kir::parameters! {
@@ -20,7 +20,7 @@ verdigris_kir::parameters! {
         pub(super) extents: Extents = 5,
         /// The first window or element along each spatial dim.
         pub(super) first: [u32; 3],
-        pub(super) axes: Vec<AxisArgs> = spec.adaptive.to_vec(),
+        pub(super) axes: Vec<AxisArgs> = spec.forms.to_vec(),
         pub(super) operands: Vec<OperandArgs> = spec.operands(),
     }
 }
@@ -73,8 +73,34 @@ pub(super) fn build<'k, T: Compute>(spec: &Spec, k: Kernel<'k>) {
             _ => Tensor { tensor: operand.at(&index[..1]), vector, number: index[1] },
         })
         .collect();
-    let grid = Grid { k, axes: &axes, block: spec.block };
-    k.when(point.lt(points), || match (spec.kind, tensors.as_slice()) {
+    let grid = Grid { k, axes: &axes, block: spec.block, firsts: [None; 3] };
+    k.when(point.lt(points), || match tensors.as_slice() {
+        [x, samples, written @ ..] if spec.reads_samples() => {
+            let firsts = firsts::<T>(&axes, spec, samples, place);
+            let tensors: Vec<Tensor<'k>> = [x].into_iter().chain(written).cloned().collect();
+            pool::<T>(spec, Grid { firsts, ..grid }, &tensors, place);
+        }
+        tensors => pool::<T>(spec, grid, tensors, place),
+    });
+}
+
+/// Where this thread's window begins along each dim of fractional windows, by the samples of its plane.
+fn firsts<'k, T: Compute>(axes: &[Axis<'k>], spec: &Spec, samples: &Tensor<'k>, place: Place<'k>) -> [Option<Val<'k, u32>>; 3] {
+    let k = samples.number.kernel();
+    let mut number = 0;
+    std::array::from_fn(|axis| {
+        (spec.forms[axis] == Form::Fractional).then(|| {
+            let sample = samples.values::<T>(&[k.constant(0), k.constant(0), k.constant(number)])[0];
+            number += 1;
+            axes[axis].first(place[axis], sample)
+        })
+    })
+}
+
+/// What a thread does with the window or the element at its place.
+fn pool<'k, T: Compute>(spec: &Spec, grid: Grid<'_, 'k>, tensors: &[Tensor<'k>], place: Place<'k>) {
+    let (k, vector) = (grid.k, spec.vector);
+    match (spec.kind, tensors) {
         (Kind::Max { index: false }, [x, y]) if spec.is_packed() => match spec.pair {
             Some(pair) => greatest_of_pair(grid, pair, [x, y], place),
             None => {
@@ -148,7 +174,7 @@ pub(super) fn build<'k, T: Compute>(spec: &Spec, k: Kernel<'k>) {
             dx.store(&place, &sums.iter().map(|sum| AnyVal::of(sum.get())).collect::<Vec<_>>());
         }
         (kind, operands) => unreachable!("{kind:?} of {} operands", operands.len()),
-    });
+    }
 }
 
 /// Two windows side by side, a row of elements at a time: `rows` gets what their columns hold there, all on its way before the first is used.

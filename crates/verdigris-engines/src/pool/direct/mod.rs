@@ -1,13 +1,14 @@
 //! `pool.direct`: max and average pooling and their gradients ([`verdigris_graph::PoolProblem`] has the formulas).
 //!
-//! It takes all of them: one to three spatial dims, sliding and adaptive windows, dilation, padding, indices, any element types and strides.
+//! It takes all of them: one to three spatial dims, sliding, adaptive and fractional windows, dilation, padding, indices, any element types and strides.
 //!
 //! **Method.** A thread for each element of what is written, threads along its innermost dim: channels of a channels-last tensor, of which a thread takes
 //! 16 bytes, pixels of a channels-first one. It goes through its window (forward), or through the windows that hold its element (backward), so that nothing
 //! is added atomically. Rows and columns are visited in blocks of up to 3×3 (backward 2×2), all of which are on their way before the first is used; places
 //! of a block that its window does not have are others of the window again. Overlapping windows meet in L1; those that begin one element after the other also in
 //! a thread, which takes two of them row by row and what they share once. Maxima of 16-bit floats are found two at a time and never widened, where nobody asks
-//! for their places. Averages go row by row too: sums are wide, and a whole window on its way beside them leaves registers for a third of the warps.
+//! for their places. A thread of fractional windows reads the samples of its plane and works out where its own window begins; gradients, which have no samples, look through the
+//! windows that may hold their element by any, for those whose index names it. Averages go row by row too: sums are wide, and a whole window on its way beside them leaves registers for a third of the warps.
 //!
 //! **When it wins.** Everywhere but where windows are as large as the image: those are reductions, which `pool.reduction` takes, and their averages' gradients are maps (`pool.map`).
 //!
@@ -32,7 +33,7 @@ use crate::fuse::strided::{self, Packed};
 use crate::layout::space::Region;
 
 use kernel::PoolArgs;
-use windows::Axis;
+use windows::{Axis, Form};
 
 const THREADS: u32 = 256;
 /// Beyond it, positions within windows would not count in 31 bits.
@@ -63,6 +64,8 @@ impl Algorithm for Direct {
                     (taps.saturating_mul(dilation)).saturating_add(out.saturating_mul(stride)).saturating_add(pad_before)
                 }
                 Windows::Adaptive => extent.saturating_mul(out),
+                // A gradient multiplies the element behind its own but one.
+                Windows::Fractional { .. } => extent.saturating_add(2).saturating_mul(out),
             };
             let largest = extent.max(out).max(reach);
             Self::ID.require(
@@ -174,16 +177,36 @@ impl Algorithm for Direct {
                         false => [[3, 3], [2, 2]],
                     };
                     let vector = if found_again { 1 } else { vector };
-                    let spec =
-                        |adaptive, block| Spec { kind, double: false, types: types.clone(), adaptive, order, vector, block, pair: None };
-                    specs.extend(blocks.map(|block| spec([false; 3], block)));
+                    let spec = |forms, block| Spec { kind, double: false, types: types.clone(), forms, order, vector, block, pair: None };
+                    specs.extend(blocks.map(|block| spec([Form::Sliding; 3], block)));
                     let [high, wide] = blocks[0];
                     let high = if kind.is_ordered() { 1 } else { high };
-                    specs.push(spec([false, true, true], [high, wide]));
+                    specs.push(spec([Form::Sliding, Form::Adaptive, Form::Adaptive], [high, wide]));
                     if vector > 1 && kind.is_in_pairs() {
-                        specs.push(Spec { pair: Some(Pair { taps: 3 }), ..spec([false; 3], [high, wide]) });
+                        specs.push(Spec { pair: Some(Pair { taps: 3 }), ..spec([Form::Sliding; 3], [high, wide]) });
                     }
                 }
+            }
+        }
+        // Fractional windows of two and of three elements a dim, which read samples of the type of x; a plane has its own, and so has a channel.
+        for dtype in [DType::F32, DType::F16, DType::Bf16] {
+            for (order, vector) in [(CHANNELS_LAST, 16 / dtype.bytes() as u32), (CHANNELS_FIRST, 1)] {
+                let forms = [Form::Sliding, Form::Fractional, Form::Fractional];
+                let alone = Spec {
+                    kind: Kind::Max { index: true },
+                    double: false,
+                    types: vec![dtype; 3],
+                    forms,
+                    order,
+                    vector: 1,
+                    block: [2, 2],
+                    pair: None,
+                };
+                for (index, block) in [(DType::I32, [2, 2]), (DType::I32, [3, 3]), (DType::I64, [2, 2])] {
+                    specs.push(Spec { types: vec![dtype, dtype, dtype, index], block, ..alone.clone() });
+                }
+                let types = vec![dtype, DType::I32, dtype];
+                specs.push(Spec { kind: Kind::MaxBackward { index: true }, types, vector, ..alone });
             }
         }
         specs.into_iter().filter(|spec| spec.target() <= target).map(Spec::kernel).collect()
@@ -201,8 +224,8 @@ fn channels_last(view: &View) -> View {
 /// The most neighbouring channels that a thread may take: 16 bytes of the values, if they lie side by side in all operands.
 fn vector_of(p: &PoolProblem) -> u32 {
     let spec = Spec::of(p, Config::ONE);
-    // Where a maximum is found again, each channel goes its own way.
-    if spec.order != CHANNELS_LAST || spec.kind == (Kind::MaxBackward { index: false }) {
+    // Where a maximum is found again, and where each plane has samples, each channel goes its own way.
+    if spec.order != CHANNELS_LAST || spec.kind == (Kind::MaxBackward { index: false }) || spec.reads_samples() {
         return 1;
     }
     let operands = p.operands();
@@ -305,7 +328,8 @@ struct Spec {
     double: bool,
     /// Element types of the operands, in the order of slots.
     types: Vec<DType>,
-    adaptive: [bool; 3],
+    /// What windows along each spatial dim are.
+    forms: [Form; 3],
     /// The dims `[n, c, depth, height, width]` from the slowest to the fastest that threads run through.
     order: [usize; 5],
     /// Neighbouring channels that a thread takes; they are innermost if these are more than one.
@@ -336,12 +360,17 @@ impl Spec {
             kind,
             double: p.compute == DType::F64,
             types: p.operands().into_iter().map(|(_, view, ..)| view.dtype).collect(),
-            adaptive: p.windows.map(|windows| windows == Windows::Adaptive),
+            forms: p.windows.map(|windows| Form::of(&windows)),
             order: if last { CHANNELS_LAST } else { CHANNELS_FIRST },
             vector,
             block: block_of(p, kind),
             pair: None,
         }
+    }
+
+    /// Whether windows begin where samples say, which are the second operand.
+    fn reads_samples(&self) -> bool {
+        self.forms.contains(&Form::Fractional) && !self.kind.is_backward()
     }
 
     /// Whether elements are compared as they are stored.
@@ -357,12 +386,17 @@ impl Spec {
         };
         let backward = if self.kind.is_backward() { "_backward" } else { "" };
         let types: Vec<&str> = self.types.iter().map(|dtype| dtype.name()).collect();
-        let adaptive: String = self.adaptive.iter().map(|&adaptive| if adaptive { 'a' } else { 's' }).collect();
+        let form = |form: &Form| match form {
+            Form::Sliding => 's',
+            Form::Adaptive => 'a',
+            Form::Fractional => 'f',
+        };
+        let forms: String = self.forms.iter().map(form).collect();
         let order: String = self.order.iter().map(|dim| char::from(b"ncdhw"[*dim])).collect();
         let ([high, wide], vector) = (self.block, self.vector);
         let double = if self.double { "_f64" } else { "" };
         let pair = self.pair.map_or(String::new(), |Pair { taps }| format!("_pair{taps}"));
-        format!("pool_{kind}{flag}{backward}{double}_{adaptive}_{order}_v{vector}_b{high}x{wide}{pair}_{}", types.join("_"))
+        format!("pool_{kind}{flag}{backward}{double}_{forms}_{order}_v{vector}_b{high}x{wide}{pair}_{}", types.join("_"))
     }
 
     fn target(&self) -> Target {
@@ -384,7 +418,7 @@ fn block_of(p: &PoolProblem, kind: Kind) -> [u32; 2] {
     let [high, wide] = [1, 2].map(|axis| block(p, axis, kind.is_backward()));
     // The first of equal maxima wins: of several rows each has to be one block.
     let columns = match p.windows[2] {
-        Windows::Sliding { taps, .. } => taps,
+        Windows::Sliding { taps, .. } | Windows::Fractional { taps } => taps,
         Windows::Adaptive => p.extents[2].div_ceil(p.out[2].max(1)) + 1,
     };
     let by_row = (kind.is_ordered() && columns > u64::from(wide)) || (matches!(kind, Kind::Average { .. }) && high > 2);
@@ -395,11 +429,11 @@ fn block_of(p: &PoolProblem, kind: Kind) -> [u32; 2] {
 fn block(p: &PoolProblem, axis: usize, backward: bool) -> u32 {
     let (extent, out) = (p.extents[axis].max(1), p.out[axis].max(1));
     let places = match (p.windows[axis], backward) {
-        (Windows::Sliding { taps, .. }, false) => taps.min(3),
+        (Windows::Sliding { taps, .. } | Windows::Fractional { taps }, false) => taps.min(3),
         (Windows::Sliding { taps, stride, dilation, .. }, true) => ((taps - 1) * dilation + 1).div_ceil(stride).min(out).min(2),
         (Windows::Adaptive, false) => (extent.div_ceil(out) + u64::from(!extent.is_multiple_of(out))).min(3),
         (Windows::Adaptive, true) if extent.is_multiple_of(out) => 1,
-        (Windows::Adaptive, true) => 2,
+        (Windows::Adaptive | Windows::Fractional { .. }, true) => 2,
     };
     places.max(1) as u32
 }

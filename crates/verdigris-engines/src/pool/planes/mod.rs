@@ -100,6 +100,8 @@ impl Algorithm for Planes {
         let Problem::Pool(p) = problem else {
             return Err(Self::ID.refusal(Reason::Problem, format_args!("{}, taken is pool", problem.kind())));
         };
+        let is_fractional = p.windows.iter().any(|windows| matches!(windows, Windows::Fractional { .. }));
+        Self::ID.require(!is_fractional, Reason::Problem, "fractional windows, taken are those that begin where no sample says")?;
         let spec = Spec::of(p);
         for (name, view, ..) in p.operands() {
             let taken = if name == "index" { [DType::I32, DType::I64].contains(&view.dtype) } else { view.dtype == spec.dtype };

@@ -3,7 +3,8 @@
 Rows are computed in chunks: their logits, the loss, the gradient of the logits, and what the gradients of input, weight and bias get of it, all in one native
 call whose workspace holds the chunk's logits, in whose place their gradient comes. Gradients are computed with the loss, and the backward pass multiplies them by
 the gradient of the loss, and by what a mean divides by where they are those of the sum of all rows' losses: neither is known to the host. The loss of each row
-(`reduction="none"`) has a gradient for each row, which only the backward pass knows: it computes the chunks' logits again.
+(`reduction="none"`) has a gradient for each row, which only the backward pass knows: it computes the chunks' logits again. So it does where probabilities as targets want
+a gradient, which is as large as all logits: it is not kept from the forward pass on.
 
 The weight's gradient is added up over chunks in wide numbers, which each chunk reads and writes. Where all logits are no more bytes than these sums, and the gradient of
 each row's loss is known, all rows are one chunk instead: there are no sums, and the gradient is rounded where it is made, as PyTorch rounds it.
@@ -35,9 +36,9 @@ def rows_of_chunk(rows, classes, element_bytes, is_in_place=True):
     return min(-(-wanted // _STEP) * _STEP, max(rows, 1))
 
 
-def _is_in_place(a, class_weight):
+def _is_in_place(a, class_weight, is_probable):
     """Whether the gradient of the logits is one op, which writes where it reads them."""
-    return "cap" not in a and float(a["z"]) == 0.0 and (class_weight is None or float(a["smoothing"]) == 0.0)
+    return not is_probable and "cap" not in a and float(a["z"]) == 0.0 and (class_weight is None or float(a["smoothing"]) == 0.0)
 
 
 def is_one_chunk(rows, inputs, compute, reduction):
@@ -94,19 +95,25 @@ def _check_labels(target, classes, ignored):
         raise OutOfRangeError(f"label {int(target[row])} of row {row} for {classes} classes; a label is a class, or the index that is ignored")
 
 
+def _as_read(target, compute):
+    """The type in which probabilities are read: their own, but float64 beside float64 and nowhere else."""
+    return _wide(compute) if torch.float64 in (target.dtype, compute) else target.dtype
+
+
 def _of_rows(x, w, target, bias, class_weight, share, dloss, a, wanted, dx_dtype):
-    """The losses of rows and the sums of gradients over all of them: `(losses, dx, dw, dbias)`. `share`: those of the rows in a mean, where they are not 1."""
-    compute, (classes, inputs), rows = _computed_in(a, x), w.shape, target.numel()
+    """The losses of rows, the sums of gradients over all of them, and the gradient of probabilities: `(losses, dx, dw, dbias, dtarget)`. `share`: those of the rows in a
+    mean, where they are not 1."""
+    compute, (classes, inputs), rows = _computed_in(a, x), w.shape, x.shape[:-1].numel()
     wide = _wide(compute)
-    is_smoothed, ignored = float(a["smoothing"]) != 0.0, int(a["ignore"])
-    of_x, of_w, of_bias = wanted
-    bounds = _chunks(a, rows, classes, compute, of_w, x.device.type != "cpu" and _is_in_place(a, class_weight))
-    target = target.reshape(-1)
-    if target.device.type == "cpu":
+    is_smoothed, ignored, is_probable = float(a["smoothing"]) != 0.0, int(a["ignore"]), target.is_floating_point()
+    of_x, of_w, of_bias, of_target = wanted
+    bounds = _chunks(a, rows, classes, compute, of_w, x.device.type != "cpu" and _is_in_place(a, class_weight, is_probable))
+    target = target.reshape(-1, classes) if is_probable else target.reshape(-1)
+    if target.device.type == "cpu" and not is_probable:
         _check_labels(target, classes, ignored)
     values, weight = x.reshape(-1, inputs).to(compute), w.to(compute)
     bias = bias if bias is None or bias.dtype == compute or _is_narrow(compute) and bias.dtype == torch.float32 else bias.to(compute)
-    spread = class_weight.to(wide) if class_weight is not None and is_smoothed else None
+    spread = class_weight.to(wide) if class_weight is not None and (is_smoothed or is_probable) else None
     dloss = None if dloss is None else dloss.reshape(-1).to(wide)
     made = torch.zeros if rows == 0 else torch.empty
     place = dict(device=x.device)
@@ -114,19 +121,25 @@ def _of_rows(x, w, target, bias, class_weight, share, dloss, a, wanted, dx_dtype
     dx = made((rows, inputs) if of_x else (0, 0), dtype=dx_dtype, **place)
     dw = made((classes, inputs) if of_w else (0, 0), dtype=_sums(a, compute), **place)
     dbias = made(classes if of_bias else 0, dtype=wide, **place)
-    words = f"smoothing={a['smoothing']} ignore={ignored} z={a['z']} wanted={''.join('01'[want] for want in wanted)}"
+    read = _as_read(target, compute) if is_probable else target.dtype
+    dtarget = made((rows, classes) if of_target else (0, 0), dtype=target.dtype if is_probable else wide, **place)
+    words = "targets=probabilities" if is_probable else f"ignore={ignored}"
+    words += f" smoothing={a['smoothing']} z={a['z']} wanted={''.join('01'[want] for want in wanted)}"
     words += f" cap={a['cap']}" if "cap" in a else ""
 
     def part(tensor, first, end, is_there=True):
         return tensor[first:end] if tensor is not None and is_there else None
 
     for first, end in bounds:
+        chances = part(dtarget, first, end, of_target)
+        is_cast = chances is not None and chances.dtype != read
+        written = torch.empty_like(chances, dtype=read) if is_cast else chances
         _ops._run(
             _CHUNK,
             values[first:end],
             weight,
             bias,
-            target[first:end],
+            target[first:end].to(read),
             part(share, first, end),
             spread,
             part(dloss, first, end),
@@ -134,9 +147,12 @@ def _of_rows(x, w, target, bias, class_weight, share, dloss, a, wanted, dx_dtype
             part(dx, first, end, of_x),
             dw if of_w else None,
             dbias if of_bias else None,
+            written,
             f"{words} add={int(first > 0)}",
         )
-    return losses, dx.reshape(x.shape) if of_x else dx, dw, dbias
+        if is_cast:
+            chances.copy_(written)
+    return losses, dx.reshape(x.shape) if of_x else dx, dw, dbias, dtarget.reshape(x.shape[:-1] + (classes,)) if of_target else dtarget
 
 
 def _compute(x, w, target, bias, class_weight, attributes):
@@ -145,19 +161,23 @@ def _compute(x, w, target, bias, class_weight, attributes):
     reduction, ignored = a["reduction"], int(a["ignore"])
     wanted = tuple(want == "1" for want in a["wanted"])
     wide = _wide(_computed_in(a, x))
-    share = None if class_weight is None else _share_of(class_weight, target.reshape(-1), ignored, wide)
+    share = None if class_weight is None or target.is_floating_point() else _share_of(class_weight, target.reshape(-1), ignored, wide)
     shares = None
     factor = torch.ones((), dtype=wide, device=x.device)
-    if reduction == "mean":
+    if reduction == "mean" and target.is_floating_point():
+        # Every row counts, whatever its classes weigh.
+        shares = x.shape[:-1].numel()
+        factor = torch.full_like(factor, 1 / shares if shares else 0.0)
+    elif reduction == "mean":
         counts = target.reshape(-1) != ignored
         shares = (counts if share is None else share).sum(dtype=wide)
         # Where no row counts, the mean is 0 / 0 and its gradient 0, as PyTorch's are.
         factor = torch.where(counts.any(), 1 / shares, torch.zeros_like(shares))
     # The gradient of the input is unrounded: the backward pass multiplies it, and rounds once.
-    losses, dx, dw, dbias = _of_rows(x, w, target, bias, class_weight, share, None, a, wanted, wide)
+    losses, dx, dw, dbias, _ = _of_rows(x, w, target, bias, class_weight, share, None, a, (*wanted, False), wide)
     result = _ops._WIDTHS[a["result"]]
     if reduction == "none":
-        return losses.reshape(target.shape).to(result), dx, dw, dbias, factor
+        return losses.reshape(x.shape[:-1]).to(result), dx, dw, dbias, factor
     total = losses.sum()
     return (total if shares is None else total / shares).to(result), dx, dw, dbias, factor
 
@@ -166,7 +186,7 @@ def _fake(x, w, target, bias, class_weight, attributes):
     a = _ops.parse(attributes)
     compute, (of_x, of_w, of_bias) = _computed_in(a, x), (want == "1" for want in a["wanted"])
     wide = _wide(compute)
-    loss = x.new_empty(target.shape if a["reduction"] == "none" else (), dtype=_ops._WIDTHS[a["result"]])
+    loss = x.new_empty(x.shape[:-1] if a["reduction"] == "none" else (), dtype=_ops._WIDTHS[a["result"]])
     dx = x.new_empty(x.shape if of_x else (0, 0), dtype=wide)
     dw = w.new_empty(w.shape if of_w else (0, 0), dtype=_sums(a, compute))
     return loss, dx, dw, w.new_empty(w.shape[:1] if of_bias else (0,), dtype=wide), x.new_empty((), dtype=wide)
@@ -176,18 +196,20 @@ def _compute_rows(dloss, x, w, target, bias, class_weight, attributes):
     """The gradients of each row's loss, times `dloss`."""
     a = _ops.parse(attributes)
     wanted = tuple(want == "1" for want in a["wanted"])
-    share = None if class_weight is None else _share_of(class_weight, target.reshape(-1), int(a["ignore"]), _wide(_computed_in(a, x)))
-    _, dx, dw, dbias = _of_rows(x, w, target, bias, class_weight, share, dloss, a, wanted, x.dtype)
+    share = None if class_weight is None or target.is_floating_point() else _share_of(class_weight, target.reshape(-1), int(a["ignore"]), _wide(_computed_in(a, x)))
+    _, dx, dw, dbias, dtarget = _of_rows(x, w, target, bias, class_weight, share, dloss, a, wanted, x.dtype)
     dw = scaled(dw, dw.new_ones(()), f"as={_WORDS[w.dtype]}") if wanted[1] and dw.dtype != w.dtype else dw.to(w.dtype)
-    return dx, dw, dbias if bias is None else dbias.to(bias.dtype)
+    return dx, dw, dbias if bias is None else dbias.to(bias.dtype), dtarget
 
 
 def _fake_rows(dloss, x, w, target, bias, class_weight, attributes):
-    of_x, of_w, of_bias = (want == "1" for want in _ops.parse(attributes)["wanted"])
+    a = _ops.parse(attributes)
+    of_x, of_w, of_bias, of_target = (want == "1" for want in a["wanted"])
     return (
         x.new_empty(x.shape if of_x else (0, 0)),
         w.new_empty(w.shape if of_w else (0, 0)),
         w.new_empty(w.shape[:1] if of_bias else (0,), dtype=torch.float32 if bias is None else bias.dtype),
+        x.new_empty(target.shape if of_target else (0, 0), dtype=target.dtype if target.is_floating_point() else _wide(_computed_in(a, x))),
     )
 
 
@@ -212,10 +234,12 @@ class _Loss(torch.autograd.Function):
     def forward(ctx, x, w, target, bias, class_weight, attributes):
         needs = ctx.needs_input_grad
         asked = (needs[0], needs[1], bias is not None and needs[3])
-        ctx.of_rows = "reduction=none" in attributes
-        ctx.words = f"{attributes} wanted={''.join('01'[want] for want in asked)}"
-        ctx.asked, ctx.policy = asked, _ops._current_policy()
-        words = f"{attributes} wanted=000" if ctx.of_rows else ctx.words
+        ctx.reduction, ctx.of_target = _ops.parse(attributes)["reduction"], needs[2]
+        ctx.of_rows = ctx.reduction == "none" or ctx.of_target
+        ctx.asked, ctx.policy = (*asked, ctx.of_target), _ops._current_policy()
+        digits = "".join("01"[want] for want in ctx.asked)
+        ctx.words = f"{attributes} wanted={digits}"
+        words = f"{attributes} wanted={'000' if ctx.of_rows else digits[:3]}"
         with torch._C._AutoDispatchBelowAutograd():
             loss, dx, dw, dbias, factor = _ops._namespace.linear_cross_entropy_and_gradients.default(x, w, target, bias, class_weight, words)
         if ctx.of_rows:
@@ -230,9 +254,14 @@ class _Loss(torch.autograd.Function):
         if torch.is_grad_enabled():
             rule = "compose it from linear and log_softmax where a gradient of its gradient is wanted"
             raise UnsupportedError(f"the gradient of linear_cross_entropy has no gradient; {rule}")
+        dtarget = None
         with _policy.policy(_ops._native.numbered_policy(ctx.policy)):
             if ctx.of_rows:
-                found = _ops._namespace.linear_cross_entropy_rows.default(dloss, *ctx.saved_tensors, ctx.words)
+                rows = ctx.saved_tensors[0].shape[:-1]
+                if ctx.reduction != "none":
+                    # Of a mean or a sum all rows have the same; in wide numbers, for a mean divides it.
+                    dloss = dloss.to(_wide(dloss.dtype)) / (max(rows.numel(), 1) if ctx.reduction == "mean" else 1)
+                *found, dtarget = _ops._namespace.linear_cross_entropy_rows.default(dloss.expand(rows), *ctx.saved_tensors, ctx.words)
             else:
                 *found, factor = ctx.saved_tensors
                 factor = factor * dloss.to(factor.dtype)
@@ -240,11 +269,11 @@ class _Loss(torch.autograd.Function):
                     scaled(value, factor, f"as={_WORDS[dtype]}") if want else None for value, dtype, want in zip(found, ctx.dtypes, ctx.asked)
                 ]
         dx, dw, dbias = (value if want else None for value, want in zip(found, ctx.asked))
-        return dx, dw, None, dbias, None, None
+        return dx, dw, dtarget if ctx.of_target else None, dbias, None, None
 
 
 def _autograd(x, w, target, bias, class_weight, attributes):
-    if torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in (x, w, bias)):
+    if torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in (x, w, target, bias)):
         return _Loss.apply(x, w, target, bias, class_weight, attributes)
     with torch._C._AutoDispatchBelowAutograd():
         return _ops._namespace.linear_cross_entropy.default(x, w, target, bias, class_weight, attributes)
@@ -259,13 +288,13 @@ def _fake_loss(x, w, target, bias, class_weight, attributes):
 
 
 _TENSORS = "Tensor x, Tensor w, Tensor target, Tensor? bias, Tensor? class_weight, str attributes"
-_PLACES = "Tensor(a!)? losses, Tensor(b!)? dx, Tensor(c!)? dw, Tensor(d!)? dbias"
+_PLACES = "Tensor(a!)? losses, Tensor(b!)? dx, Tensor(c!)? dw, Tensor(d!)? dbias, Tensor(e!)? dtarget"
 _ops._library.define(f"linear_cross_entropy({_TENSORS}) -> Tensor")
-# What the first does where gradients are recorded, in the forward pass and, for a loss of each row, in the backward pass; and one chunk of either.
+# What the first does where gradients are recorded, in the forward pass and, for a loss of each row or the gradient of the target, in the backward pass; and one chunk of either.
 _ops._library.define(f"linear_cross_entropy_and_gradients({_TENSORS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
-_ops._library.define(f"linear_cross_entropy_rows(Tensor dloss, {_TENSORS}) -> (Tensor, Tensor, Tensor)")
+_ops._library.define(f"linear_cross_entropy_rows(Tensor dloss, {_TENSORS}) -> (Tensor, Tensor, Tensor, Tensor)")
 _ops._library.define(
-    f"linear_loss(Tensor x, Tensor w, Tensor? bias, Tensor labels, Tensor? share, Tensor? weights, Tensor? dloss, {_PLACES}, str attributes) -> ()"
+    f"linear_loss(Tensor x, Tensor w, Tensor? bias, Tensor target, Tensor? share, Tensor? weights, Tensor? dloss, {_PLACES}, str attributes) -> ()"
 )
 for _key in ("CPU", "CUDA"):
     _ops._library.impl("linear_cross_entropy", _loss_alone, _key)
@@ -296,14 +325,15 @@ def linear_cross_entropy(
 ):
     """`cross_entropy(linear(input, weight, bias), target)` that never stores all logits, with the gradients of input, weight and bias.
 
-    `input` is `[..., in]`, `weight` `[classes, in]`, `bias` `[classes]` (of the type of the operands, or float32), `target` int64 `[...]`. `ignore_index`, `reduction`,
-    `label_smoothing` and `class_weight` are as in `cross_entropy`; probabilities as targets raise `UnsupportedError`. `z_loss` times the square of each row's
-    log-sum-exp is added to its loss, not together with `class_weight`. `softcap` replaces each logit `y` by `softcap * tanh(y / softcap)`. The result has the type
+    `input` is `[..., in]`, `weight` `[classes, in]`, `bias` `[classes]` (of the type of the operands, or float32), `target` int64 `[...]`, or a
+    floating-point probability for each class, `[..., classes]`, which has a gradient too. `ignore_index` (of labels), `reduction`, `label_smoothing` and `class_weight` are
+    as in `cross_entropy`. `z_loss` times the square of each row's log-sum-exp is added to its loss, beside labels not together with `class_weight`. `softcap` replaces each logit `y` by `softcap * tanh(y / softcap)`. The result has the type
     of the input, float32 under autocast, as `cross_entropy` of `linear` has.
 
     Rows are computed `chunk_size` at a time: by default a quarter of them, as far as their logits have at most 512 MiB, at least 256, rounded up to a multiple of
     128. Beside results and gradients, memory is that of a chunk's logits in the type of the operands, in whose place their gradient comes (of both on the CPU, with
-    `softcap` or `z_loss`, and with `class_weight` beside `label_smoothing`; chunks are half as large there), and of the weight's gradient in `accum_dtype` while it is
+    `softcap` or `z_loss`, with `class_weight` beside `label_smoothing`, and with probabilities, which `label_smoothing` and
+    `class_weight` have once more in float32; chunks are half as large there), and of the weight's gradient in `accum_dtype` while it is
     added up, by default float32 (float64 of float64). 16-bit operands may add up in their own type: half the memory, rounded once a chunk. The gradient of the input
     is kept in float32 (float64) until the backward pass, which scales and rounds it.
 
@@ -312,7 +342,7 @@ def linear_cross_entropy(
     type of the operands. Large chunks are faster: each reads and writes the weight's gradient in `accum_dtype`.
 
     Gradients are computed with the loss, by three products, and the backward pass multiplies them by one number; a loss without gradients is one product.
-    `reduction="none"` computes the logits again in the backward pass, four products in all. Results repeat bit for bit for one `chunk_size`. The host reads nothing
+    `reduction="none"` computes the logits again in the backward pass, four products in all, and so does the gradient of probabilities. Results repeat bit for bit for one `chunk_size`. The host reads nothing
     of the device, so that a call can be captured. A gradient of the gradient raises `UnsupportedError`. A label that is neither a class nor ignored raises
     `OutOfRangeError` on the CPU, and gives NaN on a GPU. Where all rows are ignored a mean is NaN and its gradient 0.
     """
@@ -323,10 +353,14 @@ def linear_cross_entropy(
         raise GraphError(f"an input of {tuple(input.shape)} and a weight of {tuple(weight.shape)}; both have the same last dim")
     if classes == 0:
         raise GraphError("a weight without classes; there is at least one")
-    if target.is_floating_point():
-        raise UnsupportedError(f"a target of {target.dtype}; linear_cross_entropy takes labels, compose probabilities from linear and cross_entropy")
-    if target.shape != input.shape[:-1] or target.dtype != torch.int64:
-        raise GraphError(f"a target of {target.dtype} and {tuple(target.shape)} for an input of {tuple(input.shape)}; it is torch.int64 of {tuple(input.shape[:-1])}")
+    rows, is_probable = input.shape[:-1], target.is_floating_point()
+    if target.shape != rows + (classes,) * is_probable or not is_probable and target.dtype != torch.int64:
+        rule = f"labels are torch.int64 of {tuple(rows)}, probabilities floating-point of {(*rows, classes)}"
+        raise GraphError(f"a target of {target.dtype} and {tuple(target.shape)} for an input of {tuple(input.shape)}; {rule}")
+    if is_probable and target.dtype not in _WORDS:
+        raise UnsupportedError(f"a target of {target.dtype}; probabilities are of float64, float32, float16 or bfloat16")
+    if is_probable and ignore_index >= 0:
+        raise GraphError(f"ignore_index is {ignore_index} with probabilities as targets; only labels are ignored")
     for name, vector in (("bias", bias), ("class_weight", class_weight)):
         if vector is not None and tuple(vector.shape) != (classes,):
             raise GraphError(f"{name} has the dims {tuple(vector.shape)} for {classes} classes; there is one number a class")
@@ -341,8 +375,10 @@ def linear_cross_entropy(
     if chunk_size is not None and chunk_size < 1:
         raise GraphError(f"chunk_size is {chunk_size}; a chunk has at least one row")
     if class_weight is not None and class_weight.requires_grad and torch.is_grad_enabled():
+        if is_probable:
+            raise UnsupportedError("class_weight requires a gradient; compose linear and cross_entropy, which have it beside probabilities")
         raise GraphError("class_weight requires a gradient; beside labels it has none")
-    if class_weight is not None and z_loss:
+    if class_weight is not None and z_loss and not is_probable:
         raise UnsupportedError("linear_cross_entropy with class_weight and z_loss; a mean would divide each by another number")
     kind = input.device.type
     under_autocast = torch.is_autocast_enabled(kind) and input.dtype != torch.float64
@@ -354,7 +390,7 @@ def linear_cross_entropy(
     words = f"ignore={int(ignore_index)} reduction={reduction} smoothing={float(label_smoothing)!r} z={float(z_loss)!r} chunk={int(chunk_size or 0)}"
     words += "" if softcap is None else f" cap={float(softcap)!r}"
     words += "" if accum_dtype is None else f" sums={_WORDS[accum_dtype]}"
-    is_free = chunk_size is None and accum_dtype is None and _is_in_place(_ops.parse(words), class_weight)
-    words += " whole=1" if is_free and is_one_chunk(target.numel(), inputs, compute, reduction) else ""
+    is_free = chunk_size is None and accum_dtype is None and _is_in_place(_ops.parse(words), class_weight, is_probable)
+    words += " whole=1" if is_free and is_one_chunk(rows.numel(), inputs, compute, reduction) else ""
     words += f" compute={_WORDS[compute]} result={_WORDS[torch.float32 if under_autocast else input.dtype]}"
     return _ops._namespace.linear_cross_entropy.default(input, weight, target, bias, class_weight, words)

@@ -60,7 +60,7 @@ def cached(function):
 def parse(attributes):
     """Attributes by name; lists of integers as tuples."""
     words = dict(word.split("=", 1) for word in attributes.split())
-    lists = ("stride", "padding", "after", "before", "dilation", "window", "adaptive", "within", "out")
+    lists = ("stride", "padding", "after", "before", "dilation", "window", "adaptive", "fractional", "within", "out")
     return {name: tuple(map(int, value.split(","))) if name in lists else value for name, value in words.items()}
 
 
@@ -357,6 +357,8 @@ def pool_out(x_spatial, attributes):
     a = parse(attributes)
     if "adaptive" in a:
         return a["adaptive"]
+    if "fractional" in a:
+        return tuple(a["fractional"])
     window, padding = a["window"], a.get("padding", (0,) * len(a["window"]))
     stride, after, dilation = a.get("stride", window), a.get("after", padding), a.get("dilation", (1,) * len(window))
     reach = [dilation[i] * (window[i] - 1) + 1 for i in range(len(window))]
@@ -368,6 +370,10 @@ def _max_pool_fake(x, attributes):
     index = torch.int64 if parse(attributes).get("index") == "i64" else torch.int32
     y = _like(x, shape)
     return y, torch.empty_like(y, dtype=index)
+
+
+def _fractional_max_pool_fake(x, samples, attributes):
+    return _max_pool_fake(x, attributes)
 
 
 def _avg_pool_fake(x, attributes):
@@ -439,7 +445,7 @@ def _gradient_like(dy, a, b, c, d, e, attributes, dims):
     innermost = parse(heads[-1])["of"]
     if innermost == "linear":
         return tensor.new_empty(tensor.shape)
-    if innermost in ("conv_fprop", "conv_dgrad", "max_pool", "avg_pool", "resample", "pad", "shuffle"):
+    if innermost in ("conv_fprop", "conv_dgrad", "max_pool", "fractional_max_pool", "avg_pool", "resample", "pad", "shuffle"):
         return _in_format(tensor, tensor.shape, _is_channels_last(tensor))
     return torch.empty_like(tensor)
 
@@ -504,6 +510,7 @@ conv_norm = _operator(
 conv_dgrad = _operator("conv_dgrad", ["Tensor y", "Tensor w", "Tensor? bias"], "Tensor", True, _conv_dgrad_fake)
 linear = _operator("linear", ["Tensor x", "Tensor w", "Tensor? bias"], "Tensor", False, _linear_fake)
 max_pool = _operator("max_pool", ["Tensor x"], "(Tensor, Tensor)", False, _max_pool_fake)
+fractional_max_pool = _operator("fractional_max_pool", ["Tensor x", "Tensor samples"], "(Tensor, Tensor)", False, _fractional_max_pool_fake)
 avg_pool = _operator("avg_pool", ["Tensor x"], "Tensor", False, _avg_pool_fake)
 resample = _operator("resample", ["Tensor x"], "Tensor", False, _resample_fake)
 pad = _operator("pad", ["Tensor x"], "Tensor", False, _pad_fake, _pad_decomposed)

@@ -323,6 +323,52 @@ def adaptive_max_pool3d(input, output_size, return_indices=False):
     return _adaptive_max(3, input, output_size, return_indices)
 
 
+def _fractional_max_pool(spatial, x, kernel_size, output_size, output_ratio, return_indices, samples):
+    name = f"fractional_max_pool{spatial}d"
+    is_batch = _batched(x, spatial, 2, name)
+    if 0 in x.shape[is_batch:]:
+        raise GraphError(f"{name} of {tuple(x.shape)}; dims behind the batch are not empty")
+    window = _each(_tuple(kernel_size), spatial, "kernel_size", 1)
+    extents = tuple(x.shape[-spatial:])
+    if output_size is None:
+        if output_ratio is None:
+            raise GraphError(f"{name} has neither an output_size nor an output_ratio; it has one of them")
+        ratios = (output_ratio,) * spatial if isinstance(output_ratio, (int, float)) else tuple(output_ratio)
+        if len(ratios) != spatial or not all(0 < ratio < 1 for ratio in ratios):
+            raise GraphError(f"output_ratio is {ratios} for {spatial} spatial dims; there is one number between 0 and 1, or one for each")
+        output_size = tuple(int(extent * ratio) for extent, ratio in zip(extents, ratios))
+    out = _each(_tuple(output_size), spatial, "output_size", 1)
+    if any(many + taps - 1 > extent for many, taps, extent in zip(out, window, extents)):
+        raise GraphError(f"{name} of {extents} by windows of {window} to {out}; output_size + kernel_size - 1 is at most the size")
+    planes = (x.shape[0] if is_batch else 1, x.shape[-spatial - 1])
+    if samples is None:
+        samples = torch.rand(*planes, spatial, dtype=x.dtype, device=x.device)
+    if tuple(samples.shape) != (*planes, spatial) or not samples.is_floating_point() or samples.device != x.device:
+        rule = f"each plane has one for each dim, floating-point {(*planes, spatial)} on {x.device}"
+        raise GraphError(f"_random_samples of {samples.dtype} and {tuple(samples.shape)} on {samples.device} for {tuple(x.shape)}; {rule}")
+    # PyTorch's order is width, height of two dims, and depth, height, width of three.
+    samples = samples.detach().flip(-1) if spatial == 2 else samples.detach()
+    attributes = _words(window=window, fractional=out) + (" index=i64" if return_indices else "")
+    y, index = _ops.fractional_max_pool(x if is_batch else x.unsqueeze(0), samples, attributes)
+    y, index = (y, index) if is_batch else (y.squeeze(0), index.squeeze(0))
+    return (y, index) if return_indices else y
+
+
+def fractional_max_pool2d(input, kernel_size, output_size=None, output_ratio=None, return_indices=False, _random_samples=None):
+    """Max pooling by windows of `kernel_size` that begin where random samples say; see `torch.nn.functional.fractional_max_pool2d`.
+
+    There are `output_size` windows, or `output_ratio` (below 1) times the size. Each plane has samples of its own, drawn by PyTorch's generator as PyTorch draws them, so that results
+    are PyTorch's under the same seed. Where windows begin is worked out in float32 (float64 of float64), as PyTorch does on a GPU; on the CPU it rounds in the type of the
+    input, and lays windows of 16-bit floats elsewhere. Where a window holds several NaN the first has the index. Dims have at most 2^20 elements.
+    """
+    return _fractional_max_pool(2, input, kernel_size, output_size, output_ratio, return_indices, _random_samples)
+
+
+def fractional_max_pool3d(input, kernel_size, output_size=None, output_ratio=None, return_indices=False, _random_samples=None):
+    """See `torch.nn.functional.fractional_max_pool3d`, and `fractional_max_pool2d` for what is the same and what differs."""
+    return _fractional_max_pool(3, input, kernel_size, output_size, output_ratio, return_indices, _random_samples)
+
+
 # Functions of elements.
 
 

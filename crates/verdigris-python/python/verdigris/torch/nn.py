@@ -108,6 +108,14 @@ def _unpool(function):
 MaxUnpool1d = _module(_nn.MaxUnpool1d, _unpool(F.max_unpool1d))
 MaxUnpool2d = _module(_nn.MaxUnpool2d, _unpool(F.max_unpool2d))
 MaxUnpool3d = _module(_nn.MaxUnpool3d, _unpool(F.max_unpool3d))
+
+
+def _fractional(function):
+    return lambda m, x: function(x, m.kernel_size, m.output_size, m.output_ratio, m.return_indices, m._random_samples)
+
+
+FractionalMaxPool2d = _module(_nn.FractionalMaxPool2d, _fractional(F.fractional_max_pool2d))
+FractionalMaxPool3d = _module(_nn.FractionalMaxPool3d, _fractional(F.fractional_max_pool3d))
 AvgPool1d = _module(_nn.AvgPool1d, lambda m, x: F.avg_pool1d(x, m.kernel_size, m.stride, m.padding, m.ceil_mode, m.count_include_pad))
 AvgPool2d = _module(_nn.AvgPool2d, _avg(F.avg_pool2d))
 AvgPool3d = _module(_nn.AvgPool3d, _avg(F.avg_pool3d))
@@ -203,7 +211,7 @@ CLASSES = {
 
 
 class LinearCrossEntropyLoss(_nn.Module):
-    """`functional.linear_cross_entropy` as a module, called with the layer's input, its weight, labels and its bias; options are the function's, `weight` one number a class."""
+    """`functional.linear_cross_entropy` as a module, called with the layer's input, its weight, labels or probabilities, and its bias; options are the function's, `weight` one number a class."""
 
     def __init__(self, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, **options):
         super().__init__()
