@@ -31,7 +31,7 @@ use crate::error::Error;
 /// ```
 ///
 /// The gradient of the logits lies in their place, so that a call's workspace is the logits' and little beside; with a cap, with `z`, with weights of classes
-/// beside smoothing and with probabilities it may lie beside them. Probabilities that are smoothed or weighted are there once more, in f32 (f64).
+/// beside smoothing and with probabilities it may lie beside them.
 ///
 /// ```
 /// use verdigris::recipe::{Function, Input, LinearLoss, Targets, draw};
@@ -250,16 +250,21 @@ impl Drawing {
         self.g.set_dtype(ignored, DType::I32)?;
         let op = CrossEntropySpec { label_smoothing: Real(0.0), ignore_index: Some(0), ..spec.loss };
         let (nothing, lse) = self.g.cross_entropy_with_lse("log-sum-exp", op, logits, ignored)?;
-        let mut chances = targets;
-        if smoothing != 0.0 {
-            chances = self.affine(chances, 1.0 - smoothing, smoothing / classes.max(1) as f64)?;
-        }
-        if let Some(weights) = weights {
-            chances = self.g.binary("weighted", BinaryOp::Mul, chances, weights)?;
-        }
+        // Made for each reader: each is then a step of it, where one for all would be stored, in wide numbers beside the logits.
+        let chances = |d: &mut Drawing| -> Result<Uid, Error> {
+            let mut chances = targets;
+            if smoothing != 0.0 {
+                chances = d.affine(chances, 1.0 - smoothing, smoothing / classes.max(1) as f64)?;
+            }
+            if let Some(weights) = weights {
+                chances = d.g.binary("weighted", BinaryOp::Mul, chances, weights)?;
+            }
+            Ok(chances)
+        };
         // Differences before products: no two large sums are subtracted from each other.
         let below = self.g.binary("below", BinaryOp::Sub, lse, logits)?;
-        let terms = self.g.binary("terms", BinaryOp::Mul, below, chances)?;
+        let of_loss = chances(self)?;
+        let terms = self.g.binary("terms", BinaryOp::Mul, below, of_loss)?;
         let sum = self.g.reduction("loss", ReductionOp::Add, terms, &[1])?;
         let mut each = self.g.binary("loss", BinaryOp::Add, sum, nothing)?;
         if z != 0.0 {
@@ -284,7 +289,8 @@ impl Drawing {
         if !(of_x || of_w || of_bias) {
             return Ok(None);
         }
-        let mut all = self.g.reduction("all", ReductionOp::Add, chances, &[1])?;
+        let of_sum = chances(self)?;
+        let mut all = self.g.reduction("all", ReductionOp::Add, of_sum, &[1])?;
         if z != 0.0 {
             let twice = self.affine(lse, 2.0 * z, 0.0)?;
             all = self.g.binary("all", BinaryOp::Add, all, twice)?;
@@ -292,7 +298,8 @@ impl Drawing {
         let above = self.g.binary("above", BinaryOp::Sub, logits, lse)?;
         let part = self.g.unary("part", UnaryOp::Exp, above)?;
         let part = self.g.binary("part", BinaryOp::Mul, part, all)?;
-        let dlogits = self.g.binary("dlogits", BinaryOp::Sub, part, chances)?;
+        let of_gradient = chances(self)?;
+        let dlogits = self.g.binary("dlogits", BinaryOp::Sub, part, of_gradient)?;
         Ok(Some(times(self, dlogits)?))
     }
 
@@ -569,8 +576,7 @@ mod tests {
                 let bytes = Memory::of_temporaries(&cut.parts, &cut.temporaries).expect("placed").bytes();
                 let times = bytes as f64 / logits as f64;
                 found.push((dtype, smoothing, z, cap, is_weighted, times, most));
-                // With a probability for each class, whose gradient is no temporary; smoothed or weighted, what they are then is there too, in f32.
-                let most = if smoothing != 0.0 || is_weighted { 2.25 + 4.0 / dtype.bytes() as f64 } else { 2.25 };
+                // With a probability for each class, whose gradient is no temporary.
                 let loss = CrossEntropySpec { ignore_index: None, ..spec.loss };
                 let spec = LinearLoss { targets: Targets::Probabilities, loss, wanted: [true; 4], ..spec };
                 let of_both = tensor(dtype, &[rows, classes]);
@@ -579,7 +585,7 @@ mod tests {
                 let recipe = draw(&Function::LinearLoss(spec), &given).expect("drawn");
                 let cut = partition(&recipe.graph).expect("cut");
                 let bytes = Memory::of_temporaries(&cut.parts, &cut.temporaries).expect("placed").bytes();
-                found.push((dtype, smoothing, z, cap, is_weighted, bytes as f64 / logits as f64, most));
+                found.push((dtype, smoothing, z, cap, is_weighted, bytes as f64 / logits as f64, 2.25));
             }
         }
         assert!(found.iter().all(|&(.., times, most)| (1.0..most).contains(&times)), "{found:#?}");

@@ -332,8 +332,7 @@ def linear_cross_entropy(
 
     Rows are computed `chunk_size` at a time: by default a quarter of them, as far as their logits have at most 512 MiB, at least 256, rounded up to a multiple of
     128. Beside results and gradients, memory is that of a chunk's logits in the type of the operands, in whose place their gradient comes (of both on the CPU, with
-    `softcap` or `z_loss`, with `class_weight` beside `label_smoothing`, and with probabilities, which `label_smoothing` and
-    `class_weight` have once more in float32; chunks are half as large there), and of the weight's gradient in `accum_dtype` while it is
+    `softcap` or `z_loss`, with `class_weight` beside `label_smoothing`, and with probabilities; chunks are half as large there), and of the weight's gradient in `accum_dtype` while it is
     added up, by default float32 (float64 of float64). 16-bit operands may add up in their own type: half the memory, rounded once a chunk. The gradient of the input
     is kept in float32 (float64) until the backward pass, which scales and rounds it.
 
