@@ -112,6 +112,11 @@ impl Draft {
         list[self.random.below(list.len() as u64) as usize].clone()
     }
 
+    /// Names that have been given.
+    pub(crate) fn named(&self) -> u32 {
+        self.next
+    }
+
     pub(crate) fn name(&mut self, what: &str) -> String {
         self.next += 1;
         format!("{what}{}", self.next)
