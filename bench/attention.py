@@ -1,4 +1,4 @@
-"""Attention beside its peers: `python bench/attention.py OUT.jsonl SECONDS [FILTER]`, with the Python package installed, on a GPU.
+"""Attention beside its peers: `python bench/attention.py OUT.jsonl SECONDS [FILTER | drawn:SEED:COUNT]`, with the Python package installed, on a GPU.
 
 Sides are `verdigris.torch.functional`, planned by estimate; PyTorch's `scaled_dot_product_attention` with cuDNN and with FlashAttention-2, of ragged rows its
 `varlen_attn` (FlashAttention-2's kernels); and FlashAttention-4 (`flash_attn.cute`) where it can be imported and takes the row. One head of the last batch is held against f64 (relative norm of the difference, of the result
@@ -12,6 +12,7 @@ peer in PyTorch pages keys, so a paged row stands beside SDPA on caches of the s
 
 import dataclasses
 import json
+import random
 import re
 import statistics
 import sys
@@ -129,6 +130,24 @@ ROWS = [
     Row(4, 16, 16, 1024, 1024, 128, 128, bias=True, bias_gradient=True),
     Row(256, 6, 6, 49, 49, 32, 32, bias=True, bias_gradient=True),
 ]
+
+
+def drawn(seed, count):
+    """So many rows that nothing was tuned on: 256 to 16,384 positions by their logarithm, most a multiple of 64, and batches of about half a million queries."""
+    draws, rows = random.Random(seed), []
+    while len(rows) < count:
+        d = draws.choice([64, 64, 80, 96, 128, 128, 128, 128, 256])
+        s = round(2 ** draws.uniform(8, 14))
+        if draws.random() < 0.6:
+            s = max(64, s // 64 * 64)
+        h, group = draws.choice([8, 12, 16, 24, 32]), draws.choice([1, 1, 1, 2, 4])
+        if h % group:
+            continue
+        b = max(1, round(2**19 * draws.uniform(0.5, 2.0) / (s * h) * 64 / max(64, d // 2)))
+        causal = draws.random() < 0.5
+        if 4 * b * h * s * s * d <= 6e12:
+            rows.append(Row(b, h, h // group, s, s, d, d, causal))
+    return rows
 
 
 def _elapsed_ms(call, count):
@@ -442,13 +461,16 @@ def told(facts, way, digits=0):
 
 def main():
     out, seconds = sys.argv[1], float(sys.argv[2])
-    wanted = re.compile(sys.argv[3] if len(sys.argv) > 3 else "")
+    chosen = sys.argv[3] if len(sys.argv) > 3 else ""
+    draws = re.fullmatch(r"drawn:(\d+):(\d+)", chosen)
+    rows = drawn(*map(int, draws.groups())) if draws else ROWS
+    wanted = re.compile("" if draws else chosen)
     device = torch.device("cuda", 0)
     torch.manual_seed(0)
     begun = time.monotonic()
     print(f"{'b h/h_kv s x s_kv d/d_v':38} {'forward, TFLOP/s (decoding: GB/s)':>46} {'ratio':>6} {'backward, TFLOP/s':>46} {'ratio':>6}  worst error over the peers'")
     with open(out, "a") as record:
-        for row in ROWS:
+        for row in rows:
             if not wanted.search(str(row)):
                 continue
             if time.monotonic() - begun > seconds:

@@ -215,7 +215,7 @@ pub(super) const WRITTEN: u32 = ROOM + CONSUMERS;
 pub(super) enum Around {
     /// Two numbers of each query; of ragged tensors or others.
     Before(Half, bool),
-    /// The gradient of the queries, rounded; of heads of so many elements, in ragged tensors or others.
+    /// The gradient of the queries, rounded; of heads of so many elements, out of pieces that are rows or accumulators, in ragged tensors or others.
     Behind(Half, u32, bool, bool),
 }
 

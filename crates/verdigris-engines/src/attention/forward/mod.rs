@@ -493,7 +493,7 @@ impl Forward {
         let head_bytes = (p.s_kv * (p.d + p.d_v) * p.q.dtype.bytes() as u64).max(1);
         let kv_heads = (self.arch.l2_bytes / 2 / head_bytes).clamp(1, 1 << 16);
         // Where a head has many tiles and whoever is free takes the next, balance among more heads is worth more than what stays in L2, as long as CTAs share them
-        // two by two: with a head for each, all keys come from memory (one H100, 144 heads of 3,011 positions: 331 TFLOP/s, where 16 heads together give 537).
+        // two by two: with a head for each, all keys come from memory (one H100, 144 heads of 3,011 positions: 331 TFLOP/s, where a static share of 16 heads at a time gives 537).
         let has_many_tiles = p.s_q.div_ceil(u64::from(config.spec.queries())) >= MANY_TILES;
         let balanced = if config.persistence == Persistence::Dynamic && has_many_tiles { self.arch.sm_count / 2 } else { 0 };
         u32::try_from(kv_heads.max(balanced.into()) * p.group()).unwrap_or(u32::MAX)
