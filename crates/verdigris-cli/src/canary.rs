@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use verdigris::plan::RunReport;
 use verdigris::{Config, Device, HostValue, Plan, Policy, Tensor};
 use verdigris_graph::{Graph, GraphBuilder, Precision, Uid};
-use verdigris_reference::compare::{Worst, compare};
+use verdigris_reference::compare::{Compared, compare};
 use verdigris_reference::data::{self, Distribution};
 use verdigris_reference::graph::{Selection, evaluate};
 use verdigris_reference::graph_cases::{self, GraphCase};
@@ -223,7 +223,7 @@ fn measure(device: &Device, case: &GraphCase, row: &mut Row) -> Result<()> {
 }
 
 /// How far an element lies from the reference, in what rounding allows.
-fn distance(worst: &Worst) -> f64 {
+fn distance(worst: &Compared) -> f64 {
     let off = (worst.got - worst.want).abs();
     if off == 0.0 { 0.0 } else { off / worst.tolerance }
 }

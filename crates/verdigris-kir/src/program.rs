@@ -528,7 +528,7 @@ impl Launch {
         }
         let KernelBody { threads, min_ctas, cluster, shared_bytes, .. } = body;
         let what = format!(
-            "{asked} CTAs wait for each other, and the chip surely holds {held} at once: {sms} SMs ({clusters} clusters of {cluster}) with {per_sm} CTAs each, of {threads} threads whose registers are cut for {min_ctas}              and of {shared_bytes} bytes of shared memory"
+            "{asked} CTAs wait for each other, and the chip surely holds {held} at once: {sms} SMs ({clusters} clusters of {cluster}) with {per_sm} CTAs each, of {threads} threads whose registers are cut for {min_ctas} CTAs an SM, and of {shared_bytes} bytes of shared memory"
         );
         Err(Mismatch { kernel: body.name.clone(), what })
     }

@@ -11,9 +11,9 @@ use verdigris_tensor::num;
 use crate::run::Expected;
 use crate::tolerance::{Range, half_ulp};
 
-/// The element farthest from right, measured in tolerances.
+/// An element of the output beside what the reference says of it.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Worst {
+pub struct Compared {
     /// `[batch…, row, column]`.
     pub index: Vec<u64>,
     /// What was found.
@@ -31,6 +31,8 @@ pub struct Report {
     pub elements: u64,
     /// Elements that do not pass, unwritten ones included.
     pub failures: u64,
+    /// The first element that does not pass, in the order of positions.
+    pub first_wrong: Option<Compared>,
     /// Elements that were not written.
     pub unwritten: u64,
     /// The first of them.
@@ -46,9 +48,16 @@ pub struct Report {
     /// `‖got − want‖ / ‖want‖` over the judged finite elements; 0 if both are 0.
     pub relative_frobenius: f64,
     /// The element with the greatest distance in tolerances, whether it passes or not. `None` if no element was judged.
-    pub worst: Option<Worst>,
+    pub worst: Option<Compared>,
     /// The buffer was shorter than the output; nothing else was looked at.
     pub short_buffer: Option<(u64, u64)>,
+}
+
+impl fmt::Display for Compared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Compared { index, got, want, tolerance } = self;
+        write!(f, "{index:?}: got {got:e}, want {want:e} ± {tolerance:.3e}")
+    }
 }
 
 impl Report {
@@ -74,11 +83,14 @@ impl fmt::Display for Report {
             write!(f, "; {} not judged", self.unjudged)?;
         }
         write!(f, "; max {:.2} ulp, relative Frobenius {:.3e}", self.max_ulp, self.relative_frobenius)?;
-        if let Some(worst) = &self.worst {
-            let Worst { index, got, want, tolerance } = worst;
-            write!(f, "; worst at {index:?}: got {got:e}, want {want:e} ± {tolerance:.3e}")?;
+        if let Some(first) = &self.first_wrong {
+            write!(f, "; first at {first}")?;
         }
-        Ok(())
+        match &self.worst {
+            Some(worst) if self.first_wrong.as_ref() == Some(worst) => write!(f, ", which is the worst"),
+            Some(worst) => write!(f, "; worst at {worst}"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -128,8 +140,10 @@ pub fn compare<Id>(expected: &Expected<Id>, before: &[u8], after: &[u8]) -> Repo
         } else {
             distance <= tolerance
         };
+        let compared = || Compared { index: index_of(expected, position), got, want, tolerance };
         if !is_right {
             report.failures += 1;
+            report.first_wrong.get_or_insert_with(compared);
             if unchanged {
                 report.unwritten += 1;
                 report.first_unwritten.get_or_insert_with(|| index_of(expected, position));
@@ -152,7 +166,7 @@ pub fn compare<Id>(expected: &Expected<Id>, before: &[u8], after: &[u8]) -> Repo
         };
         if ratio > worst_ratio {
             worst_ratio = ratio;
-            report.worst = Some(Worst { index: index_of(expected, position), got, want, tolerance });
+            report.worst = Some(compared());
         }
     }
     if error_square > 0.0 {

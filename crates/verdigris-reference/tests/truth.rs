@@ -214,6 +214,29 @@ fn a_few_ulps_too_far_are_seen_and_reported() {
 }
 
 #[test]
+fn the_first_wrong_element_is_told_beside_the_worst() {
+    let setting = Setting::new(packed(DType::F32), Distribution::Normal);
+    assert_eq!(setting.judge(&setting.right).first_wrong, None);
+    let put = |after: &mut [u8], position: usize, value: f32| after[4 * position..][..4].copy_from_slice(&value.to_le_bytes());
+    let mut after = setting.right.clone();
+    // Rows of 12: a small error at [1, 3], a large one behind it.
+    let right = f32::from_le_bytes(after[60..64].try_into().expect("four bytes"));
+    put(&mut after, 15, right * 1.01 + 0.01);
+    put(&mut after, 100, 1e6);
+    let report = setting.judge(&after);
+    assert_eq!(report.failures, 2);
+    assert_eq!(report.first_wrong.as_ref().expect("one").index, [1, 3]);
+    assert_eq!(report.worst.as_ref().expect("one").index, [8, 4]);
+    let text = report.to_string();
+    assert!(text.contains("; first at [1, 3]: got ") && text.contains("; worst at [8, 4]: got 1e6"), "{text}");
+    // One wrong element is both.
+    let mut after = setting.right.clone();
+    put(&mut after, 100, 1e6);
+    let text = setting.judge(&after).to_string();
+    assert!(text.contains("; first at [8, 4]: got 1e6") && text.ends_with(", which is the worst"), "{text}");
+}
+
+#[test]
 fn integers_are_exact() {
     let gemm = GemmProblem::packed(5, 6, 70, DType::I8, DType::I32).unwrap();
     let setting = Setting::new(gemm, Distribution::Normal);

@@ -60,6 +60,10 @@ pub(crate) struct Arguments {
     /// Schedules of each run; default 2, with `--all` 4.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     schedules: Option<u64>,
+    /// Of the graphs and of the far strides, every N-th alone, from a place that the seed chooses on: over N days each has its turn. What leads to each kernel of
+    /// the catalogs runs whole.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with_all = ["all", "refusals"])]
+    every: Option<u64>,
     /// Only what leads to each kernel of the catalogs.
     #[arg(long, conflicts_with_all = ["filter", "all", "cases", "refusals"])]
     catalog: bool,
@@ -122,11 +126,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         return refusals::run(&arguments.filter, &engines, arguments.record.as_deref(), arguments.json);
     }
     let has_far = !arguments.catalog && arguments.cases.is_none() && arguments.kernel.is_none();
-    let far = if has_far { verify_extents::cases(&arguments.filter)? } else { Vec::new() };
-    let (cases, graphs) = match arguments.catalog {
+    let mut far = if has_far { verify_extents::cases(&arguments.filter)? } else { Vec::new() };
+    let (cases, mut graphs) = match arguments.catalog {
         true => (Vec::new(), Vec::new()),
         false => corpus(arguments, !far.is_empty())?,
     };
+    let every = arguments.every.unwrap_or(1);
+    take_turns(&mut far, every, seed);
+    take_turns(&mut graphs, every, seed);
     if !arguments.json {
         say!(
             "seed {seed}, {} cases and {} graphs, {} with far strides, engines {}",
@@ -136,6 +143,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
             engines.iter().map(|engine| engine.id().name).collect::<Vec<_>>().join(", ")
         );
     }
+    let mut stages = Stages::new();
     let mut faults = Vec::new();
     let mut kernels: BTreeSet<String> = BTreeSet::new();
     let is_whole = arguments.filter.is_empty() && arguments.cases.is_none();
@@ -143,6 +151,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     if is_whole {
         static_check(&engines, wanted, &mut kernels, &mut faults);
     }
+    stages.end("rules of the catalogs' kernels");
     let catalogued = kernels.clone();
     let catalog = if is_whole { verify_catalog::plan(&engines, wanted, seed)? } else { verify_catalog::Plan::default() };
     let of_cases = cases.len();
@@ -162,6 +171,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     let prepared = prepare(&all, &mut works)?;
     let schedules = arguments.schedules.unwrap_or(if arguments.all { ALL_SCHEDULES } else { SCHEDULES });
     let journal = Journal::open(arguments.resume.as_deref())?;
+
+    stages.end("choice of products");
 
     let decoded = Kernels::new();
     let progress = ProgressBar::new(works.len() as u64);
@@ -195,6 +206,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         })
         .collect();
     progress.finish_and_clear();
+    stages.end("products");
 
     let mut interpreted: BTreeSet<String> = BTreeSet::new();
     let mut taken = Taken::default();
@@ -214,6 +226,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     slowest.sort_by_key(|(took, _)| std::cmp::Reverse(*took));
     let of_pairs = verify_pairs::run(&prepared, &works, seed, &decoded);
     faults.extend(of_pairs.faults);
+    stages.end("pairs of products");
     let (mut jobs, known) = verify_graphs::plan(&graphs, &engines, choice, &mut planned);
     jobs.extend(catalog.graphs);
     if !wanted.is_empty() && works.is_empty() && jobs.is_empty() && faults.is_empty() && known.faults.is_empty() {
@@ -232,8 +245,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         !is_done
     });
     remembered += (all_jobs - jobs.len()) as u64;
+    stages.end("choice of graphs");
     let passed = |job: &verify_graphs::Job<'_>| journal.keep(&entry(job), job.programs());
     let mut of_graphs = verify_graphs::run(&jobs, schedules, &passed).join(known);
+    stages.end("graphs");
     let mut added = 0;
     if is_whole {
         of_graphs.kernels.iter().for_each(|(kernel, kind)| taken.note(kernel, *kind));
@@ -248,11 +263,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         works.iter().for_each(|work| taken.count(work.kind, prepared[work.case].judged()));
         of_graphs = of_graphs.join(verify_graphs::run(&jobs, schedules, &|_| {}));
     }
+    stages.end("data that kernels had not met");
     of_graphs.judged.iter().for_each(|(kind, elements)| taken.count(*kind, *elements));
     faults.extend(of_graphs.faults);
     interpreted.extend(of_graphs.kernels.into_iter().map(|(kernel, _)| kernel));
     let of_far = verify_extents::run(&far, &engines, seed);
     faults.extend(of_far.faults);
+    stages.end("far strides");
     interpreted.extend(of_far.kernels);
     let reached = catalogued.intersection(&interpreted).count();
     kernels.extend(interpreted);
@@ -269,11 +286,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
             "parts_refused": of_graphs.refusals.iter()
                 .map(|((engine, reason), count)| serde_json::json!({ "engine": engine, "reason": reason, "count": count }))
                 .collect::<Vec<_>>(),
-            "remembered": remembered, "seconds": begun.elapsed().as_secs_f64(), "source": verdigris_engines::SOURCE_HASH,
+            "remembered": remembered, "stages": stages.seconds, "seconds": begun.elapsed().as_secs_f64(), "source": verdigris_engines::SOURCE_HASH,
         });
         say!("{value}");
     } else {
         report(&works, &prepared, &refusals, &slowest, remembered, begun.elapsed());
+        stages.print();
         report_graphs(&of_graphs.taken, &of_graphs.refusals, &of_graphs.slowest);
         if is_whole {
             say!("{reached} of the catalogs' {} kernels were interpreted, all were verified", catalogued.len());
@@ -322,6 +340,39 @@ fn corpus(arguments: &Arguments, may_be_empty: bool) -> Result<(Vec<Case>, Vec<G
         Err(_) if !graphs.is_empty() || may_be_empty => Ok((Vec::new(), graphs)),
         Err(error) => Err(error),
     }
+}
+
+/// Where the time of a run went.
+struct Stages {
+    since: Instant,
+    seconds: Vec<(&'static str, f64)>,
+}
+
+impl Stages {
+    fn new() -> Stages {
+        Stages { since: Instant::now(), seconds: Vec::new() }
+    }
+
+    /// What went by since the stage before.
+    fn end(&mut self, stage: &'static str) {
+        let now = Instant::now();
+        self.seconds.push((stage, (now - std::mem::replace(&mut self.since, now)).as_secs_f64()));
+    }
+
+    fn print(&self) {
+        let rows: Vec<Vec<String>> =
+            (self.seconds.iter()).map(|(stage, seconds)| vec![(*stage).to_owned(), format!("{seconds:.1}")]).collect();
+        table::print(&[("stage", Align::Left), ("seconds", Align::Right)], &rows);
+    }
+}
+
+/// Keeps every `every`-th, from a place that the seed chooses on.
+fn take_turns<T>(list: &mut Vec<T>, every: u64, seed: u64) {
+    let mut place = seed % every;
+    list.retain(|_| {
+        place = (place + 1) % every;
+        place == 0
+    });
 }
 
 /// Prints who took and who refused parts of graphs.
@@ -697,6 +748,20 @@ mod tests {
         let prepared = prepare(&cases, &mut works).expect("prepares");
         let found: Vec<String> = works.iter().filter_map(|work| execute(&prepared[work.case], work, &decoded, 1).fault).collect();
         assert!(found.len() == 1 && found[0].contains("there is no such way"), "{found:?}");
+    }
+
+    #[test]
+    fn everything_has_its_turn_once_in_so_many_days() {
+        for every in 1..6 {
+            let mut turns = vec![0; 23];
+            for day in 100..100 + every {
+                let mut list: Vec<usize> = (0..turns.len()).collect();
+                take_turns(&mut list, every, day);
+                assert!(list.len().abs_diff(turns.len() / every as usize) <= 1, "{} of every {every}", list.len());
+                list.into_iter().for_each(|place| turns[place] += 1);
+            }
+            assert!(turns.iter().all(|&turns| turns == 1), "every {every}: {turns:?}");
+        }
     }
 
     #[test]

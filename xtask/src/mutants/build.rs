@@ -67,14 +67,15 @@ fn write(tree: &Tree, list: &List, copy: &Path) -> Result<()> {
     tree.write_copy(&files, &LEFT_OUT, copy)
 }
 
-/// How the crates of the copy are compiled, in cargo's words: none with what debuggers read, and only those in [`HOT`] optimized.
+/// How the crates of the copy are compiled, in cargo's words: otherwise than those of the sources, for cargo names what it builds by path below the root and by
+/// how it is compiled, and would take the one for the other; and only those in [`HOT`] optimized.
 fn plain(tree: &Tree) -> Vec<String> {
     let members = tree.files().filter_map(|(path, _)| path.strip_prefix("crates/")?.strip_suffix("/Cargo.toml"));
     members
         .flat_map(|name| {
-            let debug = format!("profile.dev.package.{name}.debug=false");
+            let units = format!("profile.dev.package.{name}.codegen-units=32");
             let level = (!HOT.contains(&name)).then(|| format!("profile.dev.package.{name}.opt-level=0"));
-            std::iter::once(debug).chain(level)
+            std::iter::once(units).chain(level)
         })
         .collect()
 }

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use metrics::{counter, histogram};
 use verdigris_cuda::{CaptureStatus, Context, DeviceBuffer, DeviceSlice, Event, Pool, Stream};
 use verdigris_graph::{Graph, TensorDesc, Uid};
-use verdigris_reference::compare::{Worst, compare};
+use verdigris_reference::compare::{Compared, compare};
 use verdigris_reference::graph::{Selection, evaluate};
 use verdigris_reference::run::Inputs;
 use verdigris_reference::tolerance::Range;
@@ -453,8 +453,8 @@ fn look_at_numbers(subject: &Subject, op: &'static str, tensor: &TensorDesc, byt
 }
 
 /// How far a result is from right, over what rounding allows; `None` where the rounding model says nothing.
-fn distance(worst: Option<&Worst>, failures: u64) -> Option<f64> {
-    let of = |worst: &Worst| {
+fn distance(worst: Option<&Compared>, failures: u64) -> Option<f64> {
+    let of = |worst: &Compared| {
         let distance = (worst.got - worst.want).abs();
         match distance {
             0.0 => 0.0,
@@ -526,7 +526,7 @@ mod tests {
 
     #[test]
     fn what_is_infinitely_far_stays_a_number() {
-        let worst = |got: f64, want: f64, tolerance: f64| Worst { index: vec![0], got, want, tolerance };
+        let worst = |got: f64, want: f64, tolerance: f64| Compared { index: vec![0], got, want, tolerance };
         assert_eq!(distance(Some(&worst(1.5, 1.0, 0.25)), 1), Some(2.0));
         assert_eq!(distance(Some(&worst(1.0, 1.0, 0.0)), 0), Some(0.0));
         assert_eq!(distance(Some(&worst(f64::NAN, 1.0, 0.25)), 1), Some(FARTHEST));

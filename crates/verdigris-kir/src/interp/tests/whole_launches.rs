@@ -140,8 +140,13 @@ fn a_cooperative_launch_has_room_for_all_of_its_ctas_or_is_refused_with_the_numb
     memory.add(&[0; 4]);
     let findings = run(&program, &Kernels::new(), &mut memory, &Options { sms: 12, ..Options::default() }).expect_err("one too many");
     assert_eq!(findings.first().kind, FindingKind::Launch);
-    let said = "13 CTAs wait for each other, and the chip surely holds 12 at once: 12 SMs (12 clusters of 1) with 1 CTAs each";
-    assert!(findings.first().message.contains(said), "{findings}");
+    let body = meeting(&Plant::default());
+    let said = format!(
+        "13 CTAs wait for each other, and the chip surely holds 12 at once: 12 SMs (12 clusters of 1) with 1 CTAs each, of {} threads whose \
+         registers are cut for 1 CTAs an SM, and of {} bytes of shared memory",
+        body.threads, body.shared_bytes
+    );
+    assert!(findings.first().message.contains(&said), "{findings}");
 }
 
 #[test]
@@ -223,6 +228,41 @@ fn a_later_launch_knows_what_let_it_start_knew() {
                     assert_eq!(findings.first().kernel, "reader");
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn a_starved_role_runs_when_nobody_else_can() {
+    // Thread 0 raises a flag, and the last one writes down what it saw of it: who of the two is starved comes second, whatever the seed.
+    for threads in [64, 256] {
+        let body = kernel(threads, 1, |k| {
+            let (flag, saw) = (k.in_out("flag", 4), k.output("saw", 4));
+            k.when(k.thread().eq(0u32), || {
+                k.st_global_with(flag.address(), 0, k.constant(1u32), Order::Relaxed(Scope::Gpu), Cache::Default);
+            });
+            k.when(k.thread().eq(threads - 1), || {
+                let up = k.ld_global_with::<u32>(flag.address(), 0, Order::Relaxed(Scope::Gpu), Cache::Default);
+                k.st_global(saw.address(), 0, up);
+            });
+        });
+        let program = Program { steps: vec![launch(body, 1, false, Residency::Any, vec![pointer(0), pointer(1)])], ..Program::default() };
+        let saw = |options: &Options| {
+            let mut memory = Memory::new();
+            memory.add(&[0; 4]);
+            memory.add_unwritten(4);
+            run(&program, &Kernels::new(), &mut memory, options).unwrap_or_else(|findings| panic!("{findings}"));
+            read_words(&mut memory, 1)[0]
+        };
+        let by = |starved: Option<u32>| -> Vec<u32> { (0..24).map(|seed| saw(&Options { starved, ..Options::schedule(seed) })).collect() };
+        // Roles are counted round: with two of them, the third is the first.
+        for (starved, wanted) in [(0, 0), (1, 1), (2, 0), (3, 1)] {
+            assert_eq!(by(Some(starved)), [wanted; 24], "{threads} threads, role {starved} is starved");
+        }
+        let free = by(None);
+        assert!(free.contains(&0) && free.contains(&1), "{threads} threads: {free:?}");
+        for seed in 0..4 {
+            assert_eq!(saw(&Options::adversarial(seed)), seed as u32 % 2, "{threads} threads, seed {seed}");
         }
     }
 }
