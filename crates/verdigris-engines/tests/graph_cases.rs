@@ -1,13 +1,14 @@
 //! The case files of graphs and random graphs on every engine that takes their parts, interpreted and held against the reference.
 //!
 //! Each case runs by one variant: one way for each part, another one for each case. With `VERDIGRIS_VARIANTS=all` every way of every part
-//! has its turn, as in `workshop verify`. `VERDIGRIS_CASE` is a part of the ids of the cases that are run, `VERDIGRIS_FUZZ_GRAPHS` the
-//! number of random graphs (default 300), `VERDIGRIS_FUZZ_SEED` the first of them.
+//! has its turn, as in `workshop verify`. Of a family every fourth case is run, another quarter each day (`VERDIGRIS_DAY`, counted from 1970, draws those of
+//! a day again): the interpreter takes minutes for all of them, which `workshop verify` runs as well. `VERDIGRIS_CASE` is a part of the ids of cases, all of
+//! which are run. `VERDIGRIS_FUZZ_GRAPHS` is the number of random graphs (default 300), `VERDIGRIS_FUZZ_SEED` the first of them.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rayon::prelude::*;
 use verdigris_engines::arch::Arch;
@@ -121,12 +122,24 @@ impl Harness {
     }
 }
 
+/// Of so many cases one is run in a day.
+const EVERY: u64 = 4;
+
+/// The day whose cases are run, counted from 1970.
+fn day() -> u64 {
+    let named = std::env::var("VERDIGRIS_DAY").ok().map(|day| day.parse().expect("VERDIGRIS_DAY is a number of days"));
+    named.unwrap_or_else(|| SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86_400))
+}
+
 fn family(name: &str) {
     let harness = Harness::new();
     let filter = std::env::var("VERDIGRIS_CASE").unwrap_or_default();
+    let day = day();
+    let has_turn = |number: usize| !filter.is_empty() || (number as u64 + day).is_multiple_of(EVERY);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../cases/{name}.toml"));
     let cases = load_file(&path).expect("the corpus loads");
-    let cases: Vec<_> = cases.iter().enumerate().filter(|(_, case)| !case.device_only && case.id.contains(&filter)).collect();
+    let cases: Vec<_> =
+        cases.iter().enumerate().filter(|(number, case)| !case.device_only && has_turn(*number) && case.id.contains(&filter)).collect();
     let tallies = cases.into_par_iter().map(|(number, case)| {
         let mut tally = Tally::default();
         if let Some(fault) = harness.fault(&case.graph, case, number, Some(&mut tally)) {
