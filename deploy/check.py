@@ -9,7 +9,7 @@ as `skipped` with the reason, and fails nothing unless --strict is given. Exit c
     python3 deploy/check.py --scrape http://127.0.0.1:9464/metrics     on what a running exporter shows
     python3 deploy/check.py --verdigris target/release/verdigris       commands and options as this program has them
     python3 deploy/check.py --only alerts-names,dashboards-queries     some checks
-    python3 deploy/check.py --write                             writes what is made from other files: dashboards, PrometheusRule, the trace's picture
+    python3 deploy/check.py --write                             writes what is made from other files: dashboards, PrometheusRule, the trace's picture, tested.json
 """
 
 import argparse
@@ -26,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from checks import Skipped, Tree, browser, dashboards, documents, failures, kubernetes, live, rules, supply, traces  # noqa: E402
+from checks import Skipped, Tree, browser, dashboards, documents, failures, kubernetes, live, records, rules, supply, traces  # noqa: E402
 
 CHECKS = {
     "promtool-rules": rules.promtool_rules,
@@ -54,6 +54,7 @@ CHECKS = {
     "measures": failures.measures,
     "traces": traces.traces,
     "trace-picture": traces.picture_fresh,
+    "tested-fresh": records.tested_fresh,
     "browser": browser.browser,
     "supply-chain": supply.supply_chain,
     "bill-of-materials": supply.bill_of_materials,
@@ -115,7 +116,7 @@ def main():
     parser.add_argument("--only", metavar="A,B", help=f"some of: {', '.join(CHECKS)}")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--strict", action="store_true", help="what is skipped fails too")
-    parser.add_argument("--write", action="store_true", help="write dashboards, the PrometheusRule and the trace's picture anew, then check")
+    parser.add_argument("--write", action="store_true", help="write dashboards, the PrometheusRule, the trace's picture and docs/performance/tested.json anew, then check")
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="where the check `browser` leaves screenshots of what it opens")
     parser.add_argument("--no-environment", action="store_true", help="use this Python as it is, and install nothing")
     arguments = parser.parse_args()
@@ -133,6 +134,7 @@ def main():
     if arguments.write:
         kubernetes.write_rules(tree)
         traces.write_picture(tree)
+        records.write_tested(tree)
         subprocess.run([sys.executable, root / "deploy/grafana/dashboards.py"], check=True)
     results = perform(tree, names)
     if arguments.json:

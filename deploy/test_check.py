@@ -422,6 +422,27 @@ class Planted(unittest.TestCase):
         self.plant("docs/operations/step-trace.svg", "batch_norm: ", "batch_norm: about ")
         self.find("trace-picture", "is not what")
 
+    # The table of what was tested.
+
+    def plant_records(self):
+        for name in ("__init__", "record", "tested"):
+            self.copy_sources(f"crates/verdigris-python/python/verdigris/bench/{name}.py")
+        self.copy_sources("docs/performance/tested.json")
+        for path in (ROOT / "bench/record").glob("h*/*python*.jsonl*"):
+            self.copy_sources(path.relative_to(ROOT))
+
+    def test_a_record_that_the_table_of_what_was_tested_lacks(self):
+        self.plant_records()
+        text = next(text for path in sorted((self.root / "bench/record/h100").glob("*python.jsonl")) for text in [path.read_text(encoding="utf-8")] if '"row"' in text)
+        (self.root / "bench/record/another-chip").mkdir()
+        (self.root / "bench/record/another-chip/2026-01-01-python.jsonl.gz").write_bytes(gzip.compress(text.encode().replace(b"NVIDIA H100", b"NVIDIA B200")))
+        self.find("tested-fresh", "docs/performance/tested.json is not what the records under bench/record give")
+
+    def test_a_table_of_what_was_tested_that_was_edited(self):
+        self.plant_records()
+        self.plant("docs/performance/tested.json", '"wrong": ', '"wrong": 1')
+        self.find("tested-fresh", "run deploy/check.py --write")
+
     # README's commands.
 
     def test_a_page_that_ends_before_anybody_opens_it(self):
