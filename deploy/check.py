@@ -47,6 +47,7 @@ CHECKS = {
     "kubernetes-rules": kubernetes.rules_fresh,
     "systemd": documents.systemd,
     "container": documents.container,
+    "image-size": documents.image_size,
     "commands": documents.commands,
     "runbook": documents.runbook,
     "links": documents.links,

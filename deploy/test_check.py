@@ -312,6 +312,13 @@ class Planted(unittest.TestCase):
         self.plant(self.IGNORE, "\n.git\n", "\n.git\ncrates/*/src/m[a-c]?rix.rs\n")
         self.find("container", "keeps crates/verdigris-cli/src/matrix.rs out of the build, which cargo compiles")
 
+    def test_a_size_of_the_image_that_is_of_another_program(self):
+        self.find("image-size", "the program without its symbols is ", "--verdigris", shutil.which("cat"))
+
+    def test_a_size_of_the_image_that_does_not_add_up(self):
+        self.plant("deploy/README.md", "**100.8 without", "**95.8 without")
+        self.find("image-size", "are together 100.8, and the table says 95.8")
+
     def test_a_command_that_does_not_exist(self):
         self.plant("docs/runbook.md", "verdigris canary", "verdigris canaries")
         self.find("commands", "`verdigris canaries` does not exist")

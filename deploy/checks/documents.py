@@ -75,6 +75,37 @@ def container(tree):
     return f"{len(starts)} stages, {count} files that sources and build scripts read", findings + kept_out
 
 
+# How far the table may be off before it is measured anew.
+SIZE_TOLERANCE = 0.05
+
+
+def image_size(tree):
+    """deploy/README.md says what the program of `--verdigris` weighs without its symbols, and adds its lines up."""
+    text = tree.text("deploy/README.md")
+    rows = {key: re.search(rf"^\| {start}[^|]*\| (\*\*)?([\d.]+)", text, flags=re.M) for key, start in
+            (("base", "Debian"), ("program", "`verdigris`, stripped"), ("pack", "the kernel pack"), ("together", r"\*\*together\*\*"))}
+    missing = [key for key, found in rows.items() if not found]
+    if missing:
+        return "", [f"the table of the image's size has no row of {', '.join(missing)}"]
+    base, stated, pack, together = (float(rows[key][2]) for key in ("base", "program", "pack", "together"))
+    findings = [] if abs(base + stated - together) < 0.1 else [f"{base} and {stated} MB are together {base + stated:.1f}, and the table says {together}"]
+    most = re.search(r"without the pack, (\d+) at most with it", text)
+    if not most or abs(together + pack - int(most[1])) > 1:
+        findings.append(f"{together} and {pack:.0f} MB of the pack are {together + pack:.1f}, and the table does not say so")
+    if tree.verdigris is None:
+        return f"{stated} MB by the table, held against no program (--verdigris)", findings
+    strip = program("strip", package="Debian: apt-get install binutils")
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "verdigris"
+        code, output = tree.run(strip, "-o", copy, tree.verdigris)
+        if code != 0:
+            return "", findings + [f"strip: {output.strip()[-300:]}"]
+        size = copy.stat().st_size / 1e6
+    if abs(size - stated) > SIZE_TOLERANCE * stated:
+        findings.append(f"the program without its symbols is {size:.1f} MB, and deploy/README.md says {stated}")
+    return f"{size:.1f} MB without symbols, {stated} by the table", findings
+
+
 def code_of(text):
     """Commands of a page: lines of its sh blocks, continued lines joined, and code within sentences."""
     blocks = re.findall(r"```sh\n(.*?)```", text, flags=re.S)
