@@ -9,7 +9,7 @@ as `skipped` with the reason, and fails nothing unless --strict is given. Exit c
     python3 deploy/check.py --scrape http://127.0.0.1:9464/metrics     on what a running exporter shows
     python3 deploy/check.py --verdigris target/release/verdigris       commands and options as this program has them
     python3 deploy/check.py --only alerts-names,dashboards-queries     some checks
-    python3 deploy/check.py --write                             writes what is made from other files: dashboards, PrometheusRule, the trace's picture, tested.json
+    python3 deploy/check.py --write                             writes what is made from other files: dashboards, PrometheusRule, pictures, tested.json
 """
 
 import argparse
@@ -117,7 +117,8 @@ def main():
     parser.add_argument("--only", metavar="A,B", help=f"some of: {', '.join(CHECKS)}")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--strict", action="store_true", help="what is skipped fails too")
-    parser.add_argument("--write", action="store_true", help="write dashboards, the PrometheusRule, the trace's picture and docs/performance/tested.json anew, then check")
+    what = "dashboards, the PrometheusRule, the trace's picture and docs/performance/tested.json"
+    parser.add_argument("--write", action="store_true", help=f"write {what} anew, then check")
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="where the check `browser` leaves screenshots of what it opens")
     parser.add_argument("--no-environment", action="store_true", help="use this Python as it is, and install nothing")
     arguments = parser.parse_args()

@@ -295,7 +295,7 @@ class Planted(unittest.TestCase):
     def test_an_image_that_lacks_a_file_which_a_source_includes(self):
         self.copy_sources("crates/verdigris-cli/src/matrix.rs", "docs/performance/tested.json")
         self.plant(self.IGNORE, "!docs/performance/tested.json\n", "")
-        self.find("container", "`docs/performance` of deploy/container/Containerfile.dockerignore keeps docs/performance/tested.json out of the build")
+        self.find("container", f"`docs/performance` of {self.IGNORE} keeps docs/performance/tested.json out of the build")
 
     def test_an_image_that_lacks_a_folder_of_which_a_macro_includes_files(self):
         self.copy_sources("crates/verdigris-workshop/src/fuzz/formats.rs")
@@ -311,6 +311,32 @@ class Planted(unittest.TestCase):
         self.copy_sources("crates/verdigris-cli/src/matrix.rs")
         self.plant(self.IGNORE, "\n.git\n", "\n.git\ncrates/*/src/m[a-c]?rix.rs\n")
         self.find("container", "keeps crates/verdigris-cli/src/matrix.rs out of the build, which cargo compiles")
+
+    CONTAINER = "deploy/container/Containerfile"
+
+    def test_a_tuned_set_whose_hash_nobody_checks(self):
+        self.plant(self.CONTAINER, "     && sha256sum --check --strict /tmp/plans.sha256 \\\n", "")
+        self.find("container", "with a set and another hash, the step that copies the tuned set ends with 0")
+
+    def test_a_tuned_set_that_others_may_write(self):
+        self.plant(self.CONTAINER, 'install -D -m 0644 "${PLANS}"', 'install -D -m 0664 "${PLANS}"')
+        self.find("container", "/usr/share/verdigris/plans.txt has the mode 664")
+
+    def test_a_tuned_set_that_the_image_does_not_read(self):
+        self.plant(self.CONTAINER, "${PLANS:+/usr/share/verdigris/plans.txt}", "${PLANS:+/usr/share/verdigris/plan.txt}")
+        self.find("container", "with a set and its hash, VERDIGRIS_PLANS of the image is /usr/share/verdigris/plan.txt")
+
+    def test_an_argument_that_the_last_stage_does_not_have(self):
+        self.plant(self.CONTAINER, "FROM debian:${DEBIAN}\nARG PLANS=\n", "FROM debian:${DEBIAN}\n")
+        self.find("container", "VERDIGRIS_PLANS of the image is /var/cache/verdigris/plans.txt")
+
+    def test_an_image_without_a_set_that_reads_none(self):
+        self.plant(self.CONTAINER, "ENV VERDIGRIS_PLANS=${VERDIGRIS_PLANS:-/var/cache/verdigris/plans.txt}\n", "")
+        self.find("container", "without either, VERDIGRIS_PLANS of the image is ,")
+
+    def test_an_image_that_does_not_say_which_set_it_has(self):
+        self.plant(self.CONTAINER, 'plans.sha256="${PLANS_SHA256}"', 'plans.sha256="unknown"')
+        self.find("container", "no label of the image has the set's hash")
 
     def test_a_size_of_the_image_that_is_of_another_program(self):
         self.find("image-size", "the program without its symbols is ", "--verdigris", shutil.which("cat"))
@@ -440,7 +466,8 @@ class Planted(unittest.TestCase):
 
     def test_a_record_that_the_table_of_what_was_tested_lacks(self):
         self.plant_records()
-        text = next(text for path in sorted((self.root / "bench/record/h100").glob("*python.jsonl")) for text in [path.read_text(encoding="utf-8")] if '"row"' in text)
+        texts = [path.read_text(encoding="utf-8") for path in sorted((self.root / "bench/record/h100").glob("*python.jsonl"))]
+        text = next(text for text in texts if '"row"' in text)
         (self.root / "bench/record/another-chip").mkdir()
         (self.root / "bench/record/another-chip/2026-01-01-python.jsonl.gz").write_bytes(gzip.compress(text.encode().replace(b"NVIDIA H100", b"NVIDIA B200")))
         self.find("tested-fresh", "docs/performance/tested.json is not what the records under bench/record give")

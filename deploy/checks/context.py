@@ -65,7 +65,10 @@ def code_of(text):
 
 
 def includes(tree):
-    """Files that sources include at compile time, as pairs of the source and the path. What a macro completes (`concat!("../corpora/", $name)`) is its folder."""
+    """Files that sources include at compile time, as pairs of the source and the path.
+
+    Of what a macro completes (`concat!("../corpora/", $name)`) it is the folder.
+    """
     for member in MEMBERS:
         for source in sorted(tree.root.glob(f"{member}/**/*.rs")):
             here = source.relative_to(tree.root)
