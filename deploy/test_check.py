@@ -539,6 +539,57 @@ class Planted(unittest.TestCase):
             with self.subTest(said):
                 self.find("prometheus-live", said, "--scrape", address)
 
+    FAKE = """#!/usr/bin/env python3
+import http.server, json, sys
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.say(b"# TYPE verdigris_build_info gauge\\nverdigris_build_info{source=\\"x\\",version=\\"0.0.0\\",day=\\"monday\\"} 1\\n")
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.say(json.dumps({"outputs": [{"data": [2.0] * 10}]}).encode())
+
+    def say(self, body):
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain; version=0.0.4")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+address = f"http://127.0.0.1:{server.server_address[1]}"
+lines = f"listening on {address}; not ready yet\\nready" if sys.argv[1] == "serve" else f"metrics on {address}/metrics"
+print(lines, flush=True)
+server.serve_forever()
+"""
+
+    def test_a_program_whose_pages_say_what_the_table_does_not(self):
+        program = self.root / "program"
+        program.write_text(self.FAKE)
+        program.chmod(0o755)
+        self.find("prometheus-live", "verdigris-exporter: `verdigris_build_info` is exported with the labels day, source, version", "--verdigris", program)
+
+    def test_a_program_that_answers_wrongly(self):
+        program = self.root / "program"
+        program.write_text(self.FAKE.replace(',day=\\"monday\\"', ""))
+        program.chmod(0o755)
+        self.find("prometheus-live", "which are no probabilities of ten digits", "--verdigris", program)
+
+    def test_a_program_that_prometheus_cannot_scrape(self):
+        program = self.root / "program"
+        program.write_text(self.FAKE.replace("{address}/metrics", "http://127.0.0.1:9/metrics"))
+        program.chmod(0o755)
+        self.find("prometheus-live", "the target verdigris-exporter cannot be scraped", "--verdigris", program)
+
+    def test_a_program_that_ends_before_prometheus_comes(self):
+        program = self.root / "program"
+        program.write_text("#!/bin/sh\necho no such option\nexit 2\n")
+        program.chmod(0o755)
+        self.find("prometheus-live", "it ended with 2 and said: no such option", "--verdigris", program)
+
     def test_an_exporter_that_does_not_answer(self):
         self.find("prometheus-live", "Connection refused", "--scrape", "http://127.0.0.1:9/metrics")
 
