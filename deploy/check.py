@@ -13,6 +13,7 @@ as `skipped` with the reason, and fails nothing unless --strict is given. Exit c
 """
 
 import argparse
+import concurrent.futures
 import hashlib
 import json
 import os
@@ -60,6 +61,8 @@ CHECKS = {
     "supply-chain": supply.supply_chain,
     "bill-of-materials": supply.bill_of_materials,
 }
+# These wait for programs that they start, and run beside the others.
+WAITING = ("promtool-tests", "prometheus-live", "browser")
 MARK = "VERDIGRIS_CHECK_ENVIRONMENT"
 
 
@@ -81,20 +84,25 @@ def enter_environment(folder):
     os.execve(python, [str(python), *sys.argv], {**os.environ, MARK: "1"})
 
 
+def judged(tree, name):
+    """What one check says: name, status, what was seen, findings, seconds."""
+    begin = time.monotonic()
+    try:
+        summary, findings = CHECKS[name](tree)
+        status = "failed" if findings else "passed"
+    except Skipped as reason:
+        status, summary, findings = "skipped", str(reason), []
+    except Exception as error:  # a file that is missing or cannot be read is a finding, and the other checks still run
+        status, summary, findings = "failed", "", [f"{type(error).__name__}: {error}"]
+    return {"check": name, "status": status, "summary": summary, "findings": findings, "seconds": round(time.monotonic() - begin, 1)}
+
+
 def perform(tree, names):
-    """Runs the checks in order: name, status, what was seen, findings, seconds."""
-    results = []
-    for name in names:
-        begin = time.monotonic()
-        try:
-            summary, findings = CHECKS[name](tree)
-            status = "failed" if findings else "passed"
-        except Skipped as reason:
-            status, summary, findings = "skipped", str(reason), []
-        except Exception as error:  # a file that is missing or cannot be read is a finding, and the other checks still run
-            status, summary, findings = "failed", "", [f"{type(error).__name__}: {error}"]
-        results.append({"check": name, "status": status, "summary": summary, "findings": findings, "seconds": round(time.monotonic() - begin, 1)})
-    return results
+    """Runs the checks, those that wait beside the others; results in the order of the names."""
+    with concurrent.futures.ThreadPoolExecutor(len(WAITING)) as pool:
+        waiting = {name: pool.submit(judged, tree, name) for name in names if name in WAITING}
+        done = {name: judged(tree, name) for name in names if name not in WAITING}
+        return [waiting[name].result() if name in waiting else done[name] for name in names]
 
 
 def show(results):
@@ -138,11 +146,13 @@ def main():
         traces.write_picture(tree)
         records.write_tested(tree)
         subprocess.run([sys.executable, root / "deploy/grafana/dashboards.py"], check=True)
+    begin = time.monotonic()
     results = perform(tree, names)
     if arguments.json:
         print(json.dumps({"results": results}, indent=1))
     else:
         show(results)
+        print(f"{time.monotonic() - begin:.1f} s together; {', '.join(WAITING)} beside the others")
     bad = {"failed", "skipped"} if arguments.strict else {"failed"}
     return 1 if any(result["status"] in bad for result in results) else 0
 

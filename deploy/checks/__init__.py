@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +26,8 @@ class Tree:
     # Seconds that a program may take.
     patience_seconds: int = 900
     cache: dict = field(default_factory=dict)
+    # Checks run beside each other, and ask for what each other makes.
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
     def deploy(self):
@@ -43,9 +46,10 @@ class Tree:
 
     def once(self, key, make):
         """A value that several checks ask for, made once."""
-        if key not in self.cache:
-            self.cache[key] = make()
-        return self.cache[key]
+        with self.lock:
+            if key not in self.cache:
+                self.cache[key] = make()
+            return self.cache[key]
 
     def run(self, *command, cwd=None):
         """Exit code, and both outputs as one text."""
