@@ -27,7 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from checks import Skipped, Tree, browser, dashboards, documents, failures, kubernetes, live, records, rules, supply, traces  # noqa: E402
+from checks import Skipped, Tree, advisories, browser, dashboards, documents, failures, kubernetes, live, records, rules, supply, traces  # noqa: E402
 
 CHECKS = {
     "promtool-rules": rules.promtool_rules,
@@ -59,10 +59,11 @@ CHECKS = {
     "tested-fresh": records.tested_fresh,
     "browser": browser.browser,
     "supply-chain": supply.supply_chain,
+    "advisories": advisories.advisories,
     "bill-of-materials": supply.bill_of_materials,
 }
 # These wait for programs that they start, and run beside the others.
-WAITING = ("promtool-tests", "prometheus-live", "browser")
+WAITING = ("promtool-tests", "prometheus-live", "browser", "advisories")
 MARK = "VERDIGRIS_CHECK_ENVIRONMENT"
 
 
@@ -128,6 +129,7 @@ def main():
     what = "dashboards, the PrometheusRule, the trace's picture and docs/performance/tested.json"
     parser.add_argument("--write", action="store_true", help=f"write {what} anew, then check")
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="where the check `browser` leaves screenshots of what it opens")
+    parser.add_argument("--advisories", type=Path, metavar="FOLDER", help="a copy of RustSec's database, in place of the one that deploy/advisory-db.toml pins")
     parser.add_argument("--no-environment", action="store_true", help="use this Python as it is, and install nothing")
     arguments = parser.parse_args()
     names = arguments.only.split(",") if arguments.only else list(CHECKS)
@@ -140,6 +142,7 @@ def main():
         enter_environment(ROOT / "target/deploy-venv")
     root = arguments.root.resolve()
     tree = Tree(root, arguments.metrics or root / "docs/metrics.md", arguments.scrape, arguments.verdigris and arguments.verdigris.resolve())
+    tree.advisories = arguments.advisories and arguments.advisories.resolve()
     tree.pictures = arguments.pictures and arguments.pictures.resolve()
     if arguments.write:
         kubernetes.write_rules(tree)
@@ -152,7 +155,7 @@ def main():
         print(json.dumps({"results": results}, indent=1))
     else:
         show(results)
-        print(f"{time.monotonic() - begin:.1f} s together; {', '.join(WAITING)} beside the others")
+        print(f"{time.monotonic() - begin:.1f} s together")
     bad = {"failed", "skipped"} if arguments.strict else {"failed"}
     return 1 if any(result["status"] in bad for result in results) else 0
 

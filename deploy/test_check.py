@@ -509,6 +509,48 @@ class Planted(unittest.TestCase):
         self.plant("deny.toml", 'crate = "openssl-sys"', 'crate = "libloading"')
         self.find("supply-chain", "no C library of the system")
 
+    # Advisories.
+
+    def database_of(self, date, *names):
+        """A database with an advisory on all versions of each crate, as a git repository whose commit is of that day."""
+        folder = self.root / "database"
+        for number, name in enumerate(names, 1):
+            path = folder / f"crates/{name}/RUSTSEC-2099-{number:04}.md"
+            path.parent.mkdir(parents=True)
+            path.write_text(
+                f'```toml\n[advisory]\nid = "RUSTSEC-2099-{number:04}"\npackage = "{name}"\ndate = "2099-01-01"\n\n[versions]\npatched = []\n```\n\n'
+                f"# A planted advisory on {name}\n\nNothing is wrong with it.\n"
+            )
+        name = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
+        for command in (["init", "--quiet"], ["add", "."], [*name, "commit", "--quiet", "--message", "planted"]):
+            day = f"{date}T00:00:00Z"
+            subprocess.run(["git", "-C", folder, *command], check=True, env={**os.environ, "GIT_AUTHOR_DATE": day, "GIT_COMMITTER_DATE": day})
+        return folder
+
+    def test_a_crate_with_an_advisory(self):
+        self.copy_sources("Cargo.lock", "deny.toml")
+        folder = self.database_of("2099-01-02", "libloading")
+        self.find("advisories", "RUSTSEC-2099-0001, A planted advisory on libloading (patched: in no version)", "--advisories", folder)
+
+    def test_an_advisory_that_deny_toml_leaves_out_is_found_no_more(self):
+        self.copy_sources("Cargo.lock", "deny.toml")
+        folder = self.database_of("2099-01-02", "libloading", "serde")
+        self.plant("deny.toml", "\nignore = []", '\nignore = ["RUSTSEC-2099-0001"]')
+        self.find("advisories", "A planted advisory on serde", "--advisories", folder)
+        _, results = run(self.root, "--only", "advisories", "--advisories", folder)
+        self.assertNotIn("advisory on libloading", "\n".join(results["advisories"]["findings"]))
+
+    def test_a_database_that_is_older_than_the_pinned_one(self):
+        self.copy_sources("Cargo.lock", "deny.toml")
+        self.find("advisories", "the database", "--advisories", self.database_of("2020-01-01", "libloading"))
+
+    def test_a_database_that_cannot_be_fetched_is_told_and_fails_nothing(self):
+        self.copy_sources("Cargo.lock", "deny.toml")
+        self.plant("deploy/advisory-db.toml", 'url = "https://github.com/RustSec/advisory-db"', f'url = "{(self.root / "nothing").as_uri()}"')
+        code, results = run(self.root, "--only", "advisories")
+        self.assertEqual((code, results["advisories"]["status"]), (0, "skipped"), results)
+        self.assertIn("cannot be fetched", results["advisories"]["summary"])
+
     # The exporter.
 
     def test_an_exporter_that_shows_what_the_table_does_not_say(self):

@@ -23,6 +23,8 @@ class Tree:
     verdigris: Path | None = None
     # Where screenshots are left.
     pictures: Path | None = None
+    # A copy of RustSec's database.
+    advisories: Path | None = None
     # Seconds that a program may take.
     patience_seconds: int = 900
     cache: dict = field(default_factory=dict)
