@@ -27,7 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from checks import Skipped, Tree, advisories, browser, dashboards, documents, failures, kubernetes, live, records, rules, supply, traces  # noqa: E402
+from checks import Skipped, Tree, advisories, browser, dashboards, documents, failures, kubernetes, live, picture, records, rules, supply, traces  # noqa: E402
 
 CHECKS = {
     "promtool-rules": rules.promtool_rules,
@@ -41,6 +41,7 @@ CHECKS = {
     "dashboards-schema": dashboards.dashboards_schema,
     "dashboards-form": dashboards.dashboards_form,
     "dashboards-queries": dashboards.dashboards_queries,
+    "dashboard-picture": picture.picture_fresh,
     "kubernetes-build": kubernetes.build,
     "kubernetes-schema": kubernetes.schema,
     "kubernetes-references": kubernetes.references,
@@ -126,7 +127,7 @@ def main():
     parser.add_argument("--only", metavar="A,B", help=f"some of: {', '.join(CHECKS)}")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--strict", action="store_true", help="what is skipped fails too")
-    what = "dashboards, the PrometheusRule, the trace's picture and docs/performance/tested.json"
+    what = "dashboards, the PrometheusRule, pictures of the trace and the on-call dashboard, and docs/performance/tested.json"
     parser.add_argument("--write", action="store_true", help=f"write {what} anew, then check")
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="where the check `browser` leaves screenshots of what it opens")
     parser.add_argument("--advisories", type=Path, metavar="FOLDER", help="a copy of RustSec's database, in place of the one that deploy/advisory-db.toml pins")
@@ -149,6 +150,10 @@ def main():
         traces.write_picture(tree)
         records.write_tested(tree)
         subprocess.run([sys.executable, root / "deploy/grafana/dashboards.py"], check=True)
+        try:
+            picture.write_picture(tree)
+        except Skipped as reason:
+            print(f"{picture.PICTURE} is as it was: {reason}", file=sys.stderr)
     begin = time.monotonic()
     results = perform(tree, names)
     if arguments.json:

@@ -205,6 +205,19 @@ class Planted(unittest.TestCase):
         self.plant(self.BOARD, 'verdigris_serve_queue_rows{model=~\\"$model\\"}', 'verdigris_serve_queue_rows{model=~\\"$network\\"}')
         self.find("dashboards-form", "the variable $network is used and not declared")
 
+    def test_a_picture_of_another_dashboard(self):
+        self.plant(self.BOARD, '"title": "Queue"', '"title": "The queue"')
+        self.find("dashboard-picture", "is of another dashboard, other rules or another story")
+        self.find("dashboard-picture", "has no panel `The queue`")
+
+    def test_a_picture_of_other_rules(self):
+        self.plant(self.RULES, "vector(0.5)", "vector(0.25)")
+        self.find("dashboard-picture", "is of another dashboard, other rules or another story")
+
+    def test_a_story_of_metrics_that_do_not_exist(self):
+        self.plant("docs/metrics.md", "`verdigris_serve_queue_rows`", "`verdigris_serve_rows_queued`")
+        self.find("dashboard-picture", "the story has `verdigris_serve_queue_rows`, which stands in no row of the table")
+
     # Kubernetes.
 
     def test_a_field_that_kubernetes_does_not_know(self):

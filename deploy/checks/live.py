@@ -121,35 +121,18 @@ def exposition_findings(text, metrics):
     return sorted(findings)
 
 
-class Prometheus:
-    """A server of its own over a temporary folder; ends with the block."""
+class Server:
+    """A Prometheus over a folder with its rules' files and its data, on a temporary port; ends with the block."""
 
-    def __init__(self, tree, targets):
-        """`targets`: the address of each job."""
-        self.folder = Path(tempfile.mkdtemp(prefix="verdigris-prometheus-"))
-        source = tree.root / FOLDER
-        for name in (RULES, ALERTS):
-            # Rules are evaluated every second here, so that nobody waits for their clocks.
-            text = re.sub(r"^( *)interval: \w+$", r"\1interval: 1s", (source / name).read_text(encoding="utf-8"), flags=re.M)
-            (self.folder / name).write_text(text, encoding="utf-8")
-        urls = {job: urllib.parse.urlsplit(target) for job, target in targets.items()}
-        config = {
-            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
-            "rule_files": [RULES, ALERTS],
-            "scrape_configs": [{
-                "job_name": job, "metrics_path": url.path or "/metrics", "scheme": url.scheme,
-                "static_configs": [{"targets": [url.netloc], "labels": {"node": "here"}}],
-            } for job, url in urls.items()],
-        }
+    def __init__(self, folder, config, *options):
+        self.folder = Path(folder)
         (self.folder / "prometheus.yml").write_text(json.dumps(config), encoding="utf-8")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        command = [program("prometheus", package=PACKAGE), "--config.file=prometheus.yml", "--storage.tsdb.path=data", f"--web.listen-address={self.address}"]
         self.log = open(self.folder / "log", "w+", encoding="utf-8")
-        self.process = subprocess.Popen(
-            [program("prometheus", package=PACKAGE), "--config.file=prometheus.yml", "--storage.tsdb.path=data", f"--web.listen-address={self.address}"],
-            cwd=self.folder, stdout=self.log, stderr=subprocess.STDOUT,
-        )
+        self.process = subprocess.Popen([*command, *options], cwd=self.folder, stdout=self.log, stderr=subprocess.STDOUT)
 
     def __enter__(self):
         return self
@@ -162,7 +145,17 @@ class Prometheus:
             self.process.kill()
             self.process.wait()
         self.log.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def ready(self):
+        """Waits until it answers queries."""
+        until = time.monotonic() + SETTLE_SECONDS
+        while self.process.poll() is None and time.monotonic() < until:
+            try:
+                with urllib.request.urlopen(f"http://{self.address}/-/ready", timeout=10):
+                    return
+            except OSError:
+                time.sleep(0.1)
+        raise ValueError(f"Prometheus is not ready within {SETTLE_SECONDS} s: {self.said()}")
 
     def ask(self, path, **query):
         """The `data` of an answer; an error of the server is a ValueError with its words."""
@@ -175,6 +168,32 @@ class Prometheus:
     def said(self):
         self.log.flush()
         return (self.folder / "log").read_text(encoding="utf-8")[-600:]
+
+
+class Prometheus(Server):
+    """A server of its own over a temporary folder, with the tree's rules and alerts, that scrapes."""
+
+    def __init__(self, tree, targets):
+        """`targets`: the address of each job."""
+        folder = Path(tempfile.mkdtemp(prefix="verdigris-prometheus-"))
+        source = tree.root / FOLDER
+        for name in (RULES, ALERTS):
+            # Rules are evaluated every second here, so that nobody waits for their clocks.
+            text = re.sub(r"^( *)interval: \w+$", r"\1interval: 1s", (source / name).read_text(encoding="utf-8"), flags=re.M)
+            (folder / name).write_text(text, encoding="utf-8")
+        urls = {job: urllib.parse.urlsplit(target) for job, target in targets.items()}
+        super().__init__(folder, {
+            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+            "rule_files": [RULES, ALERTS],
+            "scrape_configs": [{
+                "job_name": job, "metrics_path": url.path or "/metrics", "scheme": url.scheme,
+                "static_configs": [{"targets": [url.netloc], "labels": {"node": "here"}}],
+            } for job, url in urls.items()],
+        })
+
+    def __exit__(self, *what):
+        super().__exit__(*what)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def scraped(prometheus):
