@@ -118,51 +118,68 @@ def show(results):
     print(f"{count['passed']} passed, {count['failed']} failed, {count['skipped']} skipped")
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, default=ROOT, help="the tree to check (default: this one)")
-    parser.add_argument("--metrics", type=Path, help="the table of metrics (default: docs/metrics.md)")
-    parser.add_argument("--scrape", metavar="URL", help="a running exporter's address, in place of synthetic series")
-    parser.add_argument("--verdigris", type=Path, metavar="PATH", help="the program whose commands and options are looked up")
-    parser.add_argument("--only", metavar="A,B", help=f"some of: {', '.join(CHECKS)}")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-    parser.add_argument("--strict", action="store_true", help="what is skipped fails too")
+def parser():
+    """The options."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--root", type=Path, default=ROOT, help="the tree to check (default: this one)")
+    made.add_argument("--metrics", type=Path, help="the table of metrics (default: docs/metrics.md)")
+    made.add_argument("--scrape", metavar="URL", help="a running exporter's address, in place of synthetic series")
+    made.add_argument("--verdigris", type=Path, metavar="PATH", help="the program whose commands and options are looked up")
+    made.add_argument("--only", metavar="A,B", help=f"some of: {', '.join(CHECKS)}")
+    made.add_argument("--json", action="store_true", help="one JSON object")
+    made.add_argument("--strict", action="store_true", help="what is skipped fails too")
     what = "dashboards, the PrometheusRule, pictures of the trace and the on-call dashboard, and docs/performance/tested.json"
-    parser.add_argument("--write", action="store_true", help=f"write {what} anew, then check")
-    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="where the check `browser` leaves screenshots of what it opens")
-    parser.add_argument("--advisories", type=Path, metavar="FOLDER", help="a copy of RustSec's database, in place of the one that deploy/advisory-db.toml pins")
-    parser.add_argument("--no-environment", action="store_true", help="use this Python as it is, and install nothing")
-    arguments = parser.parse_args()
-    names = arguments.only.split(",") if arguments.only else list(CHECKS)
-    unknown = [name for name in names if name not in CHECKS]
-    if unknown:
-        parser.error(f"no check is called {', '.join(unknown)}; there are {', '.join(CHECKS)}")
-    if arguments.verdigris and not arguments.verdigris.is_file():
-        parser.error(f"--verdigris {arguments.verdigris} is no file")
-    if not arguments.no_environment and MARK not in os.environ:
-        enter_environment(ROOT / "target/deploy-venv")
+    made.add_argument("--write", action="store_true", help=f"write {what} anew, then check")
+    made.add_argument("--pictures", type=Path, metavar="FOLDER", help="where the check `browser` leaves screenshots of what it opens")
+    made.add_argument("--advisories", type=Path, metavar="FOLDER", help="a copy of RustSec's database, in place of the one that deploy/advisory-db.toml pins")
+    made.add_argument("--no-environment", action="store_true", help="use this Python as it is, and install nothing")
+    return made
+
+
+def checked(arguments):
+    """What the checks of a command line say, and its exit code."""
     root = arguments.root.resolve()
     tree = Tree(root, arguments.metrics or root / "docs/metrics.md", arguments.scrape, arguments.verdigris and arguments.verdigris.resolve())
     tree.advisories = arguments.advisories and arguments.advisories.resolve()
     tree.pictures = arguments.pictures and arguments.pictures.resolve()
     if arguments.write:
-        kubernetes.write_rules(tree)
-        traces.write_picture(tree)
-        records.write_tested(tree)
-        subprocess.run([sys.executable, root / "deploy/grafana/dashboards.py"], check=True)
-        try:
-            picture.write_picture(tree)
-        except Skipped as reason:
-            print(f"{picture.PICTURE} is as it was: {reason}", file=sys.stderr)
+        write(tree)
+    results = perform(tree, arguments.only.split(",") if arguments.only else list(CHECKS))
+    bad = {"failed", "skipped"} if arguments.strict else {"failed"}
+    return 1 if any(result["status"] in bad for result in results) else 0, results
+
+
+def write(tree):
+    """Writes what is made from other files."""
+    kubernetes.write_rules(tree)
+    traces.write_picture(tree)
+    records.write_tested(tree)
+    subprocess.run([sys.executable, tree.root / "deploy/grafana/dashboards.py"], check=True)
+    try:
+        picture.write_picture(tree)
+    except Skipped as reason:
+        print(f"{picture.PICTURE} is as it was: {reason}", file=sys.stderr)
+
+
+def main():
+    options = parser()
+    arguments = options.parse_args()
+    names = arguments.only.split(",") if arguments.only else list(CHECKS)
+    unknown = [name for name in names if name not in CHECKS]
+    if unknown:
+        options.error(f"no check is called {', '.join(unknown)}; there are {', '.join(CHECKS)}")
+    if arguments.verdigris and not arguments.verdigris.is_file():
+        options.error(f"--verdigris {arguments.verdigris} is no file")
+    if not arguments.no_environment and MARK not in os.environ:
+        enter_environment(ROOT / "target/deploy-venv")
     begin = time.monotonic()
-    results = perform(tree, names)
+    code, results = checked(arguments)
     if arguments.json:
         print(json.dumps({"results": results}, indent=1))
     else:
         show(results)
         print(f"{time.monotonic() - begin:.1f} s together")
-    bad = {"failed", "skipped"} if arguments.strict else {"failed"}
-    return 1 if any(result["status"] in bad for result in results) else 0
+    return code
 
 
 if __name__ == "__main__":

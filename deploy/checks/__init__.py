@@ -41,7 +41,13 @@ class Tree:
 
     def load(self, path):
         """The documents of a YAML file."""
-        return [document for document in self.yaml.safe_load_all(path.read_text(encoding="utf-8")) if document is not None]
+        return self.documents(path.read_text(encoding="utf-8"))
+
+    def documents(self, text):
+        """The documents of YAML."""
+        # The same loader in C, where it was built: ten times as fast.
+        loader = getattr(self.yaml, "CSafeLoader", self.yaml.SafeLoader)
+        return [document for document in self.yaml.load_all(text, Loader=loader) if document is not None]
 
     def text(self, name):
         return (self.root / name).read_text(encoding="utf-8")

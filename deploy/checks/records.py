@@ -11,6 +11,9 @@ RECORDS, TABLE = "bench/record", "docs/performance/tested.json"
 def made(tree):
     """The table as the bench's own module makes it of the tree's records; the bench itself, which needs PyTorch, is not imported."""
     name = "verdigris_bench_of_the_tree"
+    # Another tree's may have been asked before.
+    for known in [known for known in sys.modules if known == name or known.startswith(f"{name}.")]:
+        del sys.modules[known]
     package = types.ModuleType(name)
     package.__path__ = [str(tree.root / BENCH)]
     sys.modules[name] = package
