@@ -9,7 +9,7 @@ as `skipped` with the reason, and fails nothing unless --strict is given. Exit c
     python3 deploy/check.py --scrape http://127.0.0.1:9464/metrics     on what a running exporter shows
     python3 deploy/check.py --verdigris target/release/verdigris       commands and options as this program has them
     python3 deploy/check.py --only alerts-names,dashboards-queries     some checks
-    python3 deploy/check.py --write                             writes what is made from other files: dashboards, PrometheusRule, pictures, tested.json
+    python3 deploy/check.py --write                             writes what is made from other files: dashboards, PrometheusRule, pictures and more
 """
 
 import argparse
@@ -27,7 +27,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from checks import Skipped, Tree, advisories, browser, dashboards, documents, failures, kubernetes, live, picture, records, rules, supply, traces  # noqa: E402
+from checks import Skipped, Tree, advisories, browser, dashboards, documents, failures, kubernetes, live  # noqa: E402
+from checks import picture, records, rules, supply, traces  # noqa: E402
 
 CHECKS = {
     "promtool-rules": rules.promtool_rules,
@@ -131,7 +132,7 @@ def parser():
     what = "dashboards, the PrometheusRule, pictures of the trace and the on-call dashboard, and docs/performance/tested.json"
     made.add_argument("--write", action="store_true", help=f"write {what} anew, then check")
     made.add_argument("--pictures", type=Path, metavar="FOLDER", help="where the check `browser` leaves screenshots of what it opens")
-    made.add_argument("--advisories", type=Path, metavar="FOLDER", help="a copy of RustSec's database, in place of the one that deploy/advisory-db.toml pins")
+    made.add_argument("--advisories", type=Path, metavar="FOLDER", help="a copy of RustSec's database, in place of the one of deploy/advisory-db.toml")
     made.add_argument("--no-environment", action="store_true", help="use this Python as it is, and install nothing")
     return made
 

@@ -44,7 +44,8 @@ def fetched(folder, pin):
         code, output = git(folder, *command)
         if code != 0:
             shutil.rmtree(folder, ignore_errors=True)
-            raise Skipped(f"no database: {pin['url']} at {pin['commit'][:8]} cannot be fetched ({' '.join(output.split())[:200]}); --advisories names a copy")
+            said = " ".join(output.split())[:200]
+            raise Skipped(f"no database: {pin['url']} at {pin['commit'][:8]} cannot be fetched ({said}); --advisories names a copy")
     return folder
 
 
@@ -87,7 +88,8 @@ def by_deny(tree, deny, folder):
         config.write_text(text.replace("[advisories]\n", f"[advisories]\ndb-path = {json.dumps(place + '/dbs')}\n", 1), encoding="utf-8")
         code, output = tree.run(deny, "--format", "json", "--offline", "--locked", "--config", config, "check", "advisories", cwd=tree.root)
     said = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-    errors = [one["fields"]["message"] for one in said if str(one.get("fields", {}).get("severity", one.get("fields", {}).get("level"))).lower() == "error"]
+    fields = [one.get("fields", {}) for one in said]
+    errors = [one["message"] for one in fields if str(one.get("severity", one.get("level"))).lower() == "error"]
     return "cargo-deny", [f"cargo-deny: {error}" for error in errors or [output.strip()[-400:]]] if code != 0 else []
 
 

@@ -391,7 +391,10 @@ def page(runs: Sequence[Run], records: Path, root: Path, plots: Path) -> str:
 
 
 def render(records: Optional[Path], out: Optional[Path], say: Callable[[str], None]) -> int:
-    """Writes the page and its plots, of one folder's records, and the table of what was tested: of the same, or where none is named, of the records of every chip."""
+    """Writes the page and its plots, of one folder's records, and the table of what was tested.
+
+    The table is of the same folder, or where none is named, of the records of every chip.
+    """
     lists = lists_folder()
     if lists is None and (records is None or out is None):
         raise ListError("no checkout around this folder: name --records and --out")

@@ -1,4 +1,7 @@
-"""``docs/performance/tested.json``, from the records of every chip. Needs neither PyTorch nor the native module, so that anybody can tell whether it is fresh."""
+"""``docs/performance/tested.json``, from the records of every chip.
+
+Needs neither PyTorch nor the native module, so that anybody can tell whether the file is fresh.
+"""
 
 import json
 from pathlib import Path
