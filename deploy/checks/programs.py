@@ -42,7 +42,8 @@ class Running:
         self.process = subprocess.Popen(
             [str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **environment}
         )
-        threading.Thread(target=self._read, daemon=True).start()
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
 
     def _read(self):
         for line in self.process.stdout:
@@ -81,6 +82,8 @@ class Running:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+        self.reader.join(10)
+        self.process.stdout.close()
 
 
 def asked(address, request):
