@@ -9,10 +9,11 @@ as `skipped` with the reason, and fails nothing unless --strict is given. Exit c
     python3 deploy/check.py --scrape http://127.0.0.1:9464/metrics     on what a running exporter shows
     python3 deploy/check.py --verdigris target/release/verdigris       commands and options as this program has them
     python3 deploy/check.py --only alerts-names,dashboards-queries     some checks
-    python3 deploy/check.py --write                             writes what is made from other files: dashboards, PrometheusRule, the trace's picture
+    python3 deploy/check.py --write                             writes what is made from other files: dashboards, PrometheusRule, pictures and more
 """
 
 import argparse
+import concurrent.futures
 import hashlib
 import json
 import os
@@ -26,7 +27,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from checks import Skipped, Tree, browser, dashboards, documents, failures, kubernetes, live, rules, supply, traces  # noqa: E402
+from checks import Skipped, Tree, advisories, browser, dashboards, documents, failures, kubernetes, live  # noqa: E402
+from checks import picture, records, rules, supply, traces  # noqa: E402
 
 CHECKS = {
     "promtool-rules": rules.promtool_rules,
@@ -40,6 +42,7 @@ CHECKS = {
     "dashboards-schema": dashboards.dashboards_schema,
     "dashboards-form": dashboards.dashboards_form,
     "dashboards-queries": dashboards.dashboards_queries,
+    "dashboard-picture": picture.picture_fresh,
     "kubernetes-build": kubernetes.build,
     "kubernetes-schema": kubernetes.schema,
     "kubernetes-references": kubernetes.references,
@@ -47,6 +50,7 @@ CHECKS = {
     "kubernetes-rules": kubernetes.rules_fresh,
     "systemd": documents.systemd,
     "container": documents.container,
+    "image-size": documents.image_size,
     "commands": documents.commands,
     "runbook": documents.runbook,
     "links": documents.links,
@@ -54,10 +58,14 @@ CHECKS = {
     "measures": failures.measures,
     "traces": traces.traces,
     "trace-picture": traces.picture_fresh,
+    "tested-fresh": records.tested_fresh,
     "browser": browser.browser,
     "supply-chain": supply.supply_chain,
+    "advisories": advisories.advisories,
     "bill-of-materials": supply.bill_of_materials,
 }
+# These wait for programs that they start, and run beside the others.
+WAITING = ("promtool-tests", "prometheus-live", "browser", "advisories")
 MARK = "VERDIGRIS_CHECK_ENVIRONMENT"
 
 
@@ -79,20 +87,25 @@ def enter_environment(folder):
     os.execve(python, [str(python), *sys.argv], {**os.environ, MARK: "1"})
 
 
+def judged(tree, name):
+    """What one check says: name, status, what was seen, findings, seconds."""
+    begin = time.monotonic()
+    try:
+        summary, findings = CHECKS[name](tree)
+        status = "failed" if findings else "passed"
+    except Skipped as reason:
+        status, summary, findings = "skipped", str(reason), []
+    except Exception as error:  # a file that is missing or cannot be read is a finding, and the other checks still run
+        status, summary, findings = "failed", "", [f"{type(error).__name__}: {error}"]
+    return {"check": name, "status": status, "summary": summary, "findings": findings, "seconds": round(time.monotonic() - begin, 1)}
+
+
 def perform(tree, names):
-    """Runs the checks in order: name, status, what was seen, findings, seconds."""
-    results = []
-    for name in names:
-        begin = time.monotonic()
-        try:
-            summary, findings = CHECKS[name](tree)
-            status = "failed" if findings else "passed"
-        except Skipped as reason:
-            status, summary, findings = "skipped", str(reason), []
-        except Exception as error:  # a file that is missing or cannot be read is a finding, and the other checks still run
-            status, summary, findings = "failed", "", [f"{type(error).__name__}: {error}"]
-        results.append({"check": name, "status": status, "summary": summary, "findings": findings, "seconds": round(time.monotonic() - begin, 1)})
-    return results
+    """Runs the checks, those that wait beside the others; results in the order of the names."""
+    with concurrent.futures.ThreadPoolExecutor(len(WAITING)) as pool:
+        waiting = {name: pool.submit(judged, tree, name) for name in names if name in WAITING}
+        done = {name: judged(tree, name) for name in names if name not in WAITING}
+        return [waiting[name].result() if name in waiting else done[name] for name in names]
 
 
 def show(results):
@@ -106,41 +119,68 @@ def show(results):
     print(f"{count['passed']} passed, {count['failed']} failed, {count['skipped']} skipped")
 
 
+def parser():
+    """The options."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--root", type=Path, default=ROOT, help="the tree to check (default: this one)")
+    made.add_argument("--metrics", type=Path, help="the table of metrics (default: docs/metrics.md)")
+    made.add_argument("--scrape", metavar="URL", help="a running exporter's address, in place of synthetic series")
+    made.add_argument("--verdigris", type=Path, metavar="PATH", help="the program whose commands and options are looked up")
+    made.add_argument("--only", metavar="A,B", help=f"some of: {', '.join(CHECKS)}")
+    made.add_argument("--json", action="store_true", help="one JSON object")
+    made.add_argument("--strict", action="store_true", help="what is skipped fails too")
+    what = "dashboards, the PrometheusRule, pictures of the trace and the on-call dashboard, and docs/performance/tested.json"
+    made.add_argument("--write", action="store_true", help=f"write {what} anew, then check")
+    made.add_argument("--pictures", type=Path, metavar="FOLDER", help="where the check `browser` leaves screenshots of what it opens")
+    made.add_argument("--advisories", type=Path, metavar="FOLDER", help="a copy of RustSec's database, in place of the one of deploy/advisory-db.toml")
+    made.add_argument("--no-environment", action="store_true", help="use this Python as it is, and install nothing")
+    return made
+
+
+def checked(arguments):
+    """What the checks of a command line say, and its exit code."""
+    root = arguments.root.resolve()
+    tree = Tree(root, arguments.metrics or root / "docs/metrics.md", arguments.scrape, arguments.verdigris and arguments.verdigris.resolve())
+    tree.advisories = arguments.advisories and arguments.advisories.resolve()
+    tree.pictures = arguments.pictures and arguments.pictures.resolve()
+    if arguments.write:
+        write(tree)
+    results = perform(tree, arguments.only.split(",") if arguments.only else list(CHECKS))
+    bad = {"failed", "skipped"} if arguments.strict else {"failed"}
+    return 1 if any(result["status"] in bad for result in results) else 0, results
+
+
+def write(tree):
+    """Writes what is made from other files."""
+    kubernetes.write_rules(tree)
+    traces.write_picture(tree)
+    records.write_tested(tree)
+    subprocess.run([sys.executable, tree.root / "deploy/grafana/dashboards.py"], check=True)
+    try:
+        picture.write_picture(tree)
+    except Skipped as reason:
+        print(f"{picture.PICTURE} is as it was: {reason}", file=sys.stderr)
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, default=ROOT, help="the tree to check (default: this one)")
-    parser.add_argument("--metrics", type=Path, help="the table of metrics (default: docs/metrics.md)")
-    parser.add_argument("--scrape", metavar="URL", help="a running exporter's address, in place of synthetic series")
-    parser.add_argument("--verdigris", type=Path, metavar="PATH", help="the program whose commands and options are looked up")
-    parser.add_argument("--only", metavar="A,B", help=f"some of: {', '.join(CHECKS)}")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-    parser.add_argument("--strict", action="store_true", help="what is skipped fails too")
-    parser.add_argument("--write", action="store_true", help="write dashboards, the PrometheusRule and the trace's picture anew, then check")
-    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="where the check `browser` leaves screenshots of what it opens")
-    parser.add_argument("--no-environment", action="store_true", help="use this Python as it is, and install nothing")
-    arguments = parser.parse_args()
+    options = parser()
+    arguments = options.parse_args()
     names = arguments.only.split(",") if arguments.only else list(CHECKS)
     unknown = [name for name in names if name not in CHECKS]
     if unknown:
-        parser.error(f"no check is called {', '.join(unknown)}; there are {', '.join(CHECKS)}")
+        options.error(f"no check is called {', '.join(unknown)}; there are {', '.join(CHECKS)}")
     if arguments.verdigris and not arguments.verdigris.is_file():
-        parser.error(f"--verdigris {arguments.verdigris} is no file")
+        options.error(f"--verdigris {arguments.verdigris} is no file")
     if not arguments.no_environment and MARK not in os.environ:
         enter_environment(ROOT / "target/deploy-venv")
-    root = arguments.root.resolve()
-    tree = Tree(root, arguments.metrics or root / "docs/metrics.md", arguments.scrape, arguments.verdigris and arguments.verdigris.resolve())
-    tree.pictures = arguments.pictures and arguments.pictures.resolve()
-    if arguments.write:
-        kubernetes.write_rules(tree)
-        traces.write_picture(tree)
-        subprocess.run([sys.executable, root / "deploy/grafana/dashboards.py"], check=True)
-    results = perform(tree, names)
+    begin = time.monotonic()
+    code, results = checked(arguments)
     if arguments.json:
         print(json.dumps({"results": results}, indent=1))
     else:
         show(results)
-    bad = {"failed", "skipped"} if arguments.strict else {"failed"}
-    return 1 if any(result["status"] in bad for result in results) else 0
+        print(f"{time.monotonic() - begin:.1f} s together")
+    return code
 
 
 if __name__ == "__main__":

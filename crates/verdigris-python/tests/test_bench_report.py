@@ -1,6 +1,7 @@
 """The bench's judgement of records: the bars, the page. Records are synthetic; no device is asked."""
 
 import copy
+import gzip
 import json
 import xml.etree.ElementTree as xml
 
@@ -9,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from synthetic import row, run, write
-from verdigris.bench import bars, ceilings, cli, columns, problems, record, render, suites, summary, svg
+from verdigris.bench import bars, ceilings, cli, columns, problems, record, render, suites, summary, svg, tested
 
 def test_records_survive_being_cut_short(tmp_path):
     path = tmp_path / "a.jsonl"
@@ -23,6 +24,19 @@ def test_records_survive_being_cut_short(tmp_path):
     assert record.fresh_path(tmp_path, "2026-01-01T00:00:00Z", "conv").name == "2026-01-01-conv-python.jsonl"
     (tmp_path / "2026-01-01-conv-python.jsonl").touch()
     assert record.fresh_path(tmp_path, "2026-01-01T00:00:00Z", "conv").name == "2026-01-01-conv-python-2.jsonl"
+
+
+def test_the_table_of_what_was_tested_has_every_chip_and_packed_records(tmp_path):
+    for chip in ("h200", "h100"):
+        (tmp_path / chip).mkdir()
+    write(tmp_path / "h200" / "a.jsonl", run([row("a", 1.0), row("b", fault="element 3 is 7")]))
+    other = run([row("a", 1.0)])
+    other.head["machine"] = {**other.head["machine"], "name": "NVIDIA H100"}
+    write(tmp_path / "b.jsonl", other)
+    (tmp_path / "h100" / "b.jsonl.gz").write_bytes(gzip.compress((tmp_path / "b.jsonl").read_bytes()))
+    (tmp_path / "b.jsonl").unlink()
+    found = json.loads(tested.text(tmp_path))
+    assert [(one["machine"], one["runs"], one["rows"], one["wrong"]) for one in found] == [("NVIDIA H100", 1, 1, 0), ("NVIDIA H200", 1, 2, 1)]
 
 
 def bar(name):

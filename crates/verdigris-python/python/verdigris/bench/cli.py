@@ -99,7 +99,8 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("new", type=Path, help="the record to judge: all its runs, suite by suite")
     check.add_argument("old", type=Path, nargs="?", help="a record or a folder of them; default the folder of NEW")
     render = commands.add_parser("render", help="docs/performance.md and its plots, from the records")
-    render.add_argument("--records", type=Path, help="default bench/record/h200 of the checkout")
+    where = "default bench/record/h200 of the checkout, and for the table of what was tested all of bench/record"
+    render.add_argument("--records", type=Path, help=where)
     render.add_argument("--out", type=Path, help="the page; default docs/performance.md of the checkout")
     return parser
 

@@ -5,6 +5,7 @@ between is one row. A file may hold several runs one after the other. Rows carry
 """
 
 import dataclasses
+import gzip
 import json
 import math
 from pathlib import Path
@@ -85,9 +86,14 @@ class Writer:
 
 
 def read(path: Path) -> List[Run]:
-    """The runs of a file. Lines of other programs are passed over, and so is a last line that was cut short."""
+    """The runs of a file, which may be packed by gzip. Lines of other programs are passed over, and so is a last line that was cut short."""
     runs: List[Run] = []
-    for line in Path(path).read_text(encoding="utf-8").splitlines():
+    content = Path(path).read_bytes()
+    text = (gzip.decompress(content) if Path(path).suffix == ".gz" else content).decode("utf-8")
+    for line in text.splitlines():
+        # Files of other programs are large; their lines are not worth reading as JSON.
+        if BY not in line:
+            continue
         try:
             content = json.loads(line)
         except json.JSONDecodeError:
@@ -105,7 +111,8 @@ def read(path: Path) -> List[Run]:
 
 def read_folder(folder: Path) -> List[Run]:
     """All runs of a folder and the folders in it, oldest first."""
-    runs = [run for path in sorted(Path(folder).rglob("*.jsonl")) for run in read(path)]
+    paths = sorted(path for name in ("*.jsonl", "*.jsonl.gz") for path in Path(folder).rglob(name))
+    runs = [run for path in paths for run in read(path)]
     return sorted(runs, key=lambda run: run.date)
 
 

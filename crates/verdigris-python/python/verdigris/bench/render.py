@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Callable, Dict, Iterable, List, Optional, Sequence
 
-from . import bars, ceilings, columns, layers, record, summary, svg
+from . import bars, ceilings, columns, layers, record, summary, svg, tested
 from .bars import geometric_mean
 from .problems import ListError, identity
 from .record import Run
@@ -390,31 +390,16 @@ def page(runs: Sequence[Run], records: Path, root: Path, plots: Path) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def tested(runs: Sequence[Run]) -> List[dict]:
-    """Which machine, driver and software have been measured together, with how many rows and how many of them wrong; what ``verdigris matrix`` shows."""
-    found: Dict[tuple, dict] = {}
-    for run in runs:
-        machine, software = run.head["machine"], run.head["software"]
-        versions = {name: str(software[name]) for name in ("torch", "cudnn", "cublaslt") if name in software}
-        key = (str(machine.get("name")), str(machine.get("driver") or ""), tuple(versions.items()))
-        entry = found.setdefault(
-            key,
-            {"machine": key[0], "driver": key[1], **versions, "suites": [], "runs": 0, "rows": 0, "wrong": 0, "first": run.date, "last": run.date},
-        )
-        entry["suites"] = sorted({*entry["suites"], run.suite})
-        entry["runs"] += 1
-        entry["rows"] += len(run.rows)
-        entry["wrong"] += sum(1 for row in run.rows.values() if row.get("fault"))
-        entry["first"], entry["last"] = min(entry["first"], run.date), max(entry["last"], run.date)
-    return [found[key] for key in sorted(found)]
-
-
 def render(records: Optional[Path], out: Optional[Path], say: Callable[[str], None]) -> int:
-    """Reads all records of a folder and writes the page and its plots."""
+    """Writes the page and its plots, of one folder's records, and the table of what was tested.
+
+    The table is of the same folder, or where none is named, of the records of every chip.
+    """
     lists = lists_folder()
     if lists is None and (records is None or out is None):
         raise ListError("no checkout around this folder: name --records and --out")
     root = lists.parent.parent if lists is not None else Path.cwd()
+    every = (records or root / "bench" / "record").resolve()
     records = (records or root / "bench" / "record" / "h200").resolve()
     out = (out or root / "docs" / "performance.md").resolve()
     if not records.is_dir():
@@ -424,6 +409,6 @@ def render(records: Optional[Path], out: Optional[Path], say: Callable[[str], No
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(page(runs, records, base, out.parent / "performance"), encoding="utf-8")
     (out.parent / "performance").mkdir(exist_ok=True)
-    (out.parent / "performance" / "tested.json").write_text(json.dumps(tested(runs), indent=1) + "\n", encoding="utf-8")
+    (out.parent / "performance" / tested.NAME).write_text(tested.text(every), encoding="utf-8")
     say(f"{out}: {len(runs)} runs, {sum(len(run.rows) for run in runs)} rows")
     return 0
