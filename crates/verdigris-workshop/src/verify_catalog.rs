@@ -56,8 +56,9 @@ const PROBLEMS: &[(&str, &str, &str)] = &[
 const LARGER_DEVICES_SMS: [u32; 3] = [8, 12, 16];
 /// SMs of the devices on which problems are tried first, with kernels that have turns: as many as a cluster has CTAs, so that one takes all tiles.
 const SMALL_DEVICES_SMS: [u32; 3] = [1, 2, 4];
-/// The most variants of a graph in one job, so that jobs can be shared out.
-const VARIANTS_OF_A_JOB: usize = 4;
+/// The most variants of a graph in one job: few enough that jobs can be shared out, and enough that the reference, which a job evaluates for each of its
+/// two kinds of data, is not most of the work.
+const VARIANTS_OF_A_JOB: usize = 16;
 
 /// A product on an engine by one setting.
 pub(crate) struct Product {

@@ -62,6 +62,9 @@ struct Row {
     greatest: f64,
     /// `Σ e^(s − M)`, the sink's part included.
     sum: f64,
+    /// `e^(s − M)` of each score over the sum, and what it may be off by, relative to it: every element of the result reads them.
+    parts: Vec<f64>,
+    relatives: Vec<f64>,
 }
 
 /// Rows of one sequence, from `begin` on.
@@ -334,7 +337,9 @@ impl<'a> Scores<'a> {
         let values = || scores.iter().map(|score| score.s.value).chain(sink);
         let greatest = values().fold(f64::NEG_INFINITY, |a, b| if b > a || b.is_nan() { b } else { a });
         let sum = values().map(|s| if greatest == f64::NEG_INFINITY { 0.0 } else { (s - greatest).exp() }).sum();
-        let row = Rc::new(Row { scores, greatest, sum });
+        let parts = scores.iter().map(|score| (score.s.value - greatest).exp() / sum).collect();
+        let relatives = scores.iter().map(|score| self.relative_of(score.s, greatest)).collect();
+        let row = Rc::new(Row { scores, greatest, sum, parts, relatives });
         self.known.borrow_mut().insert(at, Rc::clone(&row));
         Some(row)
     }
@@ -349,6 +354,11 @@ impl<'a> Scores<'a> {
         let of_function = if self.compute == DType::F64 { power_of_two(-46) } else { power_of_two(-20) };
         let keys = self.extents[2] as f64;
         (s.error + 8.0 * unit * (s.value.abs() + from.abs() + 1.0) + of_function + keys * unit).exp_m1()
+    }
+
+    /// What the part of a score `s` in its row may be off by, relative to it.
+    fn relative_of(&self, s: Bounded, greatest: f64) -> f64 {
+        if s.value == f64::NEG_INFINITY { 0.0 } else { self.relative(s, greatest) }
     }
 
     /// What is lost of an exponential that is too small.
@@ -419,10 +429,8 @@ impl Formula for Attended<'_> {
         if row.greatest.is_nan() || row.greatest == f64::INFINITY {
             return if self.wants_log_sum_exp || of.dropout.is_some() { UNKNOWN } else { Bounded::exact(f64::NAN) };
         }
-        let relative = |s: Bounded| if s.value == f64::NEG_INFINITY { 0.0 } else { of.relative(s, row.greatest) };
-        let part = |s: Bounded| (s.value - row.greatest).exp() / row.sum;
-        let of_sink = sink.map_or(0.0, |sink| part(sink) * relative(sink));
-        let weight = of_sink + row.scores.iter().map(|score| part(score.s) * relative(score.s)).sum::<f64>();
+        let of_sink = sink.map_or(0.0, |sink| (sink.value - row.greatest).exp() / row.sum * of.relative_of(sink, row.greatest));
+        let weight = of_sink + row.parts.iter().zip(&row.relatives).map(|(part, relative)| part * relative).sum::<f64>();
         if weight > 0.25 {
             return UNKNOWN;
         }
@@ -431,8 +439,8 @@ impl Formula for Attended<'_> {
         }
         let values = |j: u64| of.value([b, of.kv_head(h), j], e);
         let Some(kept) = row.scores.iter().map(|score| of.kept([b, h, i], score.key)).collect::<Option<Vec<f64>>>() else { return UNKNOWN };
-        let mut counting = row.scores.iter().zip(&kept).filter(|(score, m)| **m > 0.0 && part(score.s) > power_of_two(-60));
-        let is_nan = counting.any(|(score, _)| values(score.key).value.is_nan());
+        let mut counting = row.scores.iter().zip(&row.parts).zip(&kept).filter(|((_, part), m)| **m > 0.0 && **part > power_of_two(-60));
+        let is_nan = counting.any(|((score, _), _)| values(score.key).value.is_nan());
         let all = || (0..of.counts(b)[1]).map(values);
         if all().any(|v| !v.value.is_finite()) {
             // NaN in a key that counts is the result; ∞ and what counts for nothing may make it one.
@@ -444,11 +452,11 @@ impl Formula for Attended<'_> {
         let (mut value, mut error, mut size) = (0.0, of_sink, 0.0);
         let vanishing = of.vanishing() / row.sum;
         let mut terms = Vec::with_capacity(row.scores.len());
-        for (score, &m) in row.scores.iter().zip(&kept) {
-            let (p, v) = (part(score.s), values(score.key));
+        for ((score, (&p, &relative)), &m) in row.scores.iter().zip(row.parts.iter().zip(&row.relatives)).zip(&kept) {
+            let v = values(score.key);
             value += p * m * v.value;
             size += p * m * (v.value.abs() + v.error);
-            terms.push((p, relative(score.s), v, m));
+            terms.push((p, relative, v, m));
         }
         error *= value.abs();
         for (p, relative, v, m) in terms {
@@ -599,7 +607,8 @@ impl Gradients<'_> {
         for h in (0..of.q.dims()[1]).filter(|&h| of.kv_head(h) == kv_head) {
             for i in 0..of.counts(b)[0] {
                 let pairs = self.pairs([b, h, i])?;
-                match pairs.iter().find(|pair| pair.key == j).and_then(&weight) {
+                // Keys of a query rise.
+                match pairs.binary_search_by_key(&j, |pair| pair.key).ok().and_then(|at| weight(&pairs[at])) {
                     Some(weight) => terms.push((weight, other([b, h, i]))),
                     None => met.push(other([b, h, i])),
                 }
