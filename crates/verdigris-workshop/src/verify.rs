@@ -60,8 +60,8 @@ pub(crate) struct Arguments {
     /// Schedules of each run; default 2, with `--all` 4.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     schedules: Option<u64>,
-    /// Of the graphs and of the far strides, every N-th alone, from a place that the seed chooses on: over N days each has its turn. What leads to each kernel of
-    /// the catalogs runs whole.
+    /// Of what leads to the kernels of the catalogs, of the graphs and of the far strides every N-th alone, from a place that the seed chooses on: over N days
+    /// each has its turn.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with_all = ["all", "refusals"])]
     every: Option<u64>,
     /// Only what leads to each kernel of the catalogs.
@@ -153,7 +153,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     }
     stages.end("rules of the catalogs' kernels");
     let catalogued = kernels.clone();
-    let catalog = if is_whole { verify_catalog::plan(&engines, wanted, seed)? } else { verify_catalog::Plan::default() };
+    let mut catalog = if is_whole { verify_catalog::plan(&engines, wanted, seed)? } else { verify_catalog::Plan::default() };
+    take_turns(&mut catalog.products, every, seed);
+    take_turns(&mut catalog.graphs, every, seed);
     let of_cases = cases.len();
     let of_catalog: BTreeMap<&str, &Case> = catalog.products.iter().map(|product| (product.case.id.as_str(), &product.case)).collect();
     let all: Vec<Case> = cases.into_iter().chain(of_catalog.into_values().cloned()).collect();
@@ -250,7 +252,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     let mut of_graphs = verify_graphs::run(&jobs, schedules, &passed).join(known);
     stages.end("graphs");
     let mut added = 0;
-    if is_whole {
+    if is_whole && every == 1 {
         of_graphs.kernels.iter().for_each(|(kernel, kind)| taken.note(kernel, *kind));
         let (cases, mut works, jobs) = taken.missing(&engines)?;
         added = works.len() + jobs.len();
@@ -310,7 +312,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         }
         report_far(&of_far.taken, &of_far.refused);
         taken.print();
-        if is_whole {
+        if is_whole && every == 1 {
             say!("{added} runs more, for classes of kernels that had not run on data that matters to them");
         }
         say!("{} graphs, {} runs of them; {} runs with far strides", graphs.len(), of_graphs.runs, of_far.runs);

@@ -496,7 +496,11 @@ struct Gradients<'a> {
     log_sum_exp: Source<'a>,
     d_o: Source<'a>,
     known: RefCell<HashMap<[u64; 3], Rc<Vec<Pair>>>>,
+    known_of_keys: RefCell<HashMap<[u64; 3], Option<Rc<PairsOfKey>>>>,
 }
+
+/// The queries that may read a key, in their order, each with its pair where it attends it.
+type PairsOfKey = Vec<([u64; 3], Option<Pair>)>;
 
 impl Gradients<'_> {
     /// `Σ d_o · o` of a query.
@@ -603,18 +607,33 @@ impl Gradients<'_> {
     ) -> Option<Bounded> {
         let of = &self.of;
         let [b, j] = of.within(1, b, j)?;
-        let (mut terms, mut met) = (Vec::new(), Vec::new());
-        for h in (0..of.q.dims()[1]).filter(|&h| of.kv_head(h) == kv_head) {
-            for i in 0..of.counts(b)[0] {
-                let pairs = self.pairs([b, h, i])?;
-                // Keys of a query rise.
-                match pairs.binary_search_by_key(&j, |pair| pair.key).ok().and_then(|at| weight(&pairs[at])) {
-                    Some(weight) => terms.push((weight, other([b, h, i]))),
-                    None => met.push(other([b, h, i])),
-                }
+        let pairs = self.pairs_of_key([b, kv_head, j])?;
+        let (mut terms, mut met) = (Vec::with_capacity(pairs.len()), Vec::new());
+        for (at, pair) in pairs.iter() {
+            match pair.as_ref().and_then(&weight) {
+                Some(weight) => terms.push((weight, other(*at))),
+                None => met.push(other(*at)),
             }
         }
         Some(of.products(terms.into_iter(), met.into_iter()))
+    }
+
+    /// The pairs of a key, which every element of its gradients reads; `None` where nothing is said of them.
+    fn pairs_of_key(&self, at: [u64; 3]) -> Option<Rc<PairsOfKey>> {
+        if let Some(known) = self.known_of_keys.borrow().get(&at) {
+            return known.clone();
+        }
+        let [b, kv_head, j] = at;
+        let heads = (0..self.of.q.dims()[1]).filter(|&h| self.of.kv_head(h) == kv_head);
+        let queries = heads.flat_map(|h| (0..self.of.counts(b)[0]).map(move |i| [b, h, i]));
+        let of_query = |query: [u64; 3]| -> Option<([u64; 3], Option<Pair>)> {
+            let pairs = self.pairs(query)?;
+            // Keys of a query rise.
+            Some((query, pairs.binary_search_by_key(&j, |pair| pair.key).ok().map(|place| pairs[place])))
+        };
+        let pairs = queries.map(of_query).collect::<Option<PairsOfKey>>().map(Rc::new);
+        self.known_of_keys.borrow_mut().insert(at, pairs.clone());
+        pairs
     }
 
     /// The sum of `ds` over what the bias was repeated over.
@@ -790,7 +809,7 @@ impl Operation for AttentionBackward {
         let compute = compute_of(at, floats(&forward).chain([self.o, self.log_sum_exp, self.d_o]))?;
         let of = Scores::new(&forward, compute, at)?;
         let (o, log_sum_exp, d_o) = (at.source(self.o)?, at.source(self.log_sum_exp)?, at.source(self.d_o)?);
-        let of = Rc::new(Gradients { of, o, log_sum_exp, d_o, known: RefCell::default() });
+        let of = Rc::new(Gradients { of, o, log_sum_exp, d_o, known: RefCell::default(), known_of_keys: RefCell::default() });
         let bias = self.dbias.map(|uid| at.dims(uid)).transpose()?.unwrap_or_default().to_vec();
         let parts = [
             (Part::Queries, self.dq),
