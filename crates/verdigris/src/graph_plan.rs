@@ -14,7 +14,7 @@ use verdigris_tensor::{BindingError, BindingRule};
 use crate::binding::{Binding, Bound, Loose, Pair};
 use crate::error::Error;
 use crate::explain::Explanation;
-use crate::observe::Watch;
+use crate::observe::{Watch, Writer};
 use crate::problem_plan::{MAX_SLOTS, ProblemPlan};
 use crate::workspace::{self, Piece, WorkspaceSource, place};
 
@@ -45,8 +45,8 @@ pub struct GraphPlan {
     pub(crate) watch: Arc<Watch>,
     /// Executions while somebody listened.
     pub(crate) turns: AtomicU64,
-    /// The kind of the problem that writes each stored tensor.
-    pub(crate) writers: HashMap<Uid, &'static str>,
+    /// Who writes each stored tensor.
+    pub(crate) writers: HashMap<Uid, Writer>,
     /// Arithmetic work of one execution.
     pub(crate) flops: f64,
 }

@@ -19,7 +19,7 @@ use crate::error::Error;
 use crate::explain::{ChosenBy, Explanation};
 use crate::graph_plan::{GraphPlan, Memory, Part, Rung, Source};
 use crate::handle::Handle;
-use crate::observe;
+use crate::observe::{self, Writer};
 use crate::policy::{Mode, Pin, Policy};
 use crate::problem_plan::ProblemPlan;
 use crate::select::{Limits, Ranked, Settings, Shortlist, Survey};
@@ -353,10 +353,11 @@ fn assemble(
         less_aligned: other_settings.map(|(other, _)| format!("{} {}", other.engine, other.knobs)).collect(),
     };
     let mut writers = HashMap::new();
-    for part in parts {
+    for (part, way) in parts.iter().zip(&ladder[0]) {
         let written = part.problem.buffers()?.into_iter().filter(|operand| operand.access == Access::Written);
         let uids = written.filter_map(|operand| part.bindings.get(operand.slot.0 as usize));
-        writers.extend(uids.map(|uid| (*uid, part.problem.kind())));
+        let writer = Writer { op: part.problem.kind(), engine: way.engine.name };
+        writers.extend(uids.map(|uid| (*uid, writer)));
     }
     Ok(GraphPlan {
         bound,

@@ -41,7 +41,7 @@ pub use watch::MemoryAccount;
 pub use watchdog::Watchdog;
 pub use workload::{Entry, WorkloadError, read_workload};
 
-pub(crate) use guard::{Check, Subject, wanted};
+pub(crate) use guard::{Check, Subject, Writer, wanted};
 pub(crate) use meter::{Meter, cpu_op, cpu_run};
 pub(crate) use watch::Watch;
 pub(crate) use workload::Workload;
