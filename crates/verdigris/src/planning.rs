@@ -71,7 +71,9 @@ fn plan(handle: &Handle, graph: &Graph, policy: &Policy, watch: &mut dyn FnMut(P
     let limits = match policy.limits.workspace_bytes {
         None => policy.limits.clone(),
         Some(most) => {
-            let left = most.checked_sub(memory.bytes()).ok_or(Error::NoWorkspace { needed_bytes: memory.bytes(), lent_bytes: most })?;
+            let lack =
+                || Error::NoWorkspace { needed_bytes: memory.bytes(), lent_bytes: most, least_bytes: Some(memory.bytes()), account: None };
+            let left = most.checked_sub(memory.bytes()).ok_or_else(lack)?;
             Limits { workspace_bytes: Some(left), ..policy.limits.clone() }
         }
     };
@@ -189,7 +191,7 @@ impl Planner<'_> {
             pins.is_used[i] = true;
             let ways = survey.ranked.into_iter().map(Way::of).collect();
             let choice = Choice::new(ways, ChosenBy::Pin, survey.refusals);
-            self.handle.watch().chose(&part.problem, || "pinned".to_owned(), choice.way(), choice.by, None);
+            self.handle.watch().chose(&part.problem, || "pinned".to_owned(), &choice, None);
             return Ok(choice);
         }
         let tuning = if let Mode::Measured(tuning) = self.policy.mode { Some(tuning) } else { None };
