@@ -75,6 +75,46 @@ fn the_canary_is_well_on_the_cpu_and_its_record_is_its_own_baseline() {
     assert!(text(&slow.stdout).contains("0.0 before"), "{}", text(&slow.stdout));
 }
 
+/// Faults that are planted under the canary are found by it, and each is called by its name: a wrong result (F5), bits that differ (F5), a slow plan (F3).
+#[test]
+fn the_canary_finds_what_is_planted_under_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let before = folder.path().join("before.jsonl");
+    let run = |words: &[&str]| verdigris(&[&["canary", "gemm/f32", "--device", "cpu", "--json"][..], words].concat());
+    let well = run(&["--baseline", "none"]);
+    assert!(well.status.success() && text(&well.stderr).is_empty(), "{}", text(&well.stderr));
+    std::fs::write(&before, &well.stdout).expect("writes");
+    let before = before.to_str().expect("a path");
+    // Times of other processes on this machine are not what is asked about.
+    let sound = run(&["--baseline", before, "--slower", "1000"]);
+    assert!(sound.status.success(), "{}", text(&sound.stdout));
+    assert!(text(&sound.stderr).contains(&format!("times are held against {before}: cpu, ")), "{}", text(&sound.stderr));
+    let found = |fault: &str| {
+        let done = run(&["--baseline", before, "--slower", "8", "--plant", fault]);
+        assert_eq!(done.status.code(), Some(1), "{fault}: {}", text(&done.stdout));
+        serde_json::from_slice::<serde_json::Value>(&done.stdout).expect("one row")
+    };
+    let wrong = found("wrong");
+    assert!(wrong["wrong"].as_u64() > Some(0) && wrong["worst"].as_f64() > Some(1.0), "{wrong}");
+    assert!(wrong["trouble"].as_str().is_some_and(|trouble| trouble.contains("elements wrong")), "{wrong}");
+    let differs = found("unrepeatable");
+    assert_eq!((differs["wrong"].as_u64(), differs["repeats"].as_bool()), (Some(0), Some(false)), "{differs}");
+    assert!(differs["trouble"].as_str().is_some_and(|trouble| trouble.contains("bits differ from run to run")), "{differs}");
+    let slow = found("slow");
+    assert_eq!((slow["wrong"].as_u64(), slow["repeats"].as_bool()), (Some(0), Some(true)), "{slow}");
+    assert!(slow["trouble"].as_str().is_some_and(|trouble| trouble.contains("before") && !trouble.contains("wrong")), "{slow}");
+}
+
+/// Where no record of a chip ships, that is said, and nothing is refused for it.
+#[test]
+fn a_chip_without_a_record_is_told_and_not_refused() {
+    let done = verdigris(&["canary", "gemm/f32", "--device", "cpu", "--json"]);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    assert!(text(&done.stderr).contains("times are held against nothing"), "{}", text(&done.stderr));
+    let row: serde_json::Value = serde_json::from_slice(&done.stdout).expect("one row");
+    assert!(row["before_us"].is_null(), "{row}");
+}
+
 #[test]
 fn what_cannot_be_judged_is_told() {
     let folder = tempfile::tempdir().expect("a folder");
