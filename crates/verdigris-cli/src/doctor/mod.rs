@@ -8,7 +8,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use serde_json::{Value, json};
-use verdigris::config::VARIABLES;
+use verdigris::config::{VARIABLES, container_variable};
 use verdigris::{Arch, Config, Handle, PlanCache};
 use verdigris_cuda::peers::CublasLt;
 use verdigris_cuda::trust::Distrust;
@@ -95,7 +95,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         }
     }
     report["plans"] = plans(&config);
-    report["container"] = surroundings::container(Path::new("/"), |name| std::env::var(name).ok());
+    report["container"] = surroundings::container(Path::new("/"), container_variable);
     report["mig"] = surroundings::mig();
     report["frameworks"] = surroundings::frameworks();
     report["permissions"] = surroundings::permissions(Path::new("/dev"));
