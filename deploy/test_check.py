@@ -70,7 +70,7 @@ class Planted(unittest.TestCase):
         folder = tempfile.TemporaryDirectory(prefix="verdigris-check-")
         self.addCleanup(folder.cleanup)
         self.root, self.found = Path(folder.name), False
-        for name in ("deploy", "docs"):
+        for name in ("deploy", "docs", "crates/verdigris/src/observe"):
             shutil.copytree(ROOT / name, self.root / name, ignore=shutil.ignore_patterns("__pycache__", "performance"))
         tests = {test.partition("::")[0] for row in tomllib.loads((ROOT / "deploy/failures.toml").read_text())["failure"] for test in row["tests"]}
         traces = {path.relative_to(ROOT) for path in (ROOT / "bench/record").glob("**/*trace*.json.gz")}
@@ -421,8 +421,24 @@ class Planted(unittest.TestCase):
         self.find("failures", "VerdigrisXid looks at none of the metrics that move")
 
     def test_an_error_that_is_no_kind(self):
-        self.plant(self.FAILURES, 'error = "driver_old"', 'error = "driver_ancient"')
+        self.plant(self.FAILURES, 'error = ["driver_old"', 'error = ["driver_ancient"')
         self.find("failures", "`driver_ancient` is no kind")
+
+    def test_an_event_that_the_library_does_not_tell(self):
+        self.plant(self.FAILURES, 'event = "overdue"', 'event = "late"')
+        self.find("failures", "F4 hang: `late` is no event of the library")
+
+    def test_an_event_that_no_test_of_its_failure_hears(self):
+        self.plant(self.FAILURES, 'event = "overdue"', 'event = "nonfinite"')
+        self.find("failures", "F4 hang: none of its tests hears the event `nonfinite`")
+
+    def test_a_failure_without_an_error_of_which_the_runbook_does_not_say_so(self):
+        self.plant("docs/runbook.md", "No call fails: a slow kernel", "A slow kernel")
+        self.find("failures", "F3 slow kernel: it has no error, and the runbook's section does not say that no call fails")
+
+    def test_an_event_that_its_section_of_the_runbook_does_not_name(self):
+        self.plant("docs/runbook.md", "The event `drift`", "An event")
+        self.find("failures", "F5 results that differ between runs: the runbook's section does not name the event `drift`")
 
     def test_a_command_that_its_section_of_the_runbook_does_not_have(self):
         self.plant("docs/runbook.md", "dmesg | grep -i xid", "dmesg")

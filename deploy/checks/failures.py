@@ -11,6 +11,7 @@ from .promql import HISTOGRAM_PARTS, metrics_of
 from .rules import ALERTS, FOLDER, RULES, TESTS, rules_of
 
 TABLE = "deploy/failures.toml"
+EVENTS_FOLDER = "crates/verdigris/src/observe"
 MEASURES_PAGE = "docs/telemetry.md"
 MEASURES = [f"M{number}" for number in range(1, 11)]
 
@@ -50,15 +51,23 @@ def fired(tree):
     return alerts
 
 
+def events_of(tree):
+    """The events that the library tells."""
+    found = set()
+    for path in sorted((tree.root / EVENTS_FOLDER).glob("*.rs")):
+        found |= set(re.findall(r'target: "verdigris", (?:parent: [^,]+, )?event = "(\w+)"', path.read_text(encoding="utf-8")))
+    return found
+
+
 def failures(tree):
-    """From each failure's test by its error, metrics and alerts to the runbook's command, every name leads to the next."""
+    """From each failure's test by its error, event, metrics and alerts to the runbook's command, every name leads to the next."""
     findings, tests = [], 0
     rows = tomllib.loads(tree.text(TABLE))["failure"]
     named = [row["name"] for row in rows]
     findings += [f"{TABLE} has no row `{name}`" for name in FAILURES if name not in named]
     findings += [f"{TABLE}: `{name}` is none of the runbook's sections" for name in named if name not in FAILURES]
     alerts, known, fires = {rule["alert"]: rule for rule in rules_of(tree, ALERTS)}, metrics_of(tree), fired(tree)
-    kinds = known["verdigris_errors_total"].values.get("kind", frozenset())
+    kinds, events = known["verdigris_errors_total"].values.get("kind", frozenset()), events_of(tree)
     sections = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", tree.text("docs/runbook.md"), flags=re.M | re.S))
     for row in rows:
         name = row["name"]
@@ -77,11 +86,24 @@ def failures(tree):
             tests += 1
             bodies.append(body)
         looked_at = "\n".join(bodies)
-        error = row.get("error")
-        if error is not None and error not in kinds:
-            say(f"`{error}` is no kind of verdigris_errors_total")
-        if error is not None and error not in looked_at:
-            say(f"none of its tests looks for the error `{error}`")
+        errors = row.get("error", [])
+        for error in [errors] if isinstance(errors, str) else errors:
+            if error not in kinds:
+                say(f"`{error}` is no kind of verdigris_errors_total")
+            if error not in looked_at:
+                say(f"none of its tests looks for the error `{error}`")
+            if f"`{error}`" not in sections.get(name, ""):
+                say(f"the runbook's section does not name the error `{error}`")
+        section = sections.get(name, "")
+        if not errors and "No call fails" not in section:
+            say("it has no error, and the runbook's section does not say that no call fails")
+        event = row.get("event")
+        if event not in events:
+            say(f"`{event}` is no event of the library")
+        elif f'"{event}"' not in looked_at:
+            say(f"none of its tests hears the event `{event}`")
+        elif f"`{event}`" not in section:
+            say(f"the runbook's section does not name the event `{event}`")
         for metric in row["metrics"]:
             if metric not in known:
                 say(f"there is no metric `{metric}`")
@@ -99,7 +121,7 @@ def failures(tree):
                 say(f"no test of the alerts fires {alert} on series of {', '.join(sorted(made_of))}")
         if not any(alerts.get(alert, {}).get("labels", {}).get("failure") == name[:2] for alert in row["alerts"]):
             say(f"none of its alerts has `failure: {name[:2]}`, so that nobody is led to its section")
-        lines, spans = code_of(sections.get(name, ""))
+        lines, spans = code_of(section)
         for command in row["commands"]:
             if not any(command in text for text in lines + spans):
                 say(f"the runbook's section does not have `{command}`")

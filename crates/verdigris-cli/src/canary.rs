@@ -1,11 +1,15 @@
 //! `verdigris canary`: whether this machine computes right, the same each time, and as fast as it did. About a minute.
 //!
 //! A few graphs of each family run on the device. Results are held against the reference, plain loops in f64, within what rounding allows; each graph
-//! runs three times, and where its plan says that it repeats, every bit must be the same; its time stands beside the estimate, and beside an earlier
-//! canary of the same machine if one is given. The exit code is 0 where all is well and 1 where something is not, for init containers and roll-outs.
+//! runs three times, and where its plan says that it repeats, every bit must be the same; its time stands beside the estimate, and is held against that of
+//! the record of this chip, as it ships in the program, or of an earlier canary. The exit code is 0 where all is well and 1 where something is not, for init
+//! containers and roll-outs. Where there is no record of a chip, times are held against nothing, which is said.
+//!
+//! A record is what `canary --json` prints on a quiet machine; `cases/canary/record-CHIP.jsonl` are those that ship. A row counts for the device whose name
+//! it has, and for no other.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -38,6 +42,12 @@ const CASES: &[(&str, &str)] = &[
     ("resample", include_str!("../../../cases/canary/resample.toml")),
 ];
 
+/// The records that ship, one a chip.
+const RECORDS: &[(&str, &str)] = &[
+    ("cases/canary/record-h100.jsonl", include_str!("../../../cases/canary/record-h100.jsonl")),
+    ("cases/canary/record-h200.jsonl", include_str!("../../../cases/canary/record-h200.jsonl")),
+];
+
 /// Runs of each graph whose bits are compared.
 const REPEATS: usize = 3;
 /// Timed runs of each graph, of which the median counts.
@@ -52,15 +62,29 @@ pub(crate) struct Arguments {
     /// Only graphs whose name contains this.
     #[arg(default_value = "")]
     filter: String,
-    /// What an earlier canary of this machine printed with --json: times are held against it.
-    #[arg(long, value_name = "FILE")]
-    baseline: Option<PathBuf>,
+    /// What times are held against: what an earlier canary printed with --json; `shipped`, the record of this chip in the program; `none`.
+    #[arg(long, value_name = "FILE", default_value = "shipped")]
+    baseline: PathBuf,
     /// A graph is slower than the baseline beyond so many times its time, and 10 µs.
     #[arg(long, default_value_t = 1.25)]
     slower: f64,
     /// Print a JSON object a graph, for --baseline and `gate`.
     #[arg(long)]
     json: bool,
+    /// Plant a fault in every graph, to see that it is found and that whoever listens hears of it. It makes nothing good.
+    #[arg(long, hide = true, value_name = "FAULT")]
+    plant: Option<Fault>,
+}
+
+/// What can be planted.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum Fault {
+    /// Every run has the same wrong element.
+    Wrong,
+    /// The last run that is compared has another bit than the first.
+    Unrepeatable,
+    /// Timed runs take ten times as long, and a millisecond.
+    Slow,
 }
 
 /// What came of one graph.
@@ -97,10 +121,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     if arguments.slower.is_nan() || arguments.slower < 1.0 {
         bail!("--slower {}: at least 1", arguments.slower);
     }
-    let baseline = arguments.baseline.as_ref().map(|path| rows_of(path)).transpose()?.unwrap_or_default();
     // What the cache of choices holds is what production runs.
     let device = Device::open(&arguments.device, &Config::from_environment()?, Policy::default())
         .context("the canary needs the device that it is asked about; without a GPU, `--device cpu`")?;
+    let baseline = baseline(&arguments.baseline, device.name())?;
     let mut graphs =
         vec![product("bf16-256x256x512", DType::Bf16, Precision::Fp32)?, product("f32-256x256x512", DType::F32, Precision::Fp32)?];
     for (family, text) in CASES {
@@ -117,7 +141,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     let mut rows = Vec::new();
     for (family, case) in &graphs {
         progress.set_message(case.id.clone());
-        let mut row = examine(&device, family, case);
+        let mut row = examine(&device, family, case, arguments.plant);
         row.before_us = baseline.iter().find(|before| before.problem == row.problem && before.device == row.device).map(|before| before.us);
         if let Some(before_us) = row.before_us
             && row.us > arguments.slower * before_us
@@ -140,11 +164,40 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     Ok(if rows.iter().all(|row| row.trouble.is_none()) { Verdict::Good } else { Verdict::Bad })
 }
 
-/// The rows of an earlier canary.
-pub(crate) fn rows_of(path: &std::path::Path) -> Result<Vec<Row>> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
-    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    lines.map(|(number, line)| serde_json::from_str(line).with_context(|| format!("{}, line {}", path.display(), number + 1))).collect()
+/// The rows that times are held against, of this device. Where there are none, that is said, and no fault.
+fn baseline(named: &Path, device: &str) -> Result<Vec<Row>> {
+    if named == Path::new("none") {
+        return Ok(Vec::new());
+    }
+    let (rows, whose) = if named == Path::new("shipped") {
+        (shipped(RECORDS, device)?, "the record of this chip that ships with the program".to_owned())
+    } else {
+        let text = std::fs::read_to_string(named).with_context(|| format!("reading {}", named.display()))?;
+        (rows_of(&named.display().to_string(), &text)?, named.display().to_string())
+    };
+    let rows: Vec<Row> = rows.into_iter().filter(|row| row.device == device).collect();
+    match rows.first() {
+        Some(row) => eprintln!("times are held against {whose}: {device}, {}, version {}", row.date, row.version),
+        None => eprintln!(
+            "times are held against nothing: {whose} has no rows of {device}; --baseline FILE takes what an earlier canary printed with --json"
+        ),
+    }
+    Ok(rows)
+}
+
+/// What the records that ship have of a device.
+fn shipped(records: &[(&str, &str)], device: &str) -> Result<Vec<Row>> {
+    let mut found = Vec::new();
+    for (name, text) in records {
+        found.extend(rows_of(name, text)?.into_iter().filter(|row| row.device == device));
+    }
+    Ok(found)
+}
+
+/// The rows of a record; lines that begin with `#` say what it is.
+fn rows_of(name: &str, text: &str) -> Result<Vec<Row>> {
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#'));
+    lines.map(|(number, line)| serde_json::from_str(line).with_context(|| format!("{name}, line {}", number + 1))).collect()
 }
 
 /// A product of two matrices, which no file of cases has as a graph.
@@ -159,7 +212,7 @@ fn product(name: &str, dtype: DType, precision: Precision) -> Result<(String, Gr
 }
 
 /// Runs one graph; what goes wrong is its trouble.
-fn examine(device: &Device, family: &str, case: &GraphCase) -> Row {
+fn examine(device: &Device, family: &str, case: &GraphCase, fault: Option<Fault>) -> Row {
     let mut row = Row {
         suite: "canary".to_owned(),
         class: family.to_owned(),
@@ -177,7 +230,7 @@ fn examine(device: &Device, family: &str, case: &GraphCase) -> Row {
         before_us: None,
         trouble: None,
     };
-    if let Err(error) = measure(device, case, &mut row) {
+    if let Err(error) = measure(device, case, fault, &mut row) {
         row.trouble = Some(format!("{error:#}"));
     } else if row.wrong > 0 {
         row.trouble =
@@ -188,7 +241,7 @@ fn examine(device: &Device, family: &str, case: &GraphCase) -> Row {
     row
 }
 
-fn measure(device: &Device, case: &GraphCase, row: &mut Row) -> Result<()> {
+fn measure(device: &Device, case: &GraphCase, fault: Option<Fault>, row: &mut Row) -> Result<()> {
     let inputs = data::graph_inputs(&case.graph, case.distribution, case.seed);
     let plan = device.plan(&case.graph)?;
     row.engines = plan.engines().into_iter().map(|part| part.engine.to_owned()).collect();
@@ -196,10 +249,18 @@ fn measure(device: &Device, case: &GraphCase, row: &mut Row) -> Result<()> {
     row.estimate_us = plan.on_a_gpu().map(|_| parts().map(|part| part.cost().us).sum());
     let promises = parts().all(|part| part.notes().deterministic);
     let bound = Bound::new(device, &plan, &case.graph, &inputs)?;
-    let (first, _) = bound.run(device, &plan)?;
+    let run = |number: usize| -> Result<BTreeMap<Uid, Vec<u8>>> {
+        let (mut results, _) = bound.run(device, &plan)?;
+        let is_planted = fault == Some(Fault::Wrong) || fault == Some(Fault::Unrepeatable) && number + 1 == REPEATS;
+        if is_planted && let Some(result) = results.values_mut().next() {
+            plant(result, fault == Some(Fault::Wrong));
+        }
+        Ok(results)
+    };
+    let first = run(0)?;
     let mut same = true;
-    for _ in 1..REPEATS {
-        same &= bound.run(device, &plan)?.0 == first;
+    for number in 1..REPEATS {
+        same &= run(number)? == first;
     }
     row.repeats = promises.then_some(same);
     for expected in evaluate(&case.graph, &inputs, Selection::All)? {
@@ -219,7 +280,19 @@ fn measure(device: &Device, case: &GraphCase, row: &mut Row) -> Result<()> {
     }
     times.sort_by(f64::total_cmp);
     row.us = times[TIMED / 2];
+    if fault == Some(Fault::Slow) {
+        row.us = 10.0 * row.us + 1000.0;
+    }
     Ok(())
+}
+
+/// Another bit in the first bytes of a result, or many.
+fn plant(result: &mut [u8], is_wrong: bool) {
+    if is_wrong {
+        result.iter_mut().take(8).for_each(|byte| *byte ^= 0x5a);
+    } else if let Some(byte) = result.first_mut() {
+        *byte ^= 1;
+    }
 }
 
 /// How far an element lies from the reference, in what rounding allows.
@@ -289,4 +362,55 @@ fn print(device: &str, rows: &[Row]) {
     let bad = rows.iter().filter(|row| row.trouble.is_some()).count();
     let summary = format!("{device}: {} graphs, {bad} with trouble", rows.len());
     say!("{}", if bad > 0 { alarm(&summary) } else { summary });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(device: &str, us: f64) -> String {
+        let row = Row {
+            suite: "canary".to_owned(),
+            class: "gemm".to_owned(),
+            problem: "gemm/one".to_owned(),
+            device: device.to_owned(),
+            date: "2026-01-02T03:04:05Z".to_owned(),
+            version: "1.0.0".to_owned(),
+            engines: Vec::new(),
+            wrong: 0,
+            elements: 1,
+            worst: 0.0,
+            repeats: Some(true),
+            us,
+            estimate_us: None,
+            before_us: None,
+            trouble: None,
+        };
+        serde_json::to_string(&row).expect("JSON")
+    }
+
+    #[test]
+    fn a_record_counts_for_the_device_of_its_name_alone() {
+        let h100 = format!("# measured on a quiet machine\n{}\n\n{}\n", row("NVIDIA H100 80GB HBM3", 3.0), row("NVIDIA H100 PCIe", 4.0));
+        let h200 = row("NVIDIA H200", 2.0);
+        let records = [("h100", h100.as_str()), ("h200", h200.as_str())];
+        let times = |device: &str| shipped(&records, device).expect("rows").iter().map(|row| row.us).collect::<Vec<_>>();
+        assert_eq!(times("NVIDIA H100 80GB HBM3"), [3.0]);
+        assert_eq!(times("NVIDIA H200"), [2.0]);
+        assert!(times("NVIDIA A100-SXM4-80GB").is_empty());
+        let error = format!("{:#}", shipped(&[("h100", "# fine\n{\n")], "cpu").expect_err("no row"));
+        assert!(error.starts_with("h100, line 2"), "{error}");
+    }
+
+    /// What ships is read whole, names the chip of its file, and holds nothing that was wrong when it was measured.
+    #[test]
+    fn the_records_that_ship_are_whole() {
+        for (name, text) in RECORDS {
+            let chip = name.trim_start_matches("cases/canary/record-").trim_end_matches(".jsonl").to_uppercase();
+            for row in rows_of(name, text).expect("rows") {
+                assert!(row.device.contains(&chip), "{name}: {}", row.device);
+                assert!(row.wrong == 0 && row.repeats != Some(false) && row.us > 0.0 && row.trouble.is_none(), "{name}: {}", row.problem);
+            }
+        }
+    }
 }

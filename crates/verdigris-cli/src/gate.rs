@@ -4,6 +4,9 @@
 //! element type, and of rows that stand in a file several times the last one counts. For a roll-out: the same list on the same machine with the build that
 //! runs and with the one that shall run. The exit code is 1 where the gate is shut.
 //!
+//! OLD and NEW may also be programs: two builds of `verdigris` on one machine. Each then measures in turns (old, new; new, old; …, so that what drifts does
+//! so for both), by `canary --json`, or by `tune workload FILE --json` where a workload is named, and a row's time is the median of its turns.
+//!
 //! `--workload FILE` judges what an application ran (`VERDIGRIS_RECORD`, measured by `tune workload FILE`): each problem of the list has to stand in both records,
 //! and the mean is that of the application's own time, each problem as often as it ran.
 
@@ -24,10 +27,16 @@ use verdigris_cli::{Verdict, say};
 /// Options of `gate`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// The record that is held against.
+    /// The record that is held against, or a program that is measured.
     old: PathBuf,
-    /// The record that is judged.
+    /// The record that is judged, or a program that is measured.
     new: PathBuf,
+    /// How often each of two programs measures.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// The device that two programs measure: `cuda`, `cuda:N` or `cpu`.
+    #[arg(long, default_value = "cuda")]
+    device: String,
     /// The geometric mean of old time over new time must be at least this.
     #[arg(long, default_value_t = 0.98)]
     mean: f64,
@@ -97,7 +106,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
             bail!("{name} {value}: more than 0");
         }
     }
-    let (old, new) = (record(&arguments.old)?, record(&arguments.new)?);
+    let (old, new) = match (is_program(&arguments.old)?, is_program(&arguments.new)?) {
+        (false, false) => (record(&arguments.old)?, record(&arguments.new)?),
+        (true, true) => in_turns(arguments)?,
+        (is_old, _) => {
+            let (program, file) = if is_old { (&arguments.old, &arguments.new) } else { (&arguments.new, &arguments.old) };
+            bail!("{} is a program and {} is none: two records are compared, or two programs", program.display(), file.display());
+        }
+    };
     let ran = arguments.workload.as_deref().map(executions).transpose()?;
     let (rows, summary) = compare(&old, &new, arguments, ran.as_ref());
     if arguments.json {
@@ -108,12 +124,88 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     Ok(if summary.is_open { Verdict::Good } else { Verdict::Bad })
 }
 
-/// The rows of a record. Lines without a problem, such as summaries, are no rows.
+/// Whether the system may run the file.
+fn is_program(path: &Path) -> Result<bool> {
+    let about = std::fs::metadata(path).with_context(|| format!("reading {}", path.display()))?;
+    #[cfg(unix)]
+    let may_run = std::os::unix::fs::PermissionsExt::mode(&about.permissions()) & 0o111 != 0;
+    #[cfg(not(unix))]
+    let may_run = path.extension().is_some_and(|extension| extension == "exe");
+    Ok(about.is_file() && may_run)
+}
+
+/// What two programs measure in turns.
+fn in_turns(arguments: &Arguments) -> Result<(BTreeMap<Name, Timed>, BTreeMap<Name, Timed>)> {
+    if arguments.rounds == 0 {
+        bail!("--rounds 0: at least 1");
+    }
+    let programs = [&arguments.old, &arguments.new];
+    let mut turns: [Vec<BTreeMap<Name, Timed>>; 2] = [Vec::new(), Vec::new()];
+    for round in 0..arguments.rounds {
+        for which in if round % 2 == 0 { [0, 1] } else { [1, 0] } {
+            turns[which].push(measured_by(programs[which], arguments)?);
+        }
+    }
+    let [old, new] = turns.map(|turns| medians(&turns));
+    Ok((old, new))
+}
+
+/// The rows that one turn of a program prints. A canary ends with 1 where something is wrong, which its rows say.
+fn measured_by(program: &Path, arguments: &Arguments) -> Result<BTreeMap<Name, Timed>> {
+    // A name without a folder would be looked for elsewhere.
+    let path = std::fs::canonicalize(program).with_context(|| format!("reading {}", program.display()))?;
+    let mut command = std::process::Command::new(path);
+    match &arguments.workload {
+        None => command.args(["canary", "--json", "--device", &arguments.device]),
+        Some(file) => {
+            let number = match arguments.device.as_str() {
+                "cuda" => None,
+                name => Some(
+                    name.strip_prefix("cuda:").with_context(|| format!("--device {name}: a workload is measured on `cuda` or `cuda:N`"))?,
+                ),
+            };
+            if let Some(number) = number {
+                command.env("VERDIGRIS_DEVICE", number);
+            }
+            command.args(["tune", "workload"]).arg(file).args(["--json", "--again", "--record", "none"]).env("VERDIGRIS_PLANS", "off")
+        }
+    };
+    let named = || program.display().to_string();
+    let output = command.stdin(std::process::Stdio::null()).output().with_context(|| format!("starting {}", named()))?;
+    if !matches!(output.status.code(), Some(0 | 1)) {
+        let told = String::from_utf8_lossy(&output.stderr);
+        bail!("{} ended with {}: {}", named(), output.status, told.trim());
+    }
+    rows_of(&format!("what {} printed", named()), &String::from_utf8_lossy(&output.stdout))
+}
+
+/// Of each row the median time of its turns, and the first trouble that one of them had. A row that a turn does not have has no time.
+fn medians(turns: &[BTreeMap<Name, Timed>]) -> BTreeMap<Name, Timed> {
+    let mut names: Vec<&Name> = turns.iter().flat_map(BTreeMap::keys).collect();
+    names.sort();
+    names.dedup();
+    let median = |name: &Name| {
+        let seen: Vec<&Timed> = turns.iter().filter_map(|turn| turn.get(name)).collect();
+        let mut times: Vec<f64> = seen.iter().filter_map(|timed| timed.us).collect();
+        times.sort_by(f64::total_cmp);
+        let us = (times.len() == turns.len()).then(|| (times[(times.len() - 1) / 2] + times[times.len() / 2]) / 2.0);
+        let engines = seen.last().map_or_else(String::new, |timed| timed.engines.clone());
+        Timed { us, engines, trouble: seen.iter().find_map(|timed| timed.trouble.clone()) }
+    };
+    names.into_iter().map(|name| (name.clone(), median(name))).collect()
+}
+
+/// The rows of a record.
 fn record(path: &Path) -> Result<BTreeMap<Name, Timed>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+    rows_of(&path.display().to_string(), &text)
+}
+
+/// The rows of a text. Lines without a problem, such as summaries, are no rows, and neither are those that begin with `#`.
+fn rows_of(whose: &str, text: &str) -> Result<BTreeMap<Name, Timed>> {
     let mut rows = BTreeMap::new();
-    for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-        let value: Value = serde_json::from_str(line).with_context(|| format!("{}, line {}", path.display(), number + 1))?;
+    for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#')) {
+        let value: Value = serde_json::from_str(line).with_context(|| format!("{whose}, line {}", number + 1))?;
         let word = |field: &str| value[field].as_str().unwrap_or_default().to_owned();
         let name = Name { suite: word("suite"), class: word("class"), problem: word("problem"), dtype: word("dtype") };
         if name.problem.is_empty() {
@@ -133,7 +225,7 @@ fn record(path: &Path) -> Result<BTreeMap<Name, Timed>> {
         rows.insert(name, Timed { us, engines, trouble: trouble.map(str::to_owned) });
     }
     if rows.is_empty() {
-        bail!("{} has no rows: a row is a JSON object a line, with `problem` and `us`", path.display());
+        bail!("{whose} has no rows: a row is a JSON object a line, with `problem` and `us`");
     }
     Ok(rows)
 }

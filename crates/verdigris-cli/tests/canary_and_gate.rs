@@ -75,6 +75,46 @@ fn the_canary_is_well_on_the_cpu_and_its_record_is_its_own_baseline() {
     assert!(text(&slow.stdout).contains("0.0 before"), "{}", text(&slow.stdout));
 }
 
+/// Faults that are planted under the canary are found by it, and each is called by its name: a wrong result (F5), bits that differ (F5), a slow plan (F3).
+#[test]
+fn the_canary_finds_what_is_planted_under_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let before = folder.path().join("before.jsonl");
+    let run = |words: &[&str]| verdigris(&[&["canary", "gemm/f32", "--device", "cpu", "--json"][..], words].concat());
+    let well = run(&["--baseline", "none"]);
+    assert!(well.status.success() && text(&well.stderr).is_empty(), "{}", text(&well.stderr));
+    std::fs::write(&before, &well.stdout).expect("writes");
+    let before = before.to_str().expect("a path");
+    // Times of other processes on this machine are not what is asked about.
+    let sound = run(&["--baseline", before, "--slower", "1000"]);
+    assert!(sound.status.success(), "{}", text(&sound.stdout));
+    assert!(text(&sound.stderr).contains(&format!("times are held against {before}: cpu, ")), "{}", text(&sound.stderr));
+    let found = |fault: &str| {
+        let done = run(&["--baseline", before, "--slower", "8", "--plant", fault]);
+        assert_eq!(done.status.code(), Some(1), "{fault}: {}", text(&done.stdout));
+        serde_json::from_slice::<serde_json::Value>(&done.stdout).expect("one row")
+    };
+    let wrong = found("wrong");
+    assert!(wrong["wrong"].as_u64() > Some(0) && wrong["worst"].as_f64() > Some(1.0), "{wrong}");
+    assert!(wrong["trouble"].as_str().is_some_and(|trouble| trouble.contains("elements wrong")), "{wrong}");
+    let differs = found("unrepeatable");
+    assert_eq!((differs["wrong"].as_u64(), differs["repeats"].as_bool()), (Some(0), Some(false)), "{differs}");
+    assert!(differs["trouble"].as_str().is_some_and(|trouble| trouble.contains("bits differ from run to run")), "{differs}");
+    let slow = found("slow");
+    assert_eq!((slow["wrong"].as_u64(), slow["repeats"].as_bool()), (Some(0), Some(true)), "{slow}");
+    assert!(slow["trouble"].as_str().is_some_and(|trouble| trouble.contains("before") && !trouble.contains("wrong")), "{slow}");
+}
+
+/// Where no record of a chip ships, that is said, and nothing is refused for it.
+#[test]
+fn a_chip_without_a_record_is_told_and_not_refused() {
+    let done = verdigris(&["canary", "gemm/f32", "--device", "cpu", "--json"]);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    assert!(text(&done.stderr).contains("times are held against nothing"), "{}", text(&done.stderr));
+    let row: serde_json::Value = serde_json::from_slice(&done.stdout).expect("one row");
+    assert!(row["before_us"].is_null(), "{row}");
+}
+
 #[test]
 fn what_cannot_be_judged_is_told() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -142,4 +182,60 @@ fn a_workload_says_what_is_judged_and_how_much_it_counts() {
     std::fs::write(at("workload"), "").expect("writes");
     let none = verdigris(&["gate", &text_of("old"), &text_of("new"), "--workload", &text_of("workload")]);
     assert!(none.status.code() == Some(2) && text(&none.stderr).contains("names no problem"), "{}", text(&none.stderr));
+}
+
+/// Two programs measure in turns, and the medians of their turns are compared: a turn that something disturbed shuts nothing. They are scripts here, which
+/// write down whose turn it was.
+#[cfg(unix)]
+#[test]
+fn two_programs_are_measured_in_turns_and_compared() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a path").to_owned();
+    // One time a turn, of one graph; the program's name and what it was called with go into `turns`.
+    let program = |name: &str, times: [f64; 3], tail: &str| {
+        let cases: Vec<String> = times.iter().enumerate().map(|(turn, us)| format!("{turn}) us={us};;")).collect();
+        let row = r#"{"suite":"canary","class":"gemm","problem":"one","engines":["e"],"wrong":0,"repeats":true,"us":'$us'}"#;
+        let (turns, cases) = (at("turns"), cases.join(" "));
+        let text = format!(
+            "#!/bin/sh\nn=$(grep -c '^{name} ' {turns})\necho {name} \"$@\" >> {turns}\ncase $n in {cases} esac\necho '{row}'\n{tail}\n"
+        );
+        // By a process of its own: a file that another thread's child still has open cannot be run.
+        let written = Command::new("sh").args(["-c", "printf %s \"$1\" > \"$0\"", &at(name), &text]).status().expect("sh");
+        assert!(written.success());
+        std::fs::set_permissions(at(name), std::fs::Permissions::from_mode(0o755)).expect("ours");
+    };
+    let gate = |old: &str, new: &str, words: &[&str]| {
+        std::fs::write(at("turns"), "").expect("writes");
+        let done = verdigris(&[&["gate", &at(old), &at(new), "--json"][..], words].concat());
+        (done, std::fs::read_to_string(at("turns")).expect("there"))
+    };
+    // In its second turn the new one was disturbed; the old one's canary ends with 1, which its rows would explain.
+    program("old", [100.0, 102.0, 101.0], "exit 1");
+    program("new", [50.0, 400.0, 51.0], "");
+    let (open, turns) = gate("old", "new", &["--device", "cpu"]);
+    assert_eq!(open.status.code(), Some(0), "{}{}", text(&open.stdout), text(&open.stderr));
+    let called = |names: &[&str]| names.iter().map(|name| format!("{name} canary --json --device cpu\n")).collect::<String>();
+    assert_eq!(turns, called(&["old", "new", "new", "old", "old", "new"]));
+    let report: serde_json::Value = serde_json::from_slice(&open.stdout).expect("JSON");
+    assert_eq!((report["rows"][0]["old_us"].as_f64(), report["rows"][0]["new_us"].as_f64()), (Some(101.0), Some(51.0)), "{report}");
+    let (shut, turns) = gate("new", "old", &["--rounds", "1"]);
+    assert_eq!((shut.status.code(), turns.lines().count()), (Some(1), 2), "{}", text(&shut.stdout));
+    // A workload is measured by `tune`.
+    let problem = verdigris_graph::GemmProblem::packed(64, 64, 64, verdigris_tensor::DType::F32, verdigris_tensor::DType::F32);
+    std::fs::write(at("workload"), format!("3\t{}\n", verdigris_graph::Problem::Gemm(problem.expect("a plain product")))).expect("writes");
+    let (_, turns) = gate("old", "new", &["--rounds", "1", "--workload", &at("workload")]);
+    assert_eq!(turns.lines().next(), Some(&*format!("old tune workload {} --json --again --record none", at("workload"))));
+    // A program that fails, and one beside a record.
+    program("broken", [1.0; 3], "echo no device >&2; exit 2");
+    let (broken, _) = gate("old", "broken", &[]);
+    assert!(broken.status.code() == Some(2) && text(&broken.stderr).contains("no device"), "{}", text(&broken.stderr));
+    write(Path::new(&at("record")), &[r#"{"suite":"canary","class":"gemm","problem":"one","us":1.0}"#.to_owned()]);
+    let (mixed, turns) = gate("old", "record", &[]);
+    assert!(
+        mixed.status.code() == Some(2) && text(&mixed.stderr).contains("two records are compared, or two programs"),
+        "{}",
+        text(&mixed.stderr)
+    );
+    assert_eq!(turns, "");
 }

@@ -243,6 +243,50 @@ fn doctor_always_has_an_answer() {
     assert!(stdout(&run(&["doctor", "--refusals"])).contains("gemm.wgmma: precision: "));
 }
 
+/// What is around the program stands in the report, or why it is not known.
+#[cfg(unix)]
+#[test]
+fn doctor_reads_container_mig_frameworks_and_permissions() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().expect("a folder");
+    let doctor = |path: &str| {
+        let mut command = Command::new(VERDIGRIS.0);
+        command.args(["doctor", "--json"]).env("VERDIGRIS_CACHE", "off").env("PATH", path);
+        command.env("KUBERNETES_SERVICE_HOST", "10.0.0.1").env("NVIDIA_DRIVER_CAPABILITIES", "utility");
+        let output = command.output().expect("starts");
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).expect("one JSON object")
+    };
+    let report = doctor(folder.path().to_str().expect("a path"));
+    let why = report["frameworks"]["error"].as_str().expect("no python3 there");
+    assert!(why.contains("python3 cannot be started"), "{why}");
+    assert!(report["mig"]["devices"].is_array() != report["mig"]["error"].is_string(), "{}", report["mig"]);
+    assert!(report["permissions"]["files"].is_array() != report["permissions"]["state"].is_string(), "{}", report["permissions"]);
+    assert_eq!((&report["container"]["kind"], &report["container"]["driver_capabilities"]), (&"kubernetes".into(), &"utility".into()));
+    let findings = report["findings"].as_array().expect("a list");
+    let of_container = findings.iter().find(|finding| finding["need"] == "container").expect("found");
+    assert!(of_container["mend"].as_str().is_some_and(|mend| mend.contains("kubectl set env")), "{of_container}");
+
+    // A Python of our own, which knows what it is told to know.
+    let python = folder.path().join("python3");
+    let answer = r#"{"python": "3.12.3", "versions": {"torch": "2.9.0+cu130", "nvidia-cudnn-cu13": "9.13.0.50"}}"#;
+    let script = format!("#!/bin/sh\necho '{answer}'\n");
+    let written = Command::new("sh").args(["-c", "printf %s \"$1\" > \"$0\""]).arg(&python).arg(script).status().expect("sh");
+    assert!(written.success());
+    std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).expect("ours");
+    let frameworks = doctor(folder.path().to_str().expect("a path"))["frameworks"].clone();
+    assert_eq!(
+        (&frameworks["python3"], &frameworks["torch"], &frameworks["cudnn"]),
+        (&"3.12.3".into(), &"2.9.0+cu130".into(), &"9.13.0.50".into())
+    );
+    assert_eq!(frameworks["verdigris"]["error"], "not installed for this python3");
+    // The machine's own, where it has one.
+    if let Some(path) = std::env::var("PATH").ok().filter(|_| Command::new("python3").arg("--version").output().is_ok()) {
+        let frameworks = doctor(&path)["frameworks"].clone();
+        assert!(frameworks["python3"].as_str().is_some_and(|version| version.starts_with("3.")), "{frameworks}");
+    }
+}
+
 /// F2: what is required and missing ends an init container, with the reason and what mends it.
 #[test]
 fn doctor_ends_with_1_where_what_is_required_is_missing() {

@@ -63,6 +63,20 @@ impl Choice {
         &self.ways[self.chosen].ranked
     }
 
+    /// The measured time of the chosen way, where there is one.
+    pub(crate) fn measured_us(&self) -> Option<f64> {
+        self.ways[self.chosen].measured.map(|measured| measured.us)
+    }
+
+    /// The best of the other ways, by what the choice was made by: measured times where the clock chose, else estimates. `None` where there is no other, or
+    /// none that was measured.
+    pub(crate) fn alternative(&self) -> Option<(&Ranked, f64)> {
+        let time = |way: &Way| if self.by == ChosenBy::Clock { way.measured.map(|measured| measured.us) } else { Some(way.ranked.cost.us) };
+        let others = self.ways.iter().enumerate().filter(|(place, _)| *place != self.chosen);
+        let timed = others.filter_map(|(_, way)| Some((&way.ranked, time(way)?)));
+        timed.min_by(|(_, a), (_, b)| a.total_cmp(b))
+    }
+
     pub(crate) fn explain(&self, problem: &Problem) -> PartExplanation {
         let ways = self.ways.iter().map(|way| WayExplanation {
             summary: RankedSummary::from(&way.ranked),
@@ -139,7 +153,7 @@ impl Chooser<'_> {
         if self.tuning.is_none() {
             self.rather_what_is_ready(problem, &mut choice)?;
         }
-        self.handle.watch().chose(problem, || question.policy.clone(), choice.way(), choice.by, passed_over.as_deref());
+        self.handle.watch().chose(problem, || question.policy.clone(), &choice, passed_over.as_deref());
         Ok(choice)
     }
 

@@ -87,6 +87,22 @@ pub const VARIABLES: &[Variable] = &[
     Variable { name: "VERDIGRIS_PTXAS", meaning: "path of ptxas, for resource reports without a GPU", default: "what PATH finds" },
 ];
 
+/// What container runtimes and Kubernetes say to the programs inside. They decide nothing here, so that they are none of [`VARIABLES`].
+pub const CONTAINER_VARIABLES: &[&str] = &["KUBERNETES_SERVICE_HOST", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"];
+
+/// The value of one of [`CONTAINER_VARIABLES`], where it is set; of any other name nothing.
+///
+/// ```
+/// use verdigris::config::{CONTAINER_VARIABLES, container_variable};
+///
+/// assert!(CONTAINER_VARIABLES.contains(&"NVIDIA_VISIBLE_DEVICES"));
+/// assert_eq!(container_variable("PATH"), None);
+/// ```
+pub fn container_variable(name: &str) -> Option<String> {
+    let is_known = CONTAINER_VARIABLES.contains(&name);
+    if is_known { std::env::var(name).ok() } else { None }
+}
+
 /// What the environment, or a caller in its place, decides.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {

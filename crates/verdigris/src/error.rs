@@ -7,10 +7,12 @@
 //! assert!(matches!(&error, Error::DeviceName { name } if name == "tpu"));
 //! assert_eq!(error.to_string(), "there is no device `tpu`; devices are `cpu`, `cuda` and `cuda:N`");
 //! assert!(!error.is_lack_of_memory());
-//! assert!(Error::NoWorkspace { needed_bytes: 512, lent_bytes: 256 }.is_lack_of_memory());
+//! assert!(Error::NoWorkspace { needed_bytes: 512, lent_bytes: 256, least_bytes: None, account: None }.is_lack_of_memory());
 //! ```
 
 use verdigris_engines::engine::Refusal;
+
+use crate::observe::MemoryAccount;
 
 pub use verdigris_tensor::{BindingError, BindingRule};
 
@@ -77,12 +79,29 @@ pub enum Error {
     NoResult,
 
     /// So much workspace cannot be lent, or the limits do not leave it.
-    #[error("{needed_bytes} bytes of workspace are needed, {lent_bytes} can be had")]
+    #[error("{needed_bytes} bytes of workspace are needed, {lent_bytes} can be had{}", beside(*least_bytes, *account))]
     NoWorkspace {
         /// Bytes needed.
         needed_bytes: u64,
         /// Bytes that can be had.
         lent_bytes: u64,
+        /// The least workspace that the plan can do with, where there is a plan.
+        least_bytes: Option<u64>,
+        /// Who holds the device's memory, where it could be asked.
+        account: Option<MemoryAccount>,
+    },
+
+    /// The device has no memory left for a plan's workspace, or the pool's limit leaves no room for it.
+    #[error("{source}{}", beside(Some(*least_bytes), *account))]
+    OutOfMemory {
+        /// What the device or the pool said.
+        source: Box<verdigris_cuda::Error>,
+        /// Bytes of workspace that were asked for last.
+        asked_bytes: u64,
+        /// The least workspace that the plan can do with.
+        least_bytes: u64,
+        /// Who holds the device's memory, where it could be asked.
+        account: Option<MemoryAccount>,
     },
 
     /// A pin that no part of the graph takes.
@@ -119,7 +138,7 @@ impl Error {
     ///
     /// ```
     /// # use verdigris::Error;
-    /// assert_eq!(Error::NoWorkspace { needed_bytes: 512, lent_bytes: 256 }.kind(), "out_of_memory");
+    /// assert_eq!(Error::NoWorkspace { needed_bytes: 512, lent_bytes: 256, least_bytes: None, account: None }.kind(), "out_of_memory");
     /// ```
     pub fn kind(&self) -> &'static str {
         use verdigris_cuda::Error as Device;
@@ -137,9 +156,25 @@ impl Error {
             Error::Device(_) => "device",
             Error::Cpu(_) => "cpu",
             Error::Config { .. } => "config",
-            Error::DeviceName { .. } | Error::Operand { .. } | Error::TensorBytes { .. } | Error::NoResult | Error::NoWorkspace { .. } => {
-                "request"
+            // Both of the last lack memory.
+            Error::DeviceName { .. }
+            | Error::Operand { .. }
+            | Error::TensorBytes { .. }
+            | Error::NoResult
+            | Error::NoWorkspace { .. }
+            | Error::OutOfMemory { .. } => "request",
+        }
+    }
+
+    /// A lack of workspace, with the least that the plan can do with and who holds the memory; any other error as it is.
+    pub(crate) fn of_workspace(self, asked_bytes: u64, least_bytes: u64, account: Option<MemoryAccount>) -> Error {
+        match self {
+            Error::NoWorkspace { needed_bytes, lent_bytes, .. } => {
+                Error::NoWorkspace { needed_bytes, lent_bytes, least_bytes: Some(least_bytes), account }
             }
+            error if !error.is_lack_of_memory() => error,
+            Error::Device(source) => Error::OutOfMemory { source: Box::new(source), asked_bytes, least_bytes, account },
+            error => error,
         }
     }
 
@@ -149,6 +184,7 @@ impl Error {
         matches!(
             self,
             Error::NoWorkspace { .. }
+                | Error::OutOfMemory { .. }
                 | Error::Device(Device::OutOfMemory { .. } | Device::PoolLimit { .. })
                 | Error::Cpu(verdigris_cpu::Error::OutOfMemory { .. })
         )
@@ -164,6 +200,16 @@ impl From<verdigris_cpu::Error> for Error {
             error => Error::Cpu(error),
         }
     }
+}
+
+/// What is said behind a lack of workspace.
+fn beside(least_bytes: Option<u64>, account: Option<MemoryAccount>) -> String {
+    let least = match least_bytes {
+        None => String::new(),
+        Some(0) => "; the plan's smallest ways need none".to_owned(),
+        Some(least) => format!("; the plan's smallest ways need {least}"),
+    };
+    account.map_or_else(|| least.clone(), |account| format!("{least}; of the device's {account}"))
 }
 
 fn list(refusals: &[Refusal]) -> String {

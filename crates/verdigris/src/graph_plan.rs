@@ -14,7 +14,7 @@ use verdigris_tensor::{BindingError, BindingRule};
 use crate::binding::{Binding, Bound, Loose, Pair};
 use crate::error::Error;
 use crate::explain::Explanation;
-use crate::observe::Watch;
+use crate::observe::{Watch, Writer};
 use crate::problem_plan::{MAX_SLOTS, ProblemPlan};
 use crate::workspace::{self, Piece, WorkspaceSource, place};
 
@@ -45,8 +45,8 @@ pub struct GraphPlan {
     pub(crate) watch: Arc<Watch>,
     /// Executions while somebody listened.
     pub(crate) turns: AtomicU64,
-    /// The kind of the problem that writes each stored tensor.
-    pub(crate) writers: HashMap<Uid, &'static str>,
+    /// Who writes each stored tensor.
+    pub(crate) writers: HashMap<Uid, Writer>,
     /// Arithmetic work of one execution.
     pub(crate) flops: f64,
 }
@@ -210,7 +210,7 @@ impl Memory {
             pieces.push((tensor.uid, Piece { bytes, first, last }));
         }
         let list: Vec<Piece> = pieces.iter().map(|&(_, piece)| piece).collect();
-        let (offsets, bytes) = place(&list).ok_or(Error::NoWorkspace { needed_bytes: u64::MAX, lent_bytes: 0 })?;
+        let (offsets, bytes) = place(&list).ok_or_else(beyond_64_bits)?;
         let placed: HashMap<Uid, (Piece, u64)> =
             pieces.into_iter().zip(offsets).map(|((uid, piece), offset)| (uid, (piece, offset))).collect();
         let temporaries = temporaries.iter().filter_map(|tensor| Some((tensor.uid, *placed.get(&place_of(tensor.uid))?))).collect();
@@ -241,13 +241,17 @@ impl Memory {
                 .filter(|(piece, _)| piece.first <= part && part <= piece.last)
                 .map(|(piece, offset)| (*offset, piece.bytes))
                 .collect();
-            let no_room = Error::NoWorkspace { needed_bytes: u64::MAX, lent_bytes: 0 };
-            let offset = crate::workspace::lowest_gap(&mut taken, bytes).ok_or(no_room)?;
+            let offset = crate::workspace::lowest_gap(&mut taken, bytes).ok_or_else(beyond_64_bits)?;
             total = total.max(offset + bytes);
             offsets.push(offset);
         }
         Ok((offsets, total))
     }
+}
+
+/// A workspace that no device can have.
+fn beyond_64_bits() -> Error {
+    Error::NoWorkspace { needed_bytes: u64::MAX, lent_bytes: 0, least_bytes: None, account: None }
 }
 
 impl GraphPlan {
@@ -340,14 +344,16 @@ impl GraphPlan {
                 rung
             }
         };
-        self.watch.asked_workspace(rung.workspace_bytes);
+        let asked_bytes = if self.is_loose(rung) { rung.workspace_bytes } else { self.workspace_bytes() };
+        self.watch.asked_workspace(asked_bytes, rung.workspace_bytes.min(workspace.len_bytes()));
         self.submit(rung, stream, bindings, places, workspace)
     }
 
     /// As [`GraphPlan::execute`], with a workspace from `source`: the best that can be had, down the ladder.
     ///
     /// # Errors
-    /// As [`GraphPlan::execute`], and the source's last one.
+    /// As [`GraphPlan::execute`]; [`Error::OutOfMemory`] and [`Error::NoWorkspace`] where the source has too little, with who holds the memory and the least
+    /// that would do; the source's last one.
     pub fn execute_from(&self, stream: &Stream, bindings: &[(Uid, Binding<'_>)], source: &dyn WorkspaceSource) -> Result<(), Error> {
         self.lent(stream, bindings, source, &mut |rung, places, workspace| self.submit(rung, stream, bindings, places, workspace)).map(drop)
     }
@@ -390,21 +396,23 @@ impl GraphPlan {
         };
         for (number, rung) in rungs.iter().enumerate() {
             let mut is_lent = false;
-            self.watch.asked_workspace(rung.workspace_bytes);
             let lent = source.lend(stream, rung.workspace_bytes, &mut |workspace| {
                 is_lent = true;
                 workspace::check(rung.workspace_bytes, workspace)?;
+                self.watch.asked_workspace(rungs[0].workspace_bytes, rung.workspace_bytes);
                 work(rung, places, workspace)
             });
             let is_last = number + 1 == rungs.len();
-            if let Err(error) = &lent
-                && !is_lent
-                && error.is_lack_of_memory()
-            {
-                self.watch.lacked_workspace(&self.explanation.graph, rung.workspace_bytes, self.least_workspace_bytes());
-            }
             match lent {
-                Err(error) if !is_lent && !is_last && error.is_lack_of_memory() && stream.capture_status()? == CaptureStatus::None => {}
+                Err(error) if !is_lent && error.is_lack_of_memory() => {
+                    let least_bytes = rungs.last().map_or(0, |rung| rung.workspace_bytes);
+                    let account = self.watch.memory();
+                    self.watch.lacked_workspace(&self.explanation.graph, rung.workspace_bytes, least_bytes, &account);
+                    if is_last || stream.capture_status()? != CaptureStatus::None {
+                        self.watch.asked_workspace(rungs[0].workspace_bytes, 0);
+                        return Err(error.of_workspace(rung.workspace_bytes, least_bytes, account.ok()));
+                    }
+                }
                 Err(error) => return Err(error),
                 Ok(()) => {
                     if loose.is_some() {
@@ -470,6 +478,10 @@ impl GraphPlan {
         Ok(rung)
     }
 
+    fn is_loose(&self, rung: &Rung) -> bool {
+        self.loose.as_ref().is_some_and(|loose| std::ptr::eq(loose, rung))
+    }
+
     /// Counts an execution by other ways than the chosen ones.
     fn downgraded(&self, reason: &'static str) {
         self.downgrades.fetch_add(1, Ordering::Relaxed);
@@ -484,14 +496,12 @@ impl GraphPlan {
         places: &[u16],
         workspace: DeviceSlice<'_>,
     ) -> Result<(), Error> {
-        let Some(events) = self.watch.wants(&self.turns, rung.parts.len(), stream) else {
+        let Some(sampled) = self.watch.wants(&self.turns, rung.parts.len(), stream) else {
             return rung.parts.iter().try_for_each(|part| self.submit_part(part, stream, bindings, places, workspace));
         };
-        // What the host does for it, beside the device's spans.
-        let _execute =
-            tracing::trace_span!(target: "verdigris", "execute", graph = self.explanation.graph, device = self.watch.device()).entered();
-        self.submit_timed(rung, stream, bindings, places, workspace, &events)?;
-        self.watch.keep(events, rung.parts.iter().map(|part| Arc::clone(part.plan.meter())).collect(), stream);
+        let _execute = sampled.span(&self.explanation.graph, self.watch.device()).entered();
+        self.submit_timed(rung, stream, bindings, places, workspace, sampled.events())?;
+        self.watch.keep(sampled, rung.parts.iter().map(|part| Arc::clone(part.plan.meter())).collect(), stream);
         Ok(())
     }
 

@@ -52,7 +52,7 @@ use crate::error::Error;
 use crate::explain::Explanation;
 use crate::graph_plan::GraphPlan;
 use crate::handle::Handle;
-use crate::observe::{self, Check, Subject};
+use crate::observe::{self, Check, Subject, Writer};
 use crate::planning::Progress;
 use crate::policy::Policy;
 use crate::workspace::WorkspaceSource;
@@ -266,7 +266,7 @@ impl Plan {
     fn subject(&self) -> &Arc<Subject> {
         self.subject.get_or_init(|| {
             let writer_of = |uid: Uid| match &self.on {
-                On::Cpu(plan) => plan.writer_of(uid).map(|engine| observe::cpu_op(engine.id())),
+                On::Cpu(plan) => plan.writer_of(uid).map(|engine| Writer { op: observe::cpu_op(engine.id()), engine: engine.id() }),
                 On::Gpu(plan, _) => plan.writers.get(&uid).copied(),
             };
             let flops = match &self.on {
@@ -274,7 +274,7 @@ impl Plan {
                 On::Gpu(plan, _) => plan.flops,
             };
             let of = |(tensor, bound): (&TensorDesc, &BoundTensor)| {
-                let writer = bound.is_written.then(|| writer_of(tensor.uid).unwrap_or("none"));
+                let writer = bound.is_written.then(|| writer_of(tensor.uid).unwrap_or(Writer { op: "none", engine: "none" }));
                 (!bound.is_scalar).then(|| (tensor.clone(), writer))
             };
             let tensors: Vec<_> = self.tensors.iter().zip(self.bound()).filter_map(of).collect();

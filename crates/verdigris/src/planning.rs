@@ -19,7 +19,7 @@ use crate::error::Error;
 use crate::explain::{ChosenBy, Explanation};
 use crate::graph_plan::{GraphPlan, Memory, Part, Rung, Source};
 use crate::handle::Handle;
-use crate::observe;
+use crate::observe::{self, Writer};
 use crate::policy::{Mode, Pin, Policy};
 use crate::problem_plan::ProblemPlan;
 use crate::select::{Limits, Ranked, Settings, Shortlist, Survey};
@@ -71,7 +71,9 @@ fn plan(handle: &Handle, graph: &Graph, policy: &Policy, watch: &mut dyn FnMut(P
     let limits = match policy.limits.workspace_bytes {
         None => policy.limits.clone(),
         Some(most) => {
-            let left = most.checked_sub(memory.bytes()).ok_or(Error::NoWorkspace { needed_bytes: memory.bytes(), lent_bytes: most })?;
+            let lack =
+                || Error::NoWorkspace { needed_bytes: memory.bytes(), lent_bytes: most, least_bytes: Some(memory.bytes()), account: None };
+            let left = most.checked_sub(memory.bytes()).ok_or_else(lack)?;
             Limits { workspace_bytes: Some(left), ..policy.limits.clone() }
         }
     };
@@ -189,7 +191,7 @@ impl Planner<'_> {
             pins.is_used[i] = true;
             let ways = survey.ranked.into_iter().map(Way::of).collect();
             let choice = Choice::new(ways, ChosenBy::Pin, survey.refusals);
-            self.handle.watch().chose(&part.problem, || "pinned".to_owned(), choice.way(), choice.by, None);
+            self.handle.watch().chose(&part.problem, || "pinned".to_owned(), &choice, None);
             return Ok(choice);
         }
         let tuning = if let Mode::Measured(tuning) = self.policy.mode { Some(tuning) } else { None };
@@ -353,10 +355,11 @@ fn assemble(
         less_aligned: other_settings.map(|(other, _)| format!("{} {}", other.engine, other.knobs)).collect(),
     };
     let mut writers = HashMap::new();
-    for part in parts {
+    for (part, way) in parts.iter().zip(&ladder[0]) {
         let written = part.problem.buffers()?.into_iter().filter(|operand| operand.access == Access::Written);
         let uids = written.filter_map(|operand| part.bindings.get(operand.slot.0 as usize));
-        writers.extend(uids.map(|uid| (*uid, part.problem.kind())));
+        let writer = Writer { op: part.problem.kind(), engine: way.engine.name };
+        writers.extend(uids.map(|uid| (*uid, writer)));
     }
     Ok(GraphPlan {
         bound,

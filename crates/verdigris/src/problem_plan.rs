@@ -106,11 +106,12 @@ impl ProblemPlan {
             binding.lend(&mut buffers[slot], &mut scalars[slot]);
         }
         let submit = || self.submit(stream, &buffers[..bindings.len()], &scalars[..bindings.len()], workspace);
-        let Some(events) = self.watch.wants(&self.turns, 1, stream) else { return submit() };
-        events[0].record(stream)?;
+        let Some(sampled) = self.watch.wants(&self.turns, 1, stream) else { return submit() };
+        let _execute = sampled.span(&self.meter.name, self.watch.device()).entered();
+        sampled.events()[0].record(stream)?;
         submit()?;
-        events[1].record(stream)?;
-        self.watch.keep(events, vec![Arc::clone(&self.meter)], stream);
+        sampled.events()[1].record(stream)?;
+        self.watch.keep(sampled, vec![Arc::clone(&self.meter)], stream);
         Ok(())
     }
 

@@ -115,7 +115,7 @@ impl WorkspaceSource for Pool {
 impl WorkspaceSource for DeviceBuffer {
     fn lend(&self, _: &Stream, bytes: u64, work: &mut dyn FnMut(DeviceSlice<'_>) -> Result<(), Error>) -> Result<(), Error> {
         if bytes > self.len_bytes() {
-            return Err(Error::NoWorkspace { needed_bytes: bytes, lent_bytes: self.len_bytes() });
+            return Err(Error::NoWorkspace { needed_bytes: bytes, lent_bytes: self.len_bytes(), least_bytes: None, account: None });
         }
         work(self.slice())
     }

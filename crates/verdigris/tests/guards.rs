@@ -14,6 +14,10 @@ use verdigris_cuda::{DeviceBuffer, fake};
 use verdigris_graph::{Graph, GraphBuilder, Precision, Uid, UnaryOp};
 use verdigris_tensor::{DType, Layout};
 
+mod heard;
+
+use heard::{Said, hear};
+
 static TURN: Mutex<()> = Mutex::new(());
 
 fn turn() -> MutexGuard<'static, ()> {
@@ -191,15 +195,26 @@ fn runs_that_differ_are_told_apart_from_rounding() {
     let within = "verdigris_drift_checks_total{op=gemm,outcome=within,device=cuda:0}";
     let beyond = "verdigris_drift_checks_total{op=gemm,outcome=beyond,device=cuda:0}";
     let ratio = "verdigris_drift_ratio{op=gemm,device=cuda:0}";
+    let engine = on.plan.engines()[0].engine;
     let mut run = |difference: f32| {
         let y: Vec<f32> = x.iter().map(|value| value * (1.0 + difference)).collect();
         on.put("y", &y);
-        seen(drift(), || on.run())
+        hear(|heard| (seen(drift(), || on.run()), heard.take("drift")))
     };
-    says(&run(0.0), &[(within, 1), (ratio, 1)]);
-    says(&run(f32::EPSILON / 2.0), &[(within, 1), (ratio, 1)]);
-    says(&run(1e-3), &[(beyond, 1), (ratio, 1)]);
-    says(&run(0.0), &[(within, 1), (ratio, 1)]);
+    let agrees = |(told, events): (HashMap<String, u64>, Vec<Said>)| {
+        says(&told, &[(within, 1), (ratio, 1)]);
+        assert!(events.is_empty(), "{events:?}");
+    };
+    agrees(run(0.0));
+    agrees(run(f32::EPSILON / 2.0));
+    let (told, events) = run(1e-3);
+    says(&told, &[(beyond, 1), (ratio, 1)]);
+    // The event says of what, and by whom.
+    assert_eq!(events.len(), 1, "{events:?}");
+    let about = ["graph", "op", "engine", "tensor", "device"].map(|name| events[0].field(name));
+    assert_eq!(about, ["guarded", "gemm", engine, "y", "cuda:0"]);
+    assert!(events[0].number("ratio") > 1.0 && events[0].number("wrong") > 0.0, "{events:?}");
+    agrees(run(0.0));
 }
 
 #[test]

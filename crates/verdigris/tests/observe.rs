@@ -9,10 +9,15 @@ use std::time::Duration;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use verdigris::observe::{self, Limits, Listen, Sampling, read_workload, table};
 use verdigris::plan_cache::Answer;
+use verdigris::workspace::WorkspaceSource;
 use verdigris::{Binding, Config, Device, Error, GraphPlan, Handle, Policy, Tensor};
 use verdigris_cuda::{DeviceBuffer, Pool, PoolOptions, fake};
 use verdigris_graph::{BinaryOp, GemmProblem, Graph, GraphBuilder, Precision, Problem, Uid, UnaryOp};
 use verdigris_tensor::{DType, Layout};
+
+mod heard;
+
+use heard::{Heard, Said, hear};
 
 static TURN: Mutex<()> = Mutex::new(());
 
@@ -214,25 +219,39 @@ fn a_single_problem_is_sampled_as_a_graph_is() {
     });
 }
 
-/// F3: an execution beyond its estimate is counted and told of.
+/// What the parts of a plan compute, and who does.
+fn parts(plan: &GraphPlan) -> Vec<(String, String)> {
+    plan.explain().parts.iter().zip(plan.parts()).map(|(why, part)| (why.problem.clone(), part.engine().name.to_owned())).collect()
+}
+
+/// F3: an execution beyond its estimate is counted and told of, each part by its problem and its engine.
 #[test]
 fn a_slow_execution_is_counted() {
     let _turn = turn();
     let run = |slow_factor: f64| {
         let limits = Limits { slow_factor, slow_least: Duration::ZERO, ..Limits::default() };
-        seen(Listen { limits, ..every(1) }, |read| {
-            let handle = handle(&Config::default());
-            let plan = handle.plan_graph(&graph(), &Policy::default()).expect("plans");
-            let buffers = buffers(&handle, &plan);
-            for _ in 0..2 {
-                plan.execute_from(handle.stream(), &bound(&buffers), handle.pool()).expect("executes");
-            }
-            observe::collect();
-            read().count("verdigris_slow_executions_total", &[])
+        hear(|heard| {
+            seen(Listen { limits, ..every(1) }, |read| {
+                let handle = handle(&Config::default());
+                let plan = handle.plan_graph(&graph(), &Policy::default()).expect("plans");
+                let buffers = buffers(&handle, &plan);
+                for _ in 0..2 {
+                    plan.execute_from(handle.stream(), &bound(&buffers), handle.pool()).expect("executes");
+                }
+                observe::collect();
+                (read().count("verdigris_slow_executions_total", &[]), heard.take("slow"), parts(&plan))
+            })
         })
     };
-    assert!(run(1e-9) >= 2, "each part is slow beside a limit of nothing");
-    assert_eq!(run(1e9), 0);
+    let (count, told, parts) = run(1e-9);
+    assert_eq!(count, parts.len() as u64, "each part of the second execution is slow beside a limit of nothing");
+    assert_eq!(told.iter().map(Said::part).collect::<Vec<_>>(), parts);
+    for slow in &told {
+        assert_eq!(slow.field("device"), "cuda:0");
+        assert!(slow.number("us") > 1e-9 * slow.number("estimate_us"), "{slow:?}");
+    }
+    let (count, told, _) = run(1e9);
+    assert_eq!((count, told.len()), (0, 0));
 }
 
 /// F3: a planted slow choice. The plan cache names another way than the estimate, and that way is slow: by the limits that everybody has, its executions are
@@ -240,37 +259,47 @@ fn a_slow_execution_is_counted() {
 #[test]
 fn a_planted_slow_choice_is_seen_under_its_engine() {
     let _turn = turn();
-    seen(every(1), |read| {
-        let handle = handle(&Config { shipped: false, ..Config::default() });
-        let problem = Problem::Gemm(GemmProblem::packed(96, 96, 64, DType::F32, DType::F32).expect("a plain product"));
-        let limits = verdigris::Limits::default();
-        let best = handle.choose(&problem, &limits).expect("chooses");
-        let survey = handle.survey(&problem, &verdigris::Limits { settings: verdigris::Settings::All, ..limits.clone() }).expect("asks");
-        let is_other = |way: &&verdigris::Ranked| (way.engine.name, &way.knobs) != (best.way.engine.name, &best.way.knobs);
-        let planted = survey.ranked.iter().find(is_other).expect("another way");
-        handle.plan_cache().keep(&handle.question(&problem, &limits), &Answer::of(planted, 0.5)).expect("in memory");
-        handle.load(&problem, planted).expect("loads");
-        let plan = handle.plan(&problem, &limits).expect("plans");
-        let buffer = || handle.pool().alloc(handle.stream(), 96 * 96 * 4).expect("allocates");
-        let (a, b, d) = (buffer(), buffer(), buffer());
-        let workspace = handle.pool().alloc(handle.stream(), plan.workspace_bytes()).expect("allocates");
-        let run = || {
-            for _ in 0..4 {
-                plan.execute(handle.stream(), &[&a, &b, &d].map(|buffer| Binding::Buffer(buffer.slice())), workspace.slice())
-                    .expect("executes");
+    hear(|heard| {
+        seen(every(1), |read| {
+            let handle = handle(&Config { shipped: false, ..Config::default() });
+            let problem = Problem::Gemm(GemmProblem::packed(96, 96, 64, DType::F32, DType::F32).expect("a plain product"));
+            let limits = verdigris::Limits::default();
+            let best = handle.choose(&problem, &limits).expect("chooses");
+            let survey =
+                handle.survey(&problem, &verdigris::Limits { settings: verdigris::Settings::All, ..limits.clone() }).expect("asks");
+            let is_other = |way: &&verdigris::Ranked| (way.engine.name, &way.knobs) != (best.way.engine.name, &best.way.knobs);
+            let planted = survey.ranked.iter().find(is_other).expect("another way");
+            handle.plan_cache().keep(&handle.question(&problem, &limits), &Answer::of(planted, 0.5)).expect("in memory");
+            handle.load(&problem, planted).expect("loads");
+            let plan = handle.plan(&problem, &limits).expect("plans");
+            let buffer = || handle.pool().alloc(handle.stream(), 96 * 96 * 4).expect("allocates");
+            let (a, b, d) = (buffer(), buffer(), buffer());
+            let workspace = handle.pool().alloc(handle.stream(), plan.workspace_bytes()).expect("allocates");
+            let run = || {
+                for _ in 0..4 {
+                    plan.execute(handle.stream(), &[&a, &b, &d].map(|buffer| Binding::Buffer(buffer.slice())), workspace.slice())
+                        .expect("executes");
+                }
+                observe::collect();
+                read()
+            };
+            let engine = format!("engine={},", planted.engine.name);
+            let quick = run();
+            assert_eq!(quick.count("verdigris_slow_executions_total", &[]), 0, "as fast as its estimate");
+            assert_eq!(quick.count("verdigris_choices_total", &[&engine, "chosen_by=plan_cache"]), 1);
+            assert_eq!(heard.take("slow").len(), 0);
+            // The fake's launch takes a microsecond; a tenth of a second is beyond any estimate of this product.
+            fake::slow_down(100_000);
+            let slow = run();
+            fake::slow_down(1);
+            assert_eq!(slow.count("verdigris_slow_executions_total", &["op=gemm", &engine]), 4);
+            let told = heard.take("slow");
+            assert_eq!(told.len(), 4);
+            for slow in &told {
+                assert_eq!(slow.part(), (verdigris::explain::describe(&problem), planted.engine.name.to_owned()), "{slow:?}");
+                assert!(slow.number("us") > 1e5, "{slow:?}");
             }
-            observe::collect();
-            read()
-        };
-        let engine = format!("engine={},", planted.engine.name);
-        let quick = run();
-        assert_eq!(quick.count("verdigris_slow_executions_total", &[]), 0, "as fast as its estimate");
-        assert_eq!(quick.count("verdigris_choices_total", &[&engine, "chosen_by=plan_cache"]), 1);
-        // The fake's launch takes a microsecond; a tenth of a second is beyond any estimate of this product.
-        fake::slow_down(100_000);
-        let slow = run();
-        fake::slow_down(1);
-        assert_eq!(slow.count("verdigris_slow_executions_total", &["op=gemm", &engine]), 4);
+        })
     });
 }
 
@@ -307,59 +336,139 @@ fn a_slower_build_moves_the_times_of_the_same_series() {
 fn a_hang_is_seen_and_nothing_waits_for_it() {
     let _turn = turn();
     let limits = Limits { overdue_least: Duration::ZERO, overdue_factor: 0.0, ..Limits::default() };
-    seen(Listen { limits, ..every(1) }, |read| {
-        let handle = handle(&Config::default());
-        let plan = handle.plan_graph(&graph(), &Policy::default()).expect("plans");
-        let buffers = buffers(&handle, &plan);
-        let run = || plan.execute_from(handle.stream(), &bound(&buffers), handle.pool()).expect("executes");
-        run();
-        observe::collect();
-        assert_eq!(read().count("verdigris_overdue_executions", &[]), 0);
-        // The device begins with it, and does not come back.
-        fake::hang_behind(Some(1));
-        run();
-        observe::collect();
-        let hung = read();
-        assert_eq!(hung.count("verdigris_overdue_executions", &["device=cuda:0"]), 1);
-        assert_eq!(hung.count("verdigris_device_seconds", &[]), 0);
-        fake::hang_behind(None);
-        observe::collect();
-        assert_eq!(read().count("verdigris_overdue_executions", &[]), 0);
-        // What waits behind another stream's hang has not begun, and is not what hangs.
-        fake::hang_behind(Some(0));
-        run();
-        observe::collect();
-        assert_eq!(read().count("verdigris_overdue_executions", &[]), 0);
-        fake::hang_behind(None);
+    hear(|heard| {
+        seen(Listen { limits, ..every(1) }, |read| {
+            let handle = handle(&Config::default());
+            let plan = handle.plan_graph(&graph(), &Policy::default()).expect("plans");
+            let buffers = buffers(&handle, &plan);
+            let run = || plan.execute_from(handle.stream(), &bound(&buffers), handle.pool()).expect("executes");
+            run();
+            observe::collect();
+            assert_eq!(read().count("verdigris_overdue_executions", &[]), 0);
+            assert_eq!(heard.take("overdue").len(), 0);
+            // The device begins with it, and does not come back.
+            fake::hang_behind(Some(1));
+            run();
+            observe::collect();
+            let hung = read();
+            assert_eq!(hung.count("verdigris_overdue_executions", &["device=cuda:0"]), 1);
+            assert_eq!(hung.count("verdigris_device_seconds", &[]), 0);
+            // Told once, of the part that hangs.
+            observe::collect();
+            let told = heard.take("overdue");
+            assert_eq!(told.iter().map(Said::part).collect::<Vec<_>>(), parts(&plan)[..1]);
+            assert_eq!(told[0].field("device"), "cuda:0");
+            fake::hang_behind(None);
+            observe::collect();
+            assert_eq!(read().count("verdigris_overdue_executions", &[]), 0);
+            // What waits behind another stream's hang has not begun, and is not what hangs.
+            fake::hang_behind(Some(0));
+            run();
+            observe::collect();
+            assert_eq!(read().count("verdigris_overdue_executions", &[]), 0);
+            assert_eq!(heard.take("overdue").len(), 0);
+            fake::hang_behind(None);
+        })
     });
 }
 
-/// F1: workspace that cannot be had is counted, an execution with less too, and who has the memory can be asked.
+/// F1: workspace that cannot be had is counted, an execution with less too, and the event says what was asked for, what would do, and who has the memory.
 #[test]
 fn memory_that_is_lacking_is_accounted_for() {
     let _turn = turn();
-    seen(every(0), |read| {
+    let work = |heard: &Heard, read: &dyn Fn() -> Seen| {
         let handle = handle(&Config::default());
         let graph = graph();
         let plan = handle.plan_graph(&graph, &Policy::default()).expect("plans");
-        assert!(plan.workspace_bytes() > plan.least_workspace_bytes(), "{}", plan.explain());
+        let (asked, least) = (plan.workspace_bytes(), plan.least_workspace_bytes());
+        assert!(asked > least, "{}", plan.explain());
         let buffers = buffers(&handle, &plan);
-        let small = PoolOptions { limit_bytes: Some(plan.workspace_bytes() - 1), ..PoolOptions::default() };
+        let small = PoolOptions { limit_bytes: Some(asked - 1), ..PoolOptions::default() };
         let small = Pool::new(handle.context(), small).expect("makes a pool");
         plan.execute_from(handle.stream(), &bound(&buffers), &small).expect("executes in less");
         let seen = read();
         assert_eq!(seen.count("verdigris_workspace_failures_total", &["device=cuda:0"]), 1);
         assert_eq!(seen.count("verdigris_fallbacks_total", &["reason=workspace"]), 1);
         assert_eq!(seen.count("verdigris_errors_total", &[]), 0, "it was computed after all");
-        let none = Pool::new(handle.context(), PoolOptions { limit_bytes: Some(1), ..PoolOptions::default() }).expect("makes a pool");
-        if plan.least_workspace_bytes() > 0 {
-            let error = plan.execute_from(handle.stream(), &bound(&buffers), &none).expect_err("nothing to be had");
-            assert_eq!(error.kind(), "out_of_memory");
-        }
+        // What was asked for beside what it ran in.
+        assert_eq!(seen.values("verdigris_workspace_bytes", &["device=cuda:0"]), [asked as f64]);
+        let had = seen.values("verdigris_workspace_had_bytes", &["device=cuda:0"]);
+        assert!(had.len() == 1 && (least as f64..asked as f64).contains(&had[0]), "{had:?}");
         let account = handle.memory().expect("asks");
         assert!(account.pool_used_bytes > 0 && account.total_bytes > account.free_bytes, "{account}");
         assert!(account.to_string().contains("held by this pool"), "{account}");
+        let told = heard.take("memory");
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert_eq!((told[0].field("graph"), told[0].field("device")), ("watched", "cuda:0"));
+        let bytes = |name: &str| told[0].number(name) as u64;
+        assert_eq!((bytes("asked_bytes"), bytes("least_bytes")), (asked, least));
+        assert_eq!((bytes("total_bytes"), bytes("free_bytes")), (account.total_bytes, account.free_bytes));
+        assert_eq!(bytes("others_bytes"), bytes("total_bytes") - bytes("free_bytes") - bytes("pool_reserved_bytes"));
+        assert!(bytes("pool_used_bytes") > 0 && told[0].field("account").contains("held by others"), "{told:?}");
+    };
+    hear(|heard| seen(every(0), |read| work(heard, read)));
+}
+
+/// F1: the typed error itself says what was asked for, who holds the memory, and what a smaller plan needs. Of a pool's limit, of a buffer that is too
+/// short, and of a device that is full.
+#[test]
+fn an_error_of_memory_says_who_holds_it_and_what_would_do() {
+    let _turn = turn();
+    seen(every(0), |read| {
+        let handle = handle(&Config::default());
+        let plan = handle.plan_graph(&between(), &Policy::default()).expect("plans");
+        let least = plan.least_workspace_bytes();
+        assert!(least > 256, "a temporary: {}", plan.explain());
+        let buffers = buffers(&handle, &plan);
+        let run =
+            |source: &dyn WorkspaceSource| plan.execute_from(handle.stream(), &bound(&buffers), source).expect_err("nothing to be had");
+        let whose = handle.memory().expect("asks");
+        let said = |error: &Error, least: u64| {
+            let text = error.to_string();
+            assert!(
+                text.contains(&format!("the plan's smallest ways need {least}; of the device's {} bytes: ", whose.total_bytes)),
+                "{text}"
+            );
+            assert!(text.contains("held by this pool (") && text.contains("held by others"), "{text}");
+            assert_eq!(error.kind(), "out_of_memory");
+        };
+
+        let limited = Pool::new(handle.context(), PoolOptions { limit_bytes: Some(least - 1), ..PoolOptions::default() }).expect("a pool");
+        let error = run(&limited);
+        said(&error, least);
+        let Error::OutOfMemory { source, asked_bytes, least_bytes, account: Some(account) } = &error else { panic!("{error:?}") };
+        assert_eq!((*asked_bytes, *least_bytes, *account), (least, least, whose));
+        assert!(matches!(**source, verdigris_cuda::Error::PoolLimit { requested_bytes, .. } if requested_bytes == least), "{source:?}");
+
+        let short = handle.pool().alloc(handle.stream(), 256).expect("allocates");
+        let whose = handle.memory().expect("asks");
+        let error = run(&short);
+        said(&error, least);
+        let Error::NoWorkspace { needed_bytes, lent_bytes, least_bytes, account } = error else { panic!("{error:?}") };
+        assert_eq!((needed_bytes, lent_bytes, least_bytes, account), (least, 256, Some(least), Some(whose)));
+
+        fake::refuse_memory(Some((0, u32::MAX)));
+        let error = run(handle.pool());
+        fake::refuse_memory(None);
+        said(&error, least);
+        let Error::OutOfMemory { source, .. } = &error else { panic!("{error:?}") };
+        assert!(matches!(**source, verdigris_cuda::Error::OutOfMemory { .. }), "{source:?}");
+        // None of the three has run, and each was asked for.
+        let seen = read();
+        let asked = plan.workspace_bytes() as f64;
+        assert_eq!(seen.values("verdigris_workspace_bytes", &[]), [asked; 3]);
+        assert_eq!(seen.values("verdigris_workspace_had_bytes", &[]), [0.0; 3]);
     });
+}
+
+/// Two products with a tensor between them that nobody binds.
+fn between() -> Graph {
+    let mut g = GraphBuilder::new("two products");
+    let x = g.tensor("x", DType::F32, Layout::row_major(&[64, 64]).expect("small"));
+    let h = g.matmul("first", x, x, Precision::Ieee).expect("fits");
+    let y = g.matmul("second", h, h, Precision::Ieee).expect("fits");
+    g.store(y, "y", DType::F32).expect("known");
+    g.finish().expect("valid")
 }
 
 /// F7: a second process fills the device. What we ask for cannot be had, the error and the metric say so, and the account says who holds the memory; when the
@@ -367,31 +476,38 @@ fn memory_that_is_lacking_is_accounted_for() {
 #[test]
 fn a_neighbour_that_fills_the_device_is_seen_and_named() {
     let _turn = turn();
-    seen(every(0), |read| {
-        let device = Device::gpu(handle(&Config::default()), Policy::default());
-        let handle = device.handle().expect("a GPU");
-        let plan = device.plan(&graph()).expect("plans");
-        assert!(plan.workspace_bytes() > 0);
-        let buffers = buffers(handle, plan.on_a_gpu().expect("a GPU's"));
-        let run = || plan.run(&mut bound(&buffers), Some(handle.stream()), verdigris::Workspace::Own);
-        run().expect("alone on the device");
-        fake::refuse_memory(Some((0, u32::MAX)));
-        let ran = run();
-        fake::refuse_memory(None);
-        let seen = read();
-        assert!(seen.count("verdigris_workspace_failures_total", &["device=cuda:0"]) >= 1);
-        match ran {
-            Err(error) => {
-                assert_eq!(error.kind(), "out_of_memory", "{error}");
-                assert_eq!(seen.count("verdigris_errors_total", &["kind=out_of_memory", "device=cuda:0"]), 1);
+    hear(|heard| {
+        seen(every(0), |read| {
+            let device = Device::gpu(handle(&Config::default()), Policy::default());
+            let handle = device.handle().expect("a GPU");
+            let plan = device.plan(&graph()).expect("plans");
+            assert!(plan.workspace_bytes() > 0);
+            let buffers = buffers(handle, plan.on_a_gpu().expect("a GPU's"));
+            let run = || plan.run(&mut bound(&buffers), Some(handle.stream()), verdigris::Workspace::Own);
+            run().expect("alone on the device");
+            fake::refuse_memory(Some((0, u32::MAX)));
+            let ran = run();
+            fake::refuse_memory(None);
+            let seen = read();
+            assert!(seen.count("verdigris_workspace_failures_total", &["device=cuda:0"]) >= 1);
+            match ran {
+                Err(error) => {
+                    assert_eq!(error.kind(), "out_of_memory", "{error}");
+                    assert_eq!(seen.count("verdigris_errors_total", &["kind=out_of_memory", "device=cuda:0"]), 1);
+                }
+                // A way that needs none.
+                Ok(()) => {
+                    assert_eq!((plan.least_workspace_bytes(), seen.count("verdigris_fallbacks_total", &["reason=workspace"])), (0, 1))
+                }
             }
-            // A way that needs none.
-            Ok(()) => assert_eq!((plan.least_workspace_bytes(), seen.count("verdigris_fallbacks_total", &["reason=workspace"])), (0, 1)),
-        }
-        let account = handle.memory().expect("asks");
-        assert!(account.others_bytes() > account.total_bytes / 2, "{account}");
-        assert!(account.to_string().contains("held by others"), "{account}");
-        run().expect("the neighbour is gone");
+            let told = heard.take("memory");
+            assert!(!told.is_empty() && told.iter().all(|lack| lack.field("graph") == "watched"), "{told:?}");
+            assert!(told[0].number("others_bytes") > told[0].number("total_bytes") / 2.0, "{told:?}");
+            let account = handle.memory().expect("asks");
+            assert!(account.others_bytes() > account.total_bytes / 2, "{account}");
+            assert!(account.to_string().contains("held by others"), "{account}");
+            run().expect("the neighbour is gone");
+        })
     });
 }
 
@@ -402,13 +518,7 @@ fn errors_are_counted_by_kind() {
     seen(every(0), |read| {
         let device = Device::gpu(handle(&Config::default()), Policy::default());
         let wrong = Policy { limits: verdigris::Limits { workspace_bytes: Some(0), ..verdigris::Limits::default() }, ..Policy::default() };
-        let mut g = GraphBuilder::new("two products");
-        let rows = |dims: &[u64]| Layout::row_major(dims).expect("small");
-        let x = g.tensor("x", DType::F32, rows(&[64, 64]));
-        let h = g.matmul("first", x, x, Precision::Ieee).expect("fits");
-        let y = g.matmul("second", h, h, Precision::Ieee).expect("fits");
-        g.store(y, "y", DType::F32).expect("known");
-        let error = device.plan_under(&g.finish().expect("valid"), &wrong, &mut |_| {}).err().expect("the product between has no room");
+        let error = device.plan_under(&between(), &wrong, &mut |_| {}).err().expect("the product between has no room");
         assert_eq!(error.kind(), "out_of_memory", "{error}");
         let plan = Device::cpu().plan(&cpu_graph()).expect("plans");
         let error = plan.run(&mut [], None, verdigris::Workspace::Own).expect_err("nothing is bound");
@@ -451,32 +561,131 @@ fn the_cpu_tells_the_same() {
     });
 }
 
+/// Whoever reads of a choice reads what it was chosen over, and by how much.
+#[test]
+fn a_choice_is_told_with_the_second_best_way() {
+    let _turn = turn();
+    hear(|heard| {
+        seen(every(0), |_| {
+            let handle = handle(&Config { shipped: false, ..Config::default() });
+            let problem = Problem::Gemm(GemmProblem::packed(96, 96, 64, DType::F32, DType::F32).expect("a plain product"));
+            let limits = verdigris::Limits::default();
+            let words = |way: &verdigris::Ranked| format!("{} {}", way.engine.name, way.knobs);
+            let chosen = handle.choose(&problem, &limits).expect("chooses");
+            let ranked = handle.survey(&problem, &limits).expect("asks").ranked;
+            let is_other = |way: &&verdigris::Ranked| words(way) != words(&chosen.way);
+            let second = ranked.iter().filter(is_other).min_by(|a, b| a.cost.us.total_cmp(&b.cost.us)).expect("two engines take it");
+            let told = heard.take("choice");
+            assert_eq!(told.len(), 1, "{told:?}");
+            assert_eq!((told[0].field("engine"), told[0].field("chosen_by")), (chosen.way.engine.name, "estimate"));
+            assert_eq!(told[0].field("alternative"), words(second));
+            assert_eq!(told[0].number("alternative_us"), second.cost.us);
+            assert!(told[0].number("alternative_us") >= told[0].number("estimate_us"), "{told:?}");
+            // One way alone has no second.
+            let pin = verdigris::Limits { engine: Some("gemm.simt".to_owned()), ..limits };
+            let ranked = handle.survey(&problem, &pin).expect("asks").ranked;
+            assert_eq!(ranked.len(), 1, "{ranked:?}");
+            let pins = vec![verdigris::Pin { engine: "gemm.simt".to_owned(), knobs: verdigris::Knobs::default(), part: None }];
+            let policy = Policy { mode: verdigris::Mode::Pinned(pins), ..Policy::default() };
+            handle.plan_graph(&single(), &policy).expect("plans");
+            let told = heard.take("choice");
+            assert_eq!((told.len(), told[0].field("chosen_by")), (1, "pin"), "{told:?}");
+            assert!(!told[0].fields.contains_key("alternative") && !told[0].fields.contains_key("alternative_us"), "{told:?}");
+        })
+    });
+}
+
+/// One product.
+fn single() -> Graph {
+    let mut g = GraphBuilder::new("one product");
+    let x = g.tensor("x", DType::F32, Layout::row_major(&[64, 64]).expect("small"));
+    let y = g.matmul("product", x, x, Precision::Ieee).expect("fits");
+    g.store(y, "y", DType::F32).expect("known");
+    g.finish().expect("valid")
+}
+
+/// From a span of the device's time to the batch that it was part of, and to the requests of that batch: the spans are those of the service, and what the
+/// device did is told while another batch is under way.
+#[test]
+fn a_span_of_the_device_leads_to_its_batch_and_to_the_requests() {
+    let _turn = turn();
+    hear(|heard| {
+        seen(every(1), |_| {
+            let handle = handle(&Config::default());
+            let plan = handle.plan_graph(&single(), &Policy::default()).expect("plans");
+            let buffers = buffers(&handle, &plan);
+            let run = || plan.execute_from(handle.stream(), &bound(&buffers), handle.pool()).expect("executes");
+            run();
+            let batch = |number: u64, ids: &[&str]| {
+                let batch = tracing::info_span!(target: "test", "batch", batch_id = number);
+                for &id in ids {
+                    batch.follows_from(tracing::info_span!(target: "test", "request", request_id = id).id());
+                }
+                batch
+            };
+            // The device has not ended the first batch when the second one begins.
+            fake::hang_behind(Some(0));
+            batch(1, &["a", "b"]).in_scope(run);
+            assert_eq!(heard.take(observe::DEVICE_TARGET).len(), 0);
+            batch(2, &["c"]).in_scope(|| {
+                fake::hang_behind(None);
+                run();
+            });
+            observe::collect();
+            let told = heard.take(observe::DEVICE_TARGET);
+            assert_eq!(told.len(), 2, "{told:?}");
+            let requests_of = |device: &Said| {
+                assert_eq!(device.within, None, "it stands in nobody else's span: {device:?}");
+                let same = |(_, span): &(usize, Said)| span.field("execution") == device.field("execution");
+                let executions: Vec<_> = heard.spans("execute").into_iter().filter(same).collect();
+                assert_eq!(executions.len(), 1, "{executions:?}");
+                assert_eq!(executions[0].1.field("graph"), "one product");
+                let batch = heard.span(executions[0].1.within.expect("a batch"));
+                let requests = batch.follows.iter().map(|&place| heard.span(place).field("request_id").to_owned());
+                (batch.field("batch_id").to_owned(), requests.collect::<Vec<_>>())
+            };
+            assert_eq!(requests_of(&told[0]), ("1".to_owned(), vec!["a".to_owned(), "b".to_owned()]));
+            assert_eq!(requests_of(&told[1]), ("2".to_owned(), vec!["c".to_owned()]));
+        })
+    });
+}
+
 /// M8, F6: another choice than before is counted, and so is a remembered one that can no longer be had.
 #[test]
 fn switches_are_counted() {
     let _turn = turn();
-    seen(every(0), |read| {
-        let handle = handle(&Config { shipped: false, ..Config::default() });
-        let problem = Problem::Gemm(GemmProblem::packed(96, 96, 64, DType::F32, DType::F32).expect("a plain product"));
-        let limits = verdigris::Limits::default();
-        let chosen = handle.choose(&problem, &limits).expect("chooses");
-        handle.choose(&problem, &limits).expect("chooses");
-        assert_eq!(read().count("verdigris_choice_switches_total", &[]), 0);
-        let question = handle.question(&problem, &limits);
-        let answer = Answer::of(&chosen.way, 1.0);
-        let of = |version: u32| Answer { version, ..answer.clone() };
-        handle.plan_cache().keep(&question, &of(answer.version + 1)).expect("in memory");
-        handle.choose(&problem, &limits).expect("chooses");
-        assert_eq!(read().count("verdigris_choice_switches_total", &["op=gemm"]), 1, "the cache's version is passed over");
-        let all = verdigris::Limits { settings: verdigris::Settings::All, ..limits.clone() };
-        let survey = handle.survey(&problem, &all).expect("asks");
-        let is_other = |way: &&verdigris::Ranked| (way.engine.name, &way.knobs) != (chosen.way.engine.name, &chosen.way.knobs);
-        let other = survey.ranked.iter().find(is_other).expect("another way");
-        handle.plan_cache().keep(&question, &Answer::of(other, 0.5)).expect("in memory");
-        handle.load(&problem, other).expect("loads");
-        let now = handle.choose(&problem, &limits).expect("chooses");
-        assert_eq!((now.way.engine.name, &now.way.knobs), (other.engine.name, &other.knobs), "{}", now.explanation);
-        assert_eq!(read().count("verdigris_choice_switches_total", &["op=gemm"]), 1, "another way than before");
+    hear(|heard| {
+        seen(every(0), |read| {
+            let handle = handle(&Config { shipped: false, ..Config::default() });
+            let problem = Problem::Gemm(GemmProblem::packed(96, 96, 64, DType::F32, DType::F32).expect("a plain product"));
+            let limits = verdigris::Limits::default();
+            let chosen = handle.choose(&problem, &limits).expect("chooses");
+            handle.choose(&problem, &limits).expect("chooses");
+            assert_eq!(read().count("verdigris_choice_switches_total", &[]), 0);
+            assert_eq!(heard.take("switch").len(), 0);
+            let question = handle.question(&problem, &limits);
+            let answer = Answer::of(&chosen.way, 1.0);
+            let of = |version: u32| Answer { version, ..answer.clone() };
+            handle.plan_cache().keep(&question, &of(answer.version + 1)).expect("in memory");
+            handle.choose(&problem, &limits).expect("chooses");
+            assert_eq!(read().count("verdigris_choice_switches_total", &["op=gemm"]), 1, "the cache's version is passed over");
+            let told = heard.take("switch");
+            assert_eq!(told.iter().map(Said::part).collect::<Vec<_>>(), [(problem.to_string(), chosen.way.engine.name.to_owned())]);
+            let why = format!("measured with version {} of the engine, and this build has version {}", answer.version + 1, answer.version);
+            assert!(told[0].field("passed_over").contains(&why), "{told:?}");
+            let all = verdigris::Limits { settings: verdigris::Settings::All, ..limits.clone() };
+            let survey = handle.survey(&problem, &all).expect("asks");
+            let is_other = |way: &&verdigris::Ranked| (way.engine.name, &way.knobs) != (chosen.way.engine.name, &chosen.way.knobs);
+            let other = survey.ranked.iter().find(is_other).expect("another way");
+            handle.plan_cache().keep(&question, &Answer::of(other, 0.5)).expect("in memory");
+            handle.load(&problem, other).expect("loads");
+            let now = handle.choose(&problem, &limits).expect("chooses");
+            assert_eq!((now.way.engine.name, &now.way.knobs), (other.engine.name, &other.knobs), "{}", now.explanation);
+            assert_eq!(read().count("verdigris_choice_switches_total", &["op=gemm"]), 1, "another way than before");
+            let told = heard.take("switch");
+            assert_eq!(told.iter().map(Said::part).collect::<Vec<_>>(), [(problem.to_string(), other.engine.name.to_owned())]);
+            assert_eq!(told[0].field("before"), format!("{} {}", chosen.way.engine.name, chosen.way.knobs));
+        })
     });
 }
 

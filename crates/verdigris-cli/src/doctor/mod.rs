@@ -2,10 +2,13 @@
 
 mod findings;
 mod matrix;
+mod surroundings;
+
+use std::path::Path;
 
 use anyhow::Result;
 use serde_json::{Value, json};
-use verdigris::config::VARIABLES;
+use verdigris::config::{VARIABLES, container_variable};
 use verdigris::{Arch, Config, Handle, PlanCache};
 use verdigris_cuda::peers::CublasLt;
 use verdigris_cuda::trust::Distrust;
@@ -92,6 +95,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         }
     }
     report["plans"] = plans(&config);
+    report["container"] = surroundings::container(Path::new("/"), container_variable);
+    report["mig"] = surroundings::mig();
+    report["frameworks"] = surroundings::frameworks();
+    report["permissions"] = surroundings::permissions(Path::new("/dev"));
     let findings = findings::of(&report);
     report["findings"] = serde_json::to_value(&findings)?;
     if arguments.json {
@@ -195,6 +202,10 @@ fn print(report: &Value, with_refusals: bool) {
         ("measured choices", &report["plans"]),
         ("assembler", &report["assembler"]),
         ("driver", &report["driver"]),
+        ("container", &report["container"]),
+        ("MIG", &report["mig"]),
+        ("frameworks", &report["frameworks"]),
+        ("device files", &report["permissions"]),
     ] {
         let words: Vec<String> = value.as_object().into_iter().flatten().map(|(key, value)| format!("{key} {}", text(value))).collect();
         say!("{}", wrapped(&format!("{name}: {}", words.join(", ")), 2, COLUMNS));

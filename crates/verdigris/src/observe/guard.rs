@@ -108,20 +108,28 @@ fn wanted_now(turns: &AtomicU64) -> Option<Wanted> {
     (numbers || drift).then_some(Wanted { numbers, drift, most_bytes: guards.most_bytes })
 }
 
+/// Who writes a tensor: what is computed, as labels have it, and the engine of the chosen way. (An execution that fell back took another, which the event
+/// `fallback` says.)
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Writer {
+    pub(crate) op: &'static str,
+    pub(crate) engine: &'static str,
+}
+
 /// A plan, as guards know it.
 #[derive(Debug)]
 pub(crate) struct Subject {
     graph: Arc<Graph>,
     device: String,
     /// Of the tensors that are bound: what it is, and what computes it if it is written. Host scalars are left out.
-    tensors: Vec<(TensorDesc, Option<&'static str>)>,
+    tensors: Vec<(TensorDesc, Option<Writer>)>,
     /// Arithmetic work of one execution.
     flops: f64,
 }
 
 impl Subject {
-    /// `writer` is what computes a tensor, as labels have it; `None` for those that are read.
-    pub(crate) fn new(graph: Arc<Graph>, device: &str, tensors: &[(TensorDesc, Option<&'static str>)], flops: f64) -> Arc<Subject> {
+    /// Of each tensor its writer; `None` for those that are read.
+    pub(crate) fn new(graph: Arc<Graph>, device: &str, tensors: &[(TensorDesc, Option<Writer>)], flops: f64) -> Arc<Subject> {
         Arc::new(Subject { graph, device: device.to_owned(), tensors: tensors.to_vec(), flops })
     }
 
@@ -360,9 +368,9 @@ impl Check {
         let subject = &self.subject;
         let held = || self.copied.iter().zip(&bytes).map(|((number, _), bytes)| (&subject.tensors[*number], bytes));
         if self.wanted.numbers {
-            for ((tensor, op), bytes) in held() {
-                if let Some(op) = op.filter(|_| tensor.dtype.is_float()) {
-                    look_at_numbers(subject, op, tensor, bytes);
+            for ((tensor, writer), bytes) in held() {
+                if let Some(writer) = writer.filter(|_| tensor.dtype.is_float()) {
+                    look_at_numbers(subject, writer, tensor, bytes);
                 }
             }
         }
@@ -435,7 +443,7 @@ fn numbers(tensor: &TensorDesc, bytes: &[u8]) -> Numbers {
     seen
 }
 
-fn look_at_numbers(subject: &Subject, op: &'static str, tensor: &TensorDesc, bytes: &[u8]) {
+fn look_at_numbers(subject: &Subject, Writer { op, engine }: Writer, tensor: &TensorDesc, bytes: &[u8]) {
     let seen = numbers(tensor, bytes);
     if seen.elements == 0 {
         return;
@@ -446,7 +454,7 @@ fn look_at_numbers(subject: &Subject, op: &'static str, tensor: &TensorDesc, byt
     if seen.nonfinite > 0 {
         counter!("verdigris_nonfinite_total", "op" => op, "device" => device()).increment(1);
         tracing::warn!(
-            target: "verdigris", event = "nonfinite", device = subject.device, graph = subject.graph.name, op, tensor = tensor.name,
+            target: "verdigris", event = "nonfinite", device = subject.device, graph = subject.graph.name, op, engine, tensor = tensor.name,
             elements = seen.elements, nonfinite = seen.nonfinite, first = seen.first, largest = seen.largest
         );
     }
@@ -467,7 +475,7 @@ fn distance(worst: Option<&Compared>, failures: u64) -> Option<f64> {
     worst.map(of).or((failures > 0).then_some(FARTHEST))
 }
 
-fn look_for_drift(subject: &Subject, inputs: &Inputs<Uid>, results: &[(&TensorDesc, &'static str, &[u8])]) {
+fn look_for_drift(subject: &Subject, inputs: &Inputs<Uid>, results: &[(&TensorDesc, Writer, &[u8])]) {
     let selection = Selection::Sample { count: SHADOW_ELEMENTS, seed: 1 };
     let expected = match evaluate(&subject.graph, inputs, selection) {
         Ok(expected) => expected,
@@ -477,7 +485,7 @@ fn look_for_drift(subject: &Subject, inputs: &Inputs<Uid>, results: &[(&TensorDe
         }
     };
     for output in &expected {
-        let Some((tensor, op, bytes)) = results.iter().find(|(tensor, ..)| tensor.uid == output.id) else { continue };
+        let Some((tensor, Writer { op, engine }, bytes)) = results.iter().find(|(tensor, ..)| tensor.uid == output.id) else { continue };
         // What stood there before is not known: anything else, so that no element counts as unwritten.
         let before: Vec<u8> = bytes.iter().map(|byte| !byte).collect();
         let report = compare(output, &before, bytes);
@@ -490,7 +498,7 @@ fn look_for_drift(subject: &Subject, inputs: &Inputs<Uid>, results: &[(&TensorDe
         if report.failures > 0 {
             let worst = report.worst.as_ref();
             tracing::error!(
-                target: "verdigris", event = "drift", device = subject.device, graph = subject.graph.name, op, tensor = tensor.name,
+                target: "verdigris", event = "drift", device = subject.device, graph = subject.graph.name, op, engine, tensor = tensor.name,
                 elements = report.elements, wrong = report.failures, ratio,
                 got = worst.map(|worst| worst.got), want = worst.map(|worst| worst.want), allowed = worst.map(|worst| worst.tolerance)
             );

@@ -5,9 +5,10 @@
 //! device is taken ([`Sampling`]): by events that the stream passes, which nobody waits for. [`collect`] reads those that were passed, and
 //! sets the gauges; exporters call it before they answer.
 //!
-//! The metrics are those of [`METRICS`] (`docs/metrics.md`). Events of `tracing` have the target `verdigris`: a span `plan`, a span `execute` around the submission of each sampled execution; `choice`, `switch`,
-//! `fallback`, `kernel`, `slow`, `overdue`, `memory`, `nonfinite`, `drift` and `error`, with what they are about as fields. Under the target [`DEVICE_TARGET`] stands
-//! each sampled execution as a span of the device's time.
+//! The metrics are those of [`METRICS`] (`docs/metrics.md`). Events of `tracing` have the target `verdigris`: a span `plan`, a span `execute` around the
+//! submission of each sampled execution, with its number as the field `execution`; `choice`, `switch`, `fallback`, `kernel`, `slow`, `overdue`, `memory`,
+//! `nonfinite`, `drift` and `error`, with what they are about as fields. Under the target [`DEVICE_TARGET`] stands each sampled execution as a span of the
+//! device's time.
 //!
 //! ```
 //! use verdigris::observe::{self, Listen, Listening, Sampling};
@@ -41,13 +42,14 @@ pub use watch::MemoryAccount;
 pub use watchdog::Watchdog;
 pub use workload::{Entry, WorkloadError, read_workload};
 
-pub(crate) use guard::{Check, Subject, wanted};
+pub(crate) use guard::{Check, Subject, Writer, wanted};
 pub(crate) use meter::{Meter, cpu_op, cpu_run};
 pub(crate) use watch::Watch;
 pub(crate) use workload::Workload;
 
 /// The target of events that are spans of a device's time: `device`, `stream` (a number that tells streams apart, and on the CPU the threads that run plans),
-/// `name` (the problem; on the CPU the ops), `engine`, `start_us` (since [`epoch`]) and `duration_us`.
+/// `name` (the problem; on the CPU the ops), `engine`, `start_us` (since [`epoch`]) and `duration_us`. On a GPU they are told once the device has passed them,
+/// in no span, and their `execution` is that of the span `execute` in which the work was submitted; on the CPU they are told in the caller's span.
 pub const DEVICE_TARGET: &str = "verdigris::device";
 
 /// What is listened for.

@@ -13,8 +13,8 @@ use verdigris_engines::engine::Knobs;
 use verdigris_graph::{Key, Problem};
 
 use super::{Budget, DEVICE_TARGET, Limits, Meter, Workload, epoch, is_listening, limits, lock, sampling, watched};
+use crate::choose::Choice;
 use crate::error::Error;
-use crate::explain::ChosenBy;
 use crate::select::Ranked;
 
 /// Samples that may be on their way; beyond it the stream is far behind, and what comes is skipped.
@@ -97,8 +97,32 @@ impl fmt::Debug for Watch {
     }
 }
 
+/// An execution whose time is to be taken.
+pub(crate) struct Sampled {
+    /// Tells the sampled executions of the process apart: what the device's spans are joined with the host's by.
+    execution: u64,
+    /// One before the first part, and one behind each.
+    events: Vec<Event>,
+}
+
+impl Sampled {
+    /// One to be put before the first part, and one behind each.
+    pub(crate) fn events(&self) -> &[Event] {
+        &self.events
+    }
+
+    /// What the host does for it, beside the device's spans, which are told later and have the same number.
+    pub(crate) fn span(&self, graph: &str, device: &str) -> tracing::Span {
+        tracing::trace_span!(target: "verdigris", "execute", execution = self.execution, graph, device)
+    }
+}
+
+/// The number of the next sampled execution.
+static EXECUTIONS: AtomicU64 = AtomicU64::new(1);
+
 /// An execution whose events were put on a stream.
 struct Sample {
+    execution: u64,
     /// One before the first part, and one behind each.
     events: Vec<Event>,
     parts: Vec<Arc<Meter>>,
@@ -133,7 +157,7 @@ pub(crate) fn collect(watches: &[Arc<Watch>]) {
         let sum = sums.entry(&watch.device).or_default();
         // Asking whether an event was passed would break another thread's capture.
         let Ok(_relaxed) = watch.context.relax_capture() else { continue };
-        sum.overdue += watch.reap(&limits);
+        sum.overdue += watch.reap(&limits, Instant::now());
         if let Some(workload) = &watch.workload {
             workload.write();
         }
@@ -188,13 +212,13 @@ impl Watch {
         self.workload.as_ref()?.trouble()
     }
 
-    /// Events for an execution of so many parts, if this one is to have its time taken: `turns` counts those of its plan.
+    /// Events for an execution of so many parts and its number, if this one is to have its time taken: `turns` counts those of its plan.
     #[inline]
-    pub(crate) fn wants(&self, turns: &AtomicU64, parts: usize, stream: &Stream) -> Option<Vec<Event>> {
+    pub(crate) fn wants(&self, turns: &AtomicU64, parts: usize, stream: &Stream) -> Option<Sampled> {
         if !is_listening() { None } else { self.wants_now(turns, parts, stream) }
     }
 
-    fn wants_now(&self, turns: &AtomicU64, parts: usize, stream: &Stream) -> Option<Vec<Event>> {
+    fn wants_now(&self, turns: &AtomicU64, parts: usize, stream: &Stream) -> Option<Sampled> {
         let sampling = sampling();
         let turn = turns.fetch_add(1, Ordering::Relaxed);
         // The first execution of a plan meets cold caches.
@@ -213,7 +237,7 @@ impl Watch {
         while taken.len() < parts + 1 {
             taken.push(Event::timing(&self.context).ok()?);
         }
-        Some(taken)
+        Some(Sampled { execution: EXECUTIONS.fetch_add(1, Ordering::Relaxed), events: taken })
     }
 
     fn sampled(&self, outcome: &'static str) {
@@ -221,14 +245,17 @@ impl Watch {
     }
 
     /// Keeps an execution whose events are on their way, and reads those that were passed.
-    pub(crate) fn keep(&self, events: Vec<Event>, parts: Vec<Arc<Meter>>, stream: &Stream) {
+    pub(crate) fn keep(&self, Sampled { execution, events }: Sampled, parts: Vec<Arc<Meter>>, stream: &Stream) {
         self.sampled("taken");
-        lock(&self.pending).push_back(Sample { events, parts, stream: stream.raw() as u64, begun: None, is_overdue: false });
-        self.reap(&limits());
+        let sample = Sample { execution, events, parts, stream: stream.raw() as u64, begun: None, is_overdue: false };
+        lock(&self.pending).push_back(sample);
+        self.reap(&limits(), Instant::now());
     }
 
-    /// Reads the samples that were passed: how many are overdue.
-    fn reap(&self, limits: &Limits) -> usize {
+    /// Reads the samples that were passed: how many are overdue `now`.
+    ///
+    /// What it tells is of earlier executions, so that it stands in no span of the caller's: the number of the execution leads to the span that it is of.
+    fn reap(&self, limits: &Limits, now: Instant) -> usize {
         // One thread reads; whoever comes meanwhile need not.
         let Ok(mut pending) = self.pending.try_lock() else { return 0 };
         let mut left = VecDeque::with_capacity(pending.len());
@@ -246,7 +273,7 @@ impl Watch {
                     }
                 }
                 Ok(false) => {
-                    overdue += usize::from(self.is_overdue(&mut sample, limits));
+                    overdue += usize::from(self.is_overdue(&mut sample, limits, now));
                     left.push_back(sample);
                 }
                 // The device has failed, and with it all that was on its way.
@@ -265,12 +292,14 @@ impl Watch {
             if us > limits.slow_factor * part.estimate_us && us > limits.slow_least.as_secs_f64() * 1e6 {
                 part.was_slow();
                 tracing::warn!(
-                    target: "verdigris", event = "slow", device = &*self.device, problem = part.name, engine = part.engine, us, estimate_us = part.estimate_us
+                    target: "verdigris", parent: None, event = "slow", execution = sample.execution, device = &*self.device, problem = part.name, engine = part.engine,
+                    us, estimate_us = part.estimate_us
                 );
             }
             if is_traced && let Some(start_us) = self.host_us(&pair[0]) {
                 tracing::trace!(
-                    target: DEVICE_TARGET, device = &*self.device, stream = sample.stream, name = part.name, engine = part.engine, start_us, duration_us = us
+                    target: DEVICE_TARGET, parent: None, execution = sample.execution, device = &*self.device, stream = sample.stream, name = part.name,
+                    engine = part.engine, start_us, duration_us = us
                 );
             }
         }
@@ -301,15 +330,14 @@ impl Watch {
     }
 
     /// Whether an execution that the device has not ended should have been. Told of once.
-    fn is_overdue(&self, sample: &mut Sample, limits: &Limits) -> bool {
-        let now = Instant::now();
+    fn is_overdue(&self, sample: &mut Sample, limits: &Limits, now: Instant) -> bool {
         if sample.begun.is_none() && sample.events[0].is_reached().unwrap_or(false) {
             sample.begun = Some(now);
         }
         let Some(begun) = sample.begun else { return false };
         let estimate_us: f64 = sample.parts.iter().map(|part| part.estimate_us).sum();
         let allowed = Duration::from_secs_f64((estimate_us * limits.overdue_factor * 1e-6).min(1e9)).max(limits.overdue_least);
-        if now.duration_since(begun) < allowed {
+        if now.saturating_duration_since(begun) < allowed {
             return false;
         }
         if !std::mem::replace(&mut sample.is_overdue, true) {
@@ -317,24 +345,28 @@ impl Watch {
             let at = sample.parts.iter().zip(&sample.events[1..]).find(|(_, event)| !event.is_reached().unwrap_or(false));
             let (problem, engine) = at.map_or(("", ""), |(part, _)| (part.name.as_str(), part.engine));
             tracing::error!(
-                target: "verdigris", event = "overdue", device = &*self.device, problem, engine, stream = sample.stream, estimate_us,
-                allowed_us = allowed.as_secs_f64() * 1e6
+                target: "verdigris", parent: None, event = "overdue", execution = sample.execution, device = &*self.device, problem, engine, stream = sample.stream,
+                estimate_us, allowed_us = allowed.as_secs_f64() * 1e6
             );
         }
         true
     }
 
-    /// Tells of a choice, and whether it is another than the last one for this problem. `passed_over` is why a remembered one was not taken.
-    pub(crate) fn chose(&self, problem: &Problem, asked: impl FnOnce() -> String, way: &Ranked, by: ChosenBy, passed_over: Option<&str>) {
+    /// Tells of a choice with its second-best way, and whether it is another than the last one for this problem. `passed_over` is why a remembered one was not
+    /// taken.
+    pub(crate) fn chose(&self, problem: &Problem, asked: impl FnOnce() -> String, choice: &Choice, passed_over: Option<&str>) {
         if !is_listening() {
             return;
         }
+        let (way, by) = (choice.way(), choice.by);
         let (op, engine) = (problem.kind(), way.engine.name);
+        let (measured_us, alternative) = (choice.measured_us(), choice.alternative());
         let device = || Arc::clone(&self.device);
         counter!("verdigris_choices_total", "op" => op, "engine" => engine, "chosen_by" => by.name(), "device" => device()).increment(1);
         tracing::debug!(
             target: "verdigris", event = "choice", device = &*self.device, problem = %problem, engine, knobs = %way.knobs, chosen_by = by.name(),
-            estimate_us = way.cost.us, workspace_bytes = way.workspace_bytes()
+            estimate_us = way.cost.us, measured_us, workspace_bytes = way.workspace_bytes(),
+            alternative = alternative.map(|(other, _)| format!("{} {}", other.engine.name, other.knobs)), alternative_us = alternative.map(|(_, us)| us)
         );
         let before = {
             let mut choices = lock(&self.choices);
@@ -389,21 +421,28 @@ impl Watch {
         }
     }
 
-    /// Tells of workspace that was asked for.
-    pub(crate) fn asked_workspace(&self, bytes: u64) {
-        if bytes > 0 && is_listening() {
-            histogram!("verdigris_workspace_bytes", "device" => Arc::clone(&self.device)).record(bytes as f64);
+    /// Tells of the workspace that an execution's chosen ways need, and of what it ran in: less where it fell back, 0 where it did not run.
+    pub(crate) fn asked_workspace(&self, asked_bytes: u64, had_bytes: u64) {
+        if asked_bytes > 0 && is_listening() {
+            histogram!("verdigris_workspace_bytes", "device" => Arc::clone(&self.device)).record(asked_bytes as f64);
+            histogram!("verdigris_workspace_had_bytes", "device" => Arc::clone(&self.device)).record(had_bytes as f64);
         }
     }
 
     /// Tells of workspace that could not be had, with who holds the memory, and what would do.
-    pub(crate) fn lacked_workspace(&self, graph: &str, asked_bytes: u64, least_bytes: u64) {
+    pub(crate) fn lacked_workspace(&self, graph: &str, asked_bytes: u64, least_bytes: u64, account: &Result<MemoryAccount, Error>) {
         if !is_listening() {
             return;
         }
         counter!("verdigris_workspace_failures_total", "device" => Arc::clone(&self.device)).increment(1);
-        let account = self.memory().map_or_else(|error| error.to_string(), |account| account.to_string());
-        tracing::error!(target: "verdigris", event = "memory", device = &*self.device, graph, asked_bytes, least_bytes, account);
+        let known = account.as_ref().ok();
+        let words = account.as_ref().map_or_else(ToString::to_string, ToString::to_string);
+        tracing::error!(
+            target: "verdigris", event = "memory", device = &*self.device, graph, asked_bytes, least_bytes,
+            total_bytes = known.map(|account| account.total_bytes), free_bytes = known.map(|account| account.free_bytes),
+            pool_reserved_bytes = known.map(|account| account.pool_reserved_bytes), pool_used_bytes = known.map(|account| account.pool_used_bytes),
+            others_bytes = known.map(MemoryAccount::others_bytes), account = words
+        );
     }
 
     /// Who holds the device's memory now.
@@ -417,5 +456,43 @@ impl Watch {
             pool_used_bytes: held.used_bytes,
             pool_used_high_bytes: held.used_high_bytes,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use verdigris_cuda::{PoolOptions, fake};
+
+    /// F4: the factor of the limits is the bound, not a part of it, and neither is anything told before the least time. The clock is ours.
+    #[test]
+    fn an_execution_is_overdue_from_so_many_times_its_estimate_on() {
+        let context = fake::context();
+        let pool = Pool::new(&context, PoolOptions::default()).expect("a pool");
+        let stream = Stream::new(&context).expect("a stream");
+        let watch = Watch::new(&context, &pool, None);
+        // Two parts of 250 µs and 500 µs; the device begins with the first and does not come back.
+        let meter = |us| Arc::new(Meter::new("gemm", "gemm.simt", "f32".to_owned(), Arc::from("cuda:0"), "a product".to_owned(), us, None));
+        fake::hang_behind(Some(1));
+        let events: Vec<Event> = (0..3).map(|_| Event::timing(&context).expect("an event")).collect();
+        events.iter().for_each(|event| event.record(&stream).expect("recorded"));
+        let parts = vec![meter(250.0), meter(500.0)];
+        lock(&watch.pending).push_back(Sample { execution: 1, events, parts, stream: 0, begun: None, is_overdue: false });
+        let begun = Instant::now();
+        let after = |limits: &Limits, us: u64| watch.reap(limits, begun + Duration::from_micros(us));
+        let limits =
+            |overdue_factor, least_us| Limits { overdue_factor, overdue_least: Duration::from_micros(least_us), ..Limits::default() };
+        // From when it was first seen to have begun: 750 µs times the factor.
+        assert_eq!(after(&limits(4.0, 0), 0), 0);
+        for (factor, bound_us) in [(4.0, 3000), (2.0, 1500), (100.0, 75_000)] {
+            assert_eq!(after(&limits(factor, 0), bound_us - 1), 0, "{factor} times");
+            assert_eq!(after(&limits(factor, 0), bound_us), 1, "{factor} times");
+        }
+        // The least time is the bound where it is longer.
+        assert_eq!(after(&limits(4.0, 5000), 4999), 0);
+        assert_eq!(after(&limits(4.0, 5000), 5000), 1);
+        fake::hang_behind(None);
+        assert_eq!(after(&limits(4.0, 0), 1_000_000), 0, "it has ended after all");
+        assert!(lock(&watch.pending).is_empty());
     }
 }
