@@ -14,9 +14,14 @@ use crate::tree::Tree;
 
 /// What nothing in the copy reads, and is large.
 const LEFT_OUT: [&str; 2] = ["bench/record/", "mutants/"];
+/// What is read all the same: the test of the choice at once holds it against these times.
+const KEPT: &str = "bench/record/h200/2026-11-23-choice-90210.jsonl";
 
 /// The crates that the runs of mutants spend their time in. The others make kernels and do not run them, or are not asked at all, and are compiled without optimization.
 const HOT: [&str; 3] = ["verdigris-kir", "verdigris-reference", "verdigris-tensor"];
+
+/// What unit tests are called: those of a library, and those of a program.
+const UNITS: [&str; 2] = ["lib", "bin"];
 
 /// The programs of the copy, and where they are run.
 pub(super) struct Programs {
@@ -44,10 +49,11 @@ pub(super) fn programs(root: &Path, tree: &Tree, list: &List, selected: &[&Mutan
     };
     let (wanted, all) = (tests_of(&mut selected.iter().copied()), tests_of(&mut list.mutants.iter()));
     let mut command = vec!["build", "--bin", "workshop"];
-    command.extend(all.iter().filter(|(_, name)| name != "lib").flat_map(|(_, name)| ["--test", name]));
+    command.extend(all.iter().filter(|(_, name)| !UNITS.contains(&name.as_str())).flat_map(|(_, name)| ["--test", name]));
     // Unit tests have no name of their own.
-    let of_units = wanted.iter().filter(|(_, name)| name == "lib");
-    let of_units = of_units.map(|(package, _)| vec!["test", "--no-run", "--package", package, "--lib"]);
+    let of_units = wanted.iter().filter(|(_, name)| UNITS.contains(&name.as_str()));
+    let of_units =
+        of_units.map(|(package, name)| vec!["test", "--no-run", "--package", package, if name == "lib" { "--lib" } else { "--bins" }]);
     let commands: Vec<Vec<&str>> = std::iter::once(command).chain(of_units).collect();
     let mut built = BTreeMap::new();
     for command in &commands {
@@ -61,7 +67,7 @@ pub(super) fn programs(root: &Path, tree: &Tree, list: &List, selected: &[&Mutan
 
 /// Writes the copy; files that are as they should be are left alone, and with them what was built of them.
 fn write(tree: &Tree, list: &List, copy: &Path) -> Result<()> {
-    let kept = tree.files().filter(|(path, _)| !LEFT_OUT.iter().any(|out| path.starts_with(out)));
+    let kept = tree.files().filter(|(path, _)| *path == KEPT || !LEFT_OUT.iter().any(|out| path.starts_with(out)));
     let mut files: BTreeMap<String, String> = kept.map(|(path, text)| (path.to_owned(), text.to_owned())).collect();
     files.extend(plant::all(tree, list)?);
     tree.write_copy(&files, &LEFT_OUT, copy)
@@ -80,7 +86,7 @@ fn plain(tree: &Tree) -> Vec<String> {
         .collect()
 }
 
-/// Runs one command of cargo in the copy; the programs that it made, by package and target. Unit tests are of target `lib`.
+/// Runs one command of cargo in the copy; the programs that it made, by package and target. Unit tests are of target `lib`, those of a program of target `bin`.
 ///
 /// The copy shares the folder in which cargo builds with the sources that it is of, and so what that has of other people's crates. Its own crates are others
 /// there for the way in which they are compiled ([`plain`]), and its programs go elsewhere.
@@ -115,8 +121,12 @@ fn program(message: &Value) -> Option<((String, String), PathBuf)> {
     let id = message["package_id"].as_str()?;
     let (place, version) = id.rsplit_once('#')?;
     let package = version.split_once('@').map_or_else(|| place.rsplit('/').next().unwrap_or_default(), |(name, _)| name);
-    let is_library = message["target"]["kind"].as_array()?.iter().any(|kind| kind == "lib");
-    let name = if is_library { "lib" } else { message["target"]["name"].as_str()? };
+    let is_kind = |wanted: &str| message["target"]["kind"].as_array().is_some_and(|kinds| kinds.iter().any(|kind| kind == wanted));
+    let name = match message["profile"]["test"].as_bool() {
+        _ if is_kind("lib") => "lib",
+        Some(true) if is_kind("bin") => "bin",
+        _ => message["target"]["name"].as_str()?,
+    };
     Some(((package.to_owned(), name.to_owned()), PathBuf::from(path)))
 }
 
@@ -133,6 +143,10 @@ mod tests {
         let key = |package: &str, name: &str| Some((package.to_owned(), name.to_owned()));
         assert_eq!(message("path+file:///a/crates/verdigris-kir#0.0.0", "lib", "verdigris_kir"), key("verdigris-kir", "lib"));
         assert_eq!(message("path+file:///a/b#verdigris-kir@0.0.0", "test", "tables"), key("verdigris-kir", "tables"));
+        let units = serde_json::json!({ "package_id": "path+file:///a/b#w@0", "target": { "kind": ["bin"], "name": "w" }, "executable": "/x",
+            "profile": { "test": true } });
+        assert_eq!(program(&units).map(|(key, _)| key), key("w", "bin"));
+        assert_eq!(message("path+file:///a/b#w@0", "bin", "w"), key("w", "w"));
         assert_eq!(program(&serde_json::json!({ "reason": "build-finished" })), None);
     }
 }

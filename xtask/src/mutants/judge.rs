@@ -40,8 +40,67 @@ pub(super) struct Said {
 pub(super) struct Found {
     /// The rule, or another word of [`super::list::Entry::expect`].
     pub(super) by: String,
-    /// The message's first line.
+    /// The message's first line; of a kernel that does not verify, with its first fault.
     pub(super) line: String,
+    /// Whether that line names one of the kernel.
+    pub(super) place: Place,
+}
+
+/// What a message has to say of where a mistake is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// A line of the crate that holds the kernel.
+    Kernel,
+    /// No line, where the rule has one.
+    Nowhere,
+    /// The evidence has no line: it is about results, a launch or a kernel as a whole, or a test's.
+    NotAsked,
+}
+
+/// Rules about a kernel or a launch as a whole, which stand on no line of it.
+const OF_THE_WHOLE: [&str; 8] = ["launch", "shared", "threads", "registers", "cluster", "params", "map", "timeout"];
+/// Evidence that is no rule of the verifier or of the interpreter.
+const NO_RULE: [&str; 8] = ["numbers", "determinism", "refusal", "bounds", "panic", "hang", "test", "error"];
+/// Where the kernels are that `workshop verify` runs.
+const KERNELS: &str = "crates/verdigris-engines/src/";
+
+impl Found {
+    /// Of what `workshop verify` says.
+    fn of_message(message: &str) -> Found {
+        let (by, line) = (kind_of(message), evidence_line(message));
+        let place = match by.as_str() {
+            by if NO_RULE.contains(&by) || OF_THE_WHOLE.contains(&by) => Place::NotAsked,
+            _ if names_line(&line) => Place::Kernel,
+            _ => Place::Nowhere,
+        };
+        Found { by, line, place }
+    }
+
+    fn without_line(by: &str, line: String) -> Found {
+        Found { by: by.to_owned(), line, place: Place::NotAsked }
+    }
+
+    pub(super) fn is_placed(&self) -> bool {
+        self.place != Place::Nowhere
+    }
+}
+
+/// Whether a text names a line of a kernel's source, `FILE.rs:LINE`.
+fn names_line(text: &str) -> bool {
+    text.match_indices(KERNELS).any(|(at, _)| {
+        let word = text[at..].split(|c: char| c.is_whitespace() || matches!(c, ',' | ')' | '(')).next().unwrap_or_default();
+        word.split_once(".rs:").is_some_and(|(_, line)| line.starts_with(|c: char| c.is_ascii_digit()))
+    })
+}
+
+/// The first line of a message; of one that only counts the faults of a kernel, the first of them behind it.
+fn evidence_line(message: &str) -> String {
+    let first = first_line(message);
+    if !first.ends_with(" fault") && !first.ends_with(" faults") {
+        return first;
+    }
+    let fault = message.lines().map(str::trim).skip_while(|line| *line != first).nth(1).unwrap_or_default();
+    format!("{first} {fault}").trim_end().to_owned()
 }
 
 /// Runs mutant `number` (0 for none) on what is to find it.
@@ -77,7 +136,7 @@ pub(super) fn run(programs: &Programs, run: &Run, seed: u64, number: u64) -> Res
     let reached = err.lines().any(|line| line == "mutant reached");
     let err: String = err.lines().filter(|line| *line != "mutant reached").map(|line| format!("{line}\n")).collect();
     let (found, ran) = match status {
-        None => (Some(Found { by: "hang".to_owned(), line: format!("still running after {seconds:.0} s") }), 0),
+        None => (Some(Found::without_line("hang", format!("still running after {seconds:.0} s"))), 0),
         Some(status) if run.has_seed() => of_verify(status, &out, &err),
         Some(status) => of_tests(status, &out, &err, run.shows.as_deref().unwrap_or("test")),
     };
@@ -127,13 +186,13 @@ fn of_verify(status: ExitStatus, out: &str, err: &str) -> (Option<Found>, u64) {
     let value: Value = out.lines().rev().find_map(|line| serde_json::from_str(line).ok()).unwrap_or_default();
     let ran = value["cases"].as_u64().unwrap_or(0) + value["graph_runs"].as_u64().unwrap_or(0);
     if let Some(message) = value["faults"].as_array().and_then(|faults| faults.first()?["message"].as_str()) {
-        return (Some(Found { by: kind_of(message), line: first_line(message) }), ran);
+        return (Some(Found::of_message(message)), ran);
     }
     if status.success() && value.is_object() {
         return (None, ran);
     }
     let by = if status.code().is_some_and(|code| !FOUND.contains(&code)) { "error" } else { "panic" };
-    (Some(Found { by: by.to_owned(), line: first_line(err) }), ran)
+    (Some(Found::without_line(by, first_line(err))), ran)
 }
 
 /// What a test program says.
@@ -151,7 +210,7 @@ fn of_tests(status: ExitStatus, out: &str, err: &str, shows: &str) -> (Option<Fo
     let said = [out, err].into_iter().find_map(|text| text.split_once("panicked at ").map(|(_, behind)| behind));
     let line = said.map_or_else(|| first_line(err), |behind| behind.lines().take(2).collect::<Vec<_>>().join(" "));
     let by = if status.code() == Some(101) && ran > 0 { shows } else { "panic" };
-    (Some(Found { by: by.to_owned(), line }), ran)
+    (Some(Found::without_line(by, line)), ran)
 }
 
 /// What kind of evidence a message of `verify` is: the rule in brackets, or a word for what has none.
@@ -196,5 +255,25 @@ mod tests {
         assert_eq!(kind_of("panicked: index out of bounds"), "panic");
         assert_eq!(kind_of("noted as deterministic, but schedules 0 and 1 give different bits"), "determinism");
         assert_eq!(kind_of("there is no such way: without a word"), "refusal");
+    }
+
+    #[test]
+    fn rules_name_a_line_of_the_kernel() {
+        let place = |message: &str| Found::of_message(message).place;
+        assert_eq!(place("crates/verdigris-engines/src/a/b.rs:7:3: [race] this thread reads"), Place::Kernel);
+        assert_eq!(place("[race] this thread reads"), Place::Nowhere);
+        assert_eq!(place("crates/verdigris-kir/src/tile/ring.rs:9:1: [race] this thread reads"), Place::Nowhere);
+        assert_eq!(place("crates/verdigris-engines/src/a/b.rs: [race] this thread reads"), Place::Nowhere);
+        assert_eq!(place("launch: [launch] grid x 3 is not a multiple of the cluster size 2"), Place::NotAsked);
+        assert_eq!(place("output in slot 2: 3 of 8 elements are wrong"), Place::NotAsked);
+    }
+
+    #[test]
+    fn a_kernel_that_does_not_verify_is_told_with_its_first_fault() {
+        let faults = "a=1: launch: [launch] does not verify: kernel x: 2 faults\n  [commit] crates/verdigris-engines/src/x.rs:3:5: no\n  [race] y.rs:1:1: z";
+        let found = Found::of_message(faults);
+        assert_eq!((found.by.as_str(), found.place), ("commit", Place::Kernel));
+        assert!(found.line.ends_with("kernel x: 2 faults [commit] crates/verdigris-engines/src/x.rs:3:5: no"), "{}", found.line);
+        assert_eq!(evidence_line("all is one line\nof two"), "all is one line");
     }
 }

@@ -57,6 +57,9 @@ pub(super) struct Entry {
     /// Why nothing finds it.
     #[serde(default)]
     pub(super) survives: Option<String>,
+    /// The mistakes of the [`super::review`] that it is, by number.
+    #[serde(default)]
+    pub(super) review: BTreeSet<u32>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -85,7 +88,7 @@ pub(super) struct Run {
     /// With `verify`: every setting.
     #[serde(skip_serializing_if = "is_false")]
     pub(super) all: bool,
-    /// The test program of this name in `package`; `lib` for its unit tests.
+    /// The test program of this name in `package`; `lib` for its unit tests, `bin` for those of a program.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) test: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -129,9 +132,9 @@ impl Run {
         self.test.is_none()
     }
 
-    /// Whether what it runs takes a compilation of the engines of its own: their unit tests do, which is minutes.
-    pub(super) fn compiles_engines_again(&self) -> bool {
-        self.package.as_deref() == Some("verdigris-engines") && self.test.as_deref() == Some("lib")
+    /// Whether what it runs takes a compilation of its own of a crate that is large: unit tests of the engines do, which is minutes, and those of a program.
+    pub(super) fn compiles_much_again(&self) -> bool {
+        self.test.as_deref() == Some("bin") || (self.package.as_deref() == Some("verdigris-engines") && self.test.as_deref() == Some("lib"))
     }
 
     fn check(&self) -> Result<()> {

@@ -4,8 +4,9 @@
 //! mistake. All of them are planted into a copy of the sources below `target/mutants`, each behind a switch, and built at once; a process of its
 //! own runs each mutant with its switch on. What the copy finds with no mutant on would make the rest worthless, so that is asked first.
 //!
-//! A mutant counts as *killed* if each of its runs finds it, under each seed asked for (three) where what runs depends on one, and by evidence of the kind that
-//! its row names. What only some seeds find survives, and so does what is found by a rule that the row does not name.
+//! A mutant counts as *killed* if each of its runs finds it, under each seed asked for (three) where what runs depends on one, by evidence of the kind that
+//! its row names, and on a line of the kernel where that is a rule that has one. What only some seeds find survives, and so does what is found by a rule that
+//! the row does not name.
 
 mod build;
 mod day;
@@ -13,6 +14,7 @@ mod judge;
 mod list;
 mod plant;
 mod report;
+mod review;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -26,7 +28,7 @@ use serde_json::json;
 
 use crate::tree::Tree;
 use build::Programs;
-use judge::Said;
+use judge::{Found, Said};
 use list::{List, Mutant, Run};
 use report::Totals;
 
@@ -36,7 +38,7 @@ pub(crate) struct Arguments {
     /// Only mutants whose `FILE/NAME` contains this.
     #[arg(default_value = "")]
     filter: String,
-    /// Only so many of them, drawn by the seed; none that unit tests of the engines are to find, for which that crate is compiled once more.
+    /// Only so many of them, drawn by the seed; none that unit tests of the engines or of a program are to find, for which that crate is compiled once more.
     #[arg(long)]
     sample: Option<usize>,
     /// Draws the sample of that day, `YYYY-MM-DD`; default today (UTC).
@@ -71,6 +73,8 @@ enum Verdict {
     Killed,
     /// Found in each run, but not by what its row names.
     Elsewhere,
+    /// Found by a rule that names no line of the kernel.
+    WithoutLine,
     DependsOnSeed,
     Survived,
     /// No run came to the mutant's text.
@@ -92,6 +96,9 @@ impl<'m> Outcome<'m> {
             0 if said.iter().all(|said| !said.reached) => Verdict::NotReached,
             0 => Verdict::Survived,
             _ if found < said.len() => Verdict::DependsOnSeed,
+            _ if said.iter().all(named) && !said.iter().all(|said| said.found.as_ref().is_some_and(Found::is_placed)) => {
+                Verdict::WithoutLine
+            }
             _ if said.iter().all(named) => Verdict::Killed,
             _ => Verdict::Elsewhere,
         };
@@ -109,7 +116,7 @@ impl<'m> Outcome<'m> {
     }
 }
 
-/// What is wrong with the lists, or with the places of mutants: what `tidy` asks. Each with the path that it is about.
+/// What is wrong with the lists, or with the places of mutants, and which mistakes of the review have no row: what `tidy` asks. Each with the path that it is about.
 pub(crate) fn stale(tree: &Tree) -> Vec<(String, String)> {
     let list = match List::read(tree) {
         Ok(list) => list,
@@ -118,6 +125,9 @@ pub(crate) fn stale(tree: &Tree) -> Vec<(String, String)> {
     let mut found: Vec<(String, String)> = (list.mutants.iter())
         .filter_map(|mutant| plant::place(tree, mutant).err().map(|error| (mutant.entry.file.clone(), format!("{error:#}"))))
         .collect();
+    if tree.text(review::LIST).is_some() {
+        found.extend(review::missing(&list).into_iter().map(|message| (list::FOLDER.to_owned(), message)));
+    }
     if found.is_empty() && !list.mutants.is_empty() {
         found.extend(plant::all(tree, &list).err().map(|error| (list::FOLDER.to_owned(), format!("{error:#}"))));
     }
@@ -196,7 +206,7 @@ fn tell(arguments: &Arguments, outcomes: &[Outcome<'_>], clean: usize, seed: u64
 fn select<'l>(list: &'l List, filter: &str, sample: Option<usize>, seed: u64) -> Vec<&'l Mutant> {
     let mut chosen: Vec<&Mutant> = list.mutants.iter().filter(|mutant| mutant.id.contains(filter)).collect();
     if let Some(count) = sample {
-        chosen.retain(|mutant| !mutant.run.compiles_engines_again());
+        chosen.retain(|mutant| !mutant.run.compiles_much_again());
         chosen.sort_by_cached_key(|mutant| *blake3::hash(format!("{seed} {}", mutant.id).as_bytes()).as_bytes());
         chosen.truncate(count);
         chosen.sort_by(|one, other| one.id.cmp(&other.id));
@@ -259,7 +269,7 @@ fn all(programs: &Programs, asked: &[(&Run, u64, u64)], jobs: usize) -> Result<V
 
 #[cfg(test)]
 mod tests {
-    use super::judge::Found;
+    use super::judge::Place;
     use super::*;
 
     fn mutant(mark: &str) -> Mutant {
@@ -271,7 +281,7 @@ mod tests {
     }
 
     fn said(by: Option<&str>, reached: bool) -> Said {
-        let found = by.map(|by| Found { by: by.to_owned(), line: "kernel.rs:1:1".to_owned() });
+        let found = by.map(|by| Found { by: by.to_owned(), line: "kernel.rs:1:1".to_owned(), place: Place::Kernel });
         Said { found, reached, ran: 1, seconds: 0.5 }
     }
 
@@ -285,6 +295,9 @@ mod tests {
         assert_eq!(verdict(vec![race(), said(Some("numbers"), true), race()]), Verdict::Elsewhere);
         assert_eq!(verdict(vec![said(None, true), said(None, false)]), Verdict::Survived);
         assert_eq!(verdict(vec![said(None, false)]), Verdict::NotReached);
+        let mut lineless = race();
+        lineless.found = lineless.found.map(|found| Found { place: Place::Nowhere, ..found });
+        assert_eq!(verdict(vec![race(), lineless]), Verdict::WithoutLine);
     }
 
     #[test]

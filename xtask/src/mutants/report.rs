@@ -11,6 +11,7 @@ impl Verdict {
         match self {
             Verdict::Killed => "killed",
             Verdict::Elsewhere => "found by another rule",
+            Verdict::WithoutLine => "found without a line of the kernel",
             Verdict::DependsOnSeed => "depends on the seed",
             Verdict::Survived => "survived",
             Verdict::NotReached => "not reached",
@@ -26,6 +27,12 @@ impl Outcome<'_> {
             (_, Some(_)) => "known to survive",
             _ => "",
         }
+    }
+
+    /// Why it is no mistake, or why nothing finds it.
+    fn why(&self) -> Option<&str> {
+        let entry = &self.mutant.entry;
+        entry.equivalent.as_deref().or(entry.survives.as_deref())
     }
 
     /// What found it, each kind of evidence once.
@@ -46,7 +53,7 @@ impl Outcome<'_> {
         let entry = &self.mutant.entry;
         json!({
             "mutant": self.mutant.id, "file": entry.file, "mistake": entry.mistake, "run": self.mutant.run.words(),
-            "verdict": self.verdict.word(), "mark": self.mark(), "good": self.is_good(), "by": self.by(), "line": self.line(),
+            "verdict": self.verdict.word(), "mark": self.mark(), "why": self.why(), "good": self.is_good(), "by": self.by(), "line": self.line(),
             "runs": self.said.len(), "found": self.said.iter().filter(|said| said.found.is_some()).count(),
             "seconds": (self.seconds() * 100.0).round() / 100.0,
         })
@@ -100,8 +107,7 @@ pub(super) fn table(outcomes: &[Outcome<'_>]) -> String {
     }
     for outcome in others {
         let entry = &outcome.mutant.entry;
-        let why = entry.equivalent.as_ref().or(entry.survives.as_ref());
-        let why = why.map_or_else(String::new, |why| format!("; {}: {why}", outcome.mark()));
+        let why = outcome.why().map_or_else(String::new, |why| format!("; {}: {why}", outcome.mark()));
         let by: Vec<&str> = outcome.by().into_iter().collect();
         let by = if by.is_empty() { String::new() } else { format!(" ({})", by.join(", ")) };
         let judged = if outcome.is_good() { "as said" } else { "WRONG" };

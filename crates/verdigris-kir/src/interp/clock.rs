@@ -357,7 +357,21 @@ mod tests {
         a.join(&b);
         assert!(a.knows(21, 7, 0) && a.knows(11, 3, 0) && !a.knows(21, 8, 0));
         let empty = Clock::new(0, 10, 4);
+        // What one has heard of others goes on to a third.
+        let mut c = Clock::new(0, 30, 4);
+        c.join(&a);
+        assert!(c.knows(21, 7, 0) && c.knows(11, 3, 0));
         a.meet(&empty);
         assert!(!a.knows(21, 7, 0) && !a.knows(11, 3, 0));
+    }
+
+    #[test]
+    fn a_join_keeps_the_later_horizon_and_a_meet_the_earlier() {
+        let of = |horizon: u32| Clock::new(horizon, 10, 4);
+        let (mut joined, mut met) = (of(2), of(6));
+        joined.join(&of(6));
+        met.meet(&of(2));
+        assert!(joined.knows(5, 1, 0) && !joined.knows(6, 1, 0));
+        assert!(met.knows(1, 1, 0) && !met.knows(2, 1, 0));
     }
 }

@@ -165,6 +165,8 @@ enum Store {
     NoBarrier,
     NoWait,
     OverwrittenTooEarly,
+    /// The thread has waited for the reads, and writes where the bytes go.
+    WrittenBehindTheReads,
 }
 
 fn store(fault: Store, plant: &Plant) -> KernelBody {
@@ -190,6 +192,9 @@ fn store(fault: Store, plant: &Plant) -> KernelBody {
             if !matches!(fault, Store::NoWait | Store::OverwrittenTooEarly) {
                 k.bulk_wait_read(0);
             }
+            if fault == Store::WrittenBehindTheReads {
+                k.st_global(y.address(), 0, i);
+            }
         });
         if matches!(fault, Store::Right | Store::OverwrittenTooEarly) {
             k.bar_sync();
@@ -213,6 +218,7 @@ fn faults_of_a_store() {
         (Store::FenceByOneThread, FindingKind::ProxyFence),
         (Store::NoWait, FindingKind::AsyncAfterExit),
         (Store::OverwrittenTooEarly, FindingKind::Race),
+        (Store::WrittenBehindTheReads, FindingKind::Race),
     ] {
         let plant = Plant::default();
         fails(&store(fault, &plant), 1, &args(), memory, kind, &plant);
@@ -250,6 +256,53 @@ fn copies_by_threads() {
     for (wait, sync) in [(false, true), (true, false)] {
         finds(&threads_copy(wait, sync, &Plant::default()), &[FindingKind::Race, FindingKind::UnwrittenMemory], FindingKind::Race);
     }
+}
+
+/// What a thread copies it may read itself only when it has waited for the copy, and not when its neighbour has.
+#[test]
+fn a_thread_reads_what_it_copies() {
+    let own = |waiting: u32| {
+        kernel(32, 1, |k| {
+            let (x, y) = (k.input("x", 16), k.output("y", 16));
+            let place = k.shared("tile", 128, 128).address() + k.thread() * 4u32;
+            k.cp_async(place, 0, x.at(k.thread(), 4), 0, 4, 4u32);
+            k.cp_async_commit();
+            match waiting {
+                0 => {}
+                32 => k.cp_async_wait(0),
+                lanes => k.when(k.thread().lt(lanes), || k.cp_async_wait(0)),
+            }
+            k.st_global(y.at(k.thread(), 4), 0, k.ld_shared::<u32>(place, 0));
+        })
+    };
+    passes(&own(32), 1, &args(), memory, |memory, _| {
+        assert_eq!(read_words(memory, 1)[..32], (0..32).map(|i| i * 5 + 2).collect::<Vec<u32>>());
+    });
+    for waiting in [0, 1] {
+        finds(&own(waiting), &[FindingKind::Race, FindingKind::UnwrittenMemory], FindingKind::Race);
+    }
+}
+
+/// Of two groups the later one may be under way behind a wait that leaves one.
+#[test]
+fn a_wait_covers_the_groups_in_front_of_those_that_it_leaves() {
+    let read = |group: i64| {
+        kernel(32, 1, |k| {
+            let (x, y) = (k.input("x", 16), k.output("y", 16));
+            let place = k.shared("tile", 256, 128).address() + k.thread() * 4u32;
+            for group in 0..2 {
+                k.cp_async(place, 128 * group, x.at(k.thread(), 4), 128 * group, 4, 4u32);
+                k.cp_async_commit();
+            }
+            k.cp_async_wait(1);
+            k.st_global(y.at(k.thread(), 4), 0, k.ld_shared::<u32>(place, 128 * group));
+            k.cp_async_wait(0);
+        })
+    };
+    passes(&read(0), 1, &args(), memory, |memory, _| {
+        assert_eq!(read_words(memory, 1)[..32], (0..32).map(|i| i * 5 + 2).collect::<Vec<u32>>());
+    });
+    finds(&read(1), &[FindingKind::Race, FindingKind::UnwrittenMemory], FindingKind::Race);
 }
 
 /// A waiter whose barrier is driven on by others who do not wait for it.
@@ -331,6 +384,8 @@ enum Message {
     PlainWord,
     /// The same behind a fence of its own.
     FencedWord,
+    /// Nobody waits for the words.
+    NotWaitedFor,
 }
 
 /// Each thread sends its peer in the other CTA a word, which completes on that CTA's mbarrier.
@@ -365,6 +420,9 @@ fn message(fault: Message, plant: &Plant) -> KernelBody {
         let to = k.mapa(inbox.address() + i * 4u32, peer);
         plant!(plant);
         k.st_async(to, full.at(zero).peer(peer), &[i + k.cluster_rank() * 100u32]);
+        if fault == Message::NotWaitedFor {
+            return;
+        }
         full.at(zero).wait_cluster(0u32);
         let word = k.ld_shared::<u32>(inbox.address() + i * 4u32, 0);
         k.st_global(y.at(k.cta() * 32u32 + i, 4), 0, word);
@@ -385,6 +443,12 @@ fn whoever_has_waited_for_its_words_may_leave() {
         let plant = Plant::default();
         let body = message(fault, &plant);
         fails(&body, 2, &args(), memory, kind, &plant);
+    }
+    // Whether the words are there by then or not.
+    let body = message(Message::NotWaitedFor, &Plant::default());
+    for seed in 0..SEEDS {
+        let findings = run_unchecked(&body, 2, &args(), &mut memory(), &Options::schedule(seed)).expect_err("a CTA leaves too early");
+        assert!(matches!(findings.first().kind, FindingKind::RemoteAfterExit | FindingKind::AsyncAfterExit), "{findings}");
     }
 }
 

@@ -16,6 +16,10 @@ enum Fault {
     NoWait,
     ReadTooEarly,
     NoProxyFence,
+    /// Each warp knows what it wrote itself, and none of what the others did.
+    NoBarrier,
+    /// No group holds the products that are waited for.
+    NoCommit,
     OneWarpFewer,
     PartUnwritten,
     WriteOperandsTooEarly,
@@ -42,7 +46,9 @@ fn product(fault: Fault, plant: &Plant) -> KernelBody {
         if fault != Fault::NoProxyFence {
             k.fence_proxy_async();
         }
-        k.bar_sync();
+        if fault != Fault::NoBarrier {
+            k.bar_sync();
+        }
         let shape = wgmma_shape(64, MatrixType::Bf16, MatrixType::Bf16, MatrixType::F32);
         let sums = Fragment::<f32>::filled(k, 64, 0.0f32);
         if fault != Fault::NoFence {
@@ -67,7 +73,9 @@ fn product(fault: Fault, plant: &Plant) -> KernelBody {
         } else {
             issue();
         }
-        k.wgmma_commit();
+        if fault != Fault::NoCommit {
+            k.wgmma_commit();
+        }
         match fault {
             Fault::ReadTooEarly => {
                 plant!(plant);
@@ -83,6 +91,10 @@ fn product(fault: Fault, plant: &Plant) -> KernelBody {
             k.wgmma_wait(0);
         } else {
             return;
+        }
+        if fault == Fault::NoCommit {
+            plant!(plant);
+            sums.registers()[0].set(sums.registers()[1].get());
         }
         let (row, column) = (Fragment::<f32>::row(i), Fragment::<f32>::column(i));
         for block in 0..8 {
@@ -132,6 +144,8 @@ fn faults_of_a_product() {
         (Fault::NoWait, FindingKind::AccumulatorInFlight),
         (Fault::ReadTooEarly, FindingKind::AccumulatorInFlight),
         (Fault::NoProxyFence, FindingKind::ProxyFence),
+        (Fault::NoBarrier, FindingKind::Race),
+        (Fault::NoCommit, FindingKind::AccumulatorInFlight),
         (Fault::OneWarpFewer, FindingKind::Deadlock),
         (Fault::PartUnwritten, FindingKind::UnwrittenMemory),
         (Fault::WriteOperandsTooEarly, FindingKind::Race),

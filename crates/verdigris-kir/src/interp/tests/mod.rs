@@ -3,6 +3,7 @@
 mod async_units;
 mod halo;
 mod matrices;
+mod mbarriers;
 mod simple;
 mod whole_launches;
 

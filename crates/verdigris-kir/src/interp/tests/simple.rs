@@ -209,6 +209,74 @@ fn atomics_do_not_race() {
     passes(&body, 5, &[pointer(0)], memory, |memory, _| assert_eq!(read_words(memory, 0), [5 * 63 * 32]));
 }
 
+#[test]
+fn a_word_of_which_one_byte_was_written_is_stored() {
+    // A weak load is carried out for the whole warp at once, one that is ordered lane by lane.
+    for order in [Order::Weak, Order::Relaxed(Scope::Gpu)] {
+        let plant = Plant::default();
+        let body = kernel(32, 1, |k| {
+            let y = k.in_out("y", 4);
+            k.when(k.thread().eq(0u32), || {
+                k.st_global_byte(y.address(), 1, 5u32);
+                let word = k.ld_global_with::<u32>(y.address(), 0, order, Cache::Default);
+                plant!(plant);
+                k.st_global(y.address(), 64, word);
+            });
+        });
+        let memory = || {
+            let mut memory = Memory::new();
+            memory.add_unwritten(128);
+            memory
+        };
+        fails(&body, 1, &[pointer(0)], memory, FindingKind::UnwrittenMemory, &plant);
+    }
+}
+
+#[test]
+fn each_of_several_readers_is_remembered() {
+    // The writer waits for one reader of two.
+    let of = |threads: u32, plant: &Plant| {
+        kernel(96, 1, |k| {
+            let y = k.output("y", 4);
+            let word = k.shared("word", 16, 16).address();
+            let (warp, is_first) = (k.warp(), k.lane().eq(0u32));
+            k.when(warp.eq(2u32) & is_first, || k.st_shared(word, 0, k.constant(5u32)));
+            k.bar_sync();
+            k.when(warp.lt(2u32) & is_first, || k.st_global(y.at(warp, 4), 0, k.ld_shared::<u32>(word, 0)));
+            k.when(warp.eq(2u32) | warp.lt(threads / 32 - 1), || k.barrier_sync(1u32, threads));
+            k.when(warp.eq(2u32) & is_first, || {
+                plant!(plant);
+                k.st_shared(word, 0, k.constant(6u32));
+            });
+        })
+    };
+    let memory = || {
+        let mut memory = Memory::new();
+        memory.add_unwritten(128);
+        memory
+    };
+    passes(&of(96, &Plant::default()), 1, &[pointer(0)], memory, |memory, _| assert_eq!(read_words(memory, 0)[..2], [5, 5]));
+    let plant = Plant::default();
+    fails(&of(64, &plant), 1, &[pointer(0)], memory, FindingKind::Race, &plant);
+}
+
+#[test]
+fn atomics_of_the_ctas_scope_race_among_ctas() {
+    let plant = Plant::default();
+    let body = kernel(64, 1, |k| {
+        let y = k.in_out("y", 4);
+        plant!(plant);
+        let _ = k.atom_global::<u32>(Atomic::Add, y.address(), 0, k.thread(), Order::Relaxed(Scope::Cta));
+    });
+    let memory = || {
+        let mut memory = Memory::new();
+        memory.add(&[0; 4]);
+        memory
+    };
+    passes(&body, 1, &[pointer(0)], memory, |memory, _| assert_eq!(read_words(memory, 0), [63 * 32]));
+    fails(&body, 2, &[pointer(0)], memory, FindingKind::Race, &plant);
+}
+
 /// The CTA that comes last sums what all wrote: release, counter, acquire.
 fn last_arriver(order: Order, plant: &Plant) -> KernelBody {
     kernel(32, 1, |k| {
