@@ -288,22 +288,21 @@ mod tests {
     #[test]
     fn kernels_of_the_catalogs_are_led_to() {
         let engines: Vec<&'static dyn Engine> = verdigris_engines::engines().collect();
-        for seed in [0, 3] {
-            let plan = plan(&engines, "", seed).expect("the problems are read");
-            let lines: Vec<String> = plan.unreached.iter().map(|(engine, kernel)| format!("{engine} {kernel}")).collect();
-            let all: BTreeSet<String> = engines.iter().flat_map(|engine| names(*engine)).collect();
-            eprintln!("with seed {seed}, no problem leads to {} of {} kernels:\n{}", lines.len(), all.len(), lines.join("\n"));
-            assert!(lines.is_empty(), "no problem under cases/catalog leads to {lines:?}");
-            assert_eq!(plan.kernels.len() + plan.unreached.len(), all.len());
-            let short: Vec<String> = plan.short.iter().map(|(kernel, (case, turns))| format!("{kernel} of {case}: {turns:?}")).collect();
-            eprintln!("{} classes have turns: {:?}", plan.with_turns.len(), plan.with_turns);
-            let even: Vec<&String> = plan.with_turns.difference(&plan.ragged).collect();
-            assert!(
-                short.is_empty() && even.is_empty(),
-                "CTAs of these kernels get too few tiles or steps in every run:\n{}\nno run of the classes {even:?} has a ragged last group of tiles",
-                short.join("\n")
-            );
-        }
+        // Of one seed: without optimization the configs of all problems take minutes. `verify` plans by another seed each day.
+        let plan = plan(&engines, "", 0).expect("the problems are read");
+        let lines: Vec<String> = plan.unreached.iter().map(|(engine, kernel)| format!("{engine} {kernel}")).collect();
+        let all: BTreeSet<String> = engines.iter().flat_map(|engine| names(*engine)).collect();
+        eprintln!("no problem leads to {} of {} kernels:\n{}", lines.len(), all.len(), lines.join("\n"));
+        assert!(lines.is_empty(), "no problem under cases/catalog leads to {lines:?}");
+        assert_eq!(plan.kernels.len() + plan.unreached.len(), all.len());
+        let short: Vec<String> = plan.short.iter().map(|(kernel, (case, turns))| format!("{kernel} of {case}: {turns:?}")).collect();
+        eprintln!("{} classes have turns: {:?}", plan.with_turns.len(), plan.with_turns);
+        let even: Vec<&String> = plan.with_turns.difference(&plan.ragged).collect();
+        assert!(
+            short.is_empty() && even.is_empty(),
+            "CTAs of these kernels get too few tiles or steps in every run:\n{}\nno run of the classes {even:?} has a ragged last group of tiles",
+            short.join("\n")
+        );
     }
 
     #[test]
