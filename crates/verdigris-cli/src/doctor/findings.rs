@@ -145,7 +145,7 @@ fn frameworks(report: &Value) -> Option<Finding> {
 fn permissions(report: &Value) -> Vec<Finding> {
     let permissions = &report["permissions"];
     if permissions["state"].is_string() {
-        let has_driver = report["driver"]["cuda"].is_string() && !report["devices"].as_array().is_some_and(|devices| !devices.is_empty());
+        let has_driver = report["driver"]["cuda"].is_string() && report["devices"].as_array().is_none_or(Vec::is_empty);
         let what = permissions["state"].as_str().unwrap_or_default();
         return if has_driver { vec![finding("permissions", true, what, "nvidia-modprobe -c 0 -u # as root")] } else { Vec::new() };
     }
