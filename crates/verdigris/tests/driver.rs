@@ -59,7 +59,7 @@ fn the_kind_is_counted() {
     let snapshotter = recorder.snapshotter();
     metrics::with_local_recorder(&recorder, || {
         let _listening = observe::listen(Listen::default());
-        let error = Device::open("cuda:0", &Config::default(), Policy::default()).err().expect("no device behind it");
+        let Err(error) = Device::open("cuda:0", &Config::default(), Policy::default()) else { panic!("there is no device behind it") };
         assert_eq!(error.kind(), kind, "{error}");
     });
     let errors: Vec<(Vec<String>, u64)> = (snapshotter.snapshot().into_vec().into_iter())
