@@ -174,6 +174,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     let schedules = arguments.schedules.unwrap_or(if arguments.all { ALL_SCHEDULES } else { SCHEDULES });
     let journal = Journal::open(arguments.resume.as_deref())?;
 
+    // Engines share kernels: of one alone, another may lead there.
+    if wanted.is_empty() && arguments.engine.is_none() {
+        faults.extend(catalog.unreached.iter().map(|(engine, kernel)| Fault {
+            case: format!("catalog {kernel}"),
+            data: String::new(),
+            engine: (*engine).to_owned(),
+            knobs: String::new(),
+            seed,
+            message: "no problem leads to it: the catalog can do without it, or cases/catalog lacks a problem".to_owned(),
+        }));
+    }
     stages.end("choice of products");
 
     let decoded = Kernels::new();
