@@ -113,17 +113,17 @@ def story():
     lines = []
     for node, (name, instance) in enumerate(NODES):
         where, sums, before = {"job": "verdigris-serve", "node": name, "instance": instance}, {}, None
-        for now in moments():
-            minute = (now - (END - SHOWN)) / 60
+        for moment in moments():
+            minute = (moment - (END - SHOWN)) / 60
             samples = [(metric, labels, value) for metric, labels, value in levels(node, minute)]
             for metric, labels, rate in rates(node, minute):
                 key = (metric, *sorted(labels.items()))
-                sums[key] = sums.get(key, 0.0) + (rate * (now - before) if before is not None else 0.0)
+                sums[key] = sums.get(key, 0.0) + (rate * (moment - before) if before is not None else 0.0)
                 samples.append((metric, labels, sums[key]))
-            lines += [(f"{metric}{braces({**where, **labels})}", now, value) for metric, labels, value in samples]
-            before = now
+            lines += [(f"{metric}{braces({**where, **labels})}", moment, value) for metric, labels, value in samples]
+            before = moment
     # The series of a family stand together.
-    return "".join(f"{series} {value:.9g} {now}\n" for series, now, value in sorted(lines)) + "# EOF\n"
+    return "".join(f"{series} {value:.9g} {moment}\n" for series, moment, value in sorted(lines)) + "# EOF\n"
 
 
 def braces(labels):
@@ -180,14 +180,14 @@ def firing(tree, server):
         for one in server.ask("query_range", query=rule["expr"], start=END - SHOWN, end=END, step=FINE)["result"]:
             is_true = {int(float(at)) for at, _ in one["values"]}
             since = fired = last = None
-            for now in range(END - SHOWN, END + 1, FINE):
-                if now in is_true:
-                    since, last = now if since is None else since, now
-                    if fired is None and now - since >= wait:
-                        fired = now
+            for moment in range(END - SHOWN, END + 1, FINE):
+                if moment in is_true:
+                    since, last = moment if since is None else since, moment
+                    if fired is None and moment - since >= wait:
+                        fired = moment
                 else:
                     since = None
-                    if fired is not None and now - last >= keep:
+                    if fired is not None and moment - last >= keep:
                         fired = None
             if fired is not None:
                 labels = {name: value for name, value in one["metric"].items() if name != "__name__"}

@@ -175,15 +175,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     let journal = Journal::open(arguments.resume.as_deref())?;
 
     // Engines share kernels: of one alone, another may lead there.
-    if wanted.is_empty() && arguments.engine.is_none() {
-        faults.extend(catalog.unreached.iter().map(|(engine, kernel)| Fault {
-            case: format!("catalog {kernel}"),
+    let asks_of_catalogs = is_whole && wanted.is_empty() && arguments.engine.is_none();
+    if asks_of_catalogs {
+        let fault = |(engine, what, message): (&str, String, String)| Fault {
+            case: format!("catalog {what}"),
             data: String::new(),
-            engine: (*engine).to_owned(),
+            engine: engine.to_owned(),
             knobs: String::new(),
             seed,
-            message: "no problem leads to it: the catalog can do without it, or cases/catalog lacks a problem".to_owned(),
-        }));
+            message,
+        };
+        faults.extend(catalog.faults().into_iter().map(fault));
     }
     stages.end("choice of products");
 
@@ -308,13 +310,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         report_graphs(&of_graphs.taken, &of_graphs.refusals, &of_graphs.slowest);
         if is_whole {
             say!("{reached} of the catalogs' {} kernels were interpreted, all were verified", catalogued.len());
-            for (engine, kernel) in &catalog.unreached {
-                say!(
-                    "{}",
-                    alarm(&format!(
-                        "no problem leads to {kernel} of {engine}: the catalog can do without it, or cases/catalog lacks a problem"
-                    ))
-                );
+            for (engine, kernel) in catalog.unreached.iter().filter(|_| !asks_of_catalogs) {
+                say!("{}", alarm(&format!("{kernel} of {engine}: {}", verify_catalog::UNREACHED)));
             }
         }
         for fault in &faults {
