@@ -42,14 +42,18 @@ pub(super) fn programs(root: &Path, tree: &Tree, list: &List, selected: &[&Mutan
     let copy = folder.join("tree");
     write(tree, list, &copy)?;
     let plain = plain(tree);
-    // By the programs' names and not their packages', so that dependencies have the features that the whole workspace asks for; and all of them, whatever is
-    // selected, so that they keep those.
+    // By the programs' names and not their packages', so that dependencies have the features that the whole workspace asks for; and one at least, for where
+    // nothing is tested they have fewer.
     let tests_of = |mutants: &mut dyn Iterator<Item = &Mutant>| -> BTreeSet<(String, String)> {
         mutants.filter_map(|one| Some((one.run.package.clone()?, one.run.test.clone()?))).collect()
     };
     let (wanted, all) = (tests_of(&mut selected.iter().copied()), tests_of(&mut list.mutants.iter()));
     let mut command = vec!["build", "--bin", "workshop"];
-    command.extend(all.iter().filter(|(_, name)| !UNITS.contains(&name.as_str())).flat_map(|(_, name)| ["--test", name]));
+    let named = |of: &'_ BTreeSet<(String, String)>| -> Vec<String> {
+        of.iter().map(|(_, name)| name.clone()).filter(|name| !UNITS.contains(&name.as_str())).collect()
+    };
+    let names = Some(named(&wanted)).filter(|names| !names.is_empty()).unwrap_or_else(|| named(&all).into_iter().take(1).collect());
+    command.extend(names.iter().flat_map(|name| ["--test", name]));
     // Unit tests have no name of their own.
     let of_units = wanted.iter().filter(|(_, name)| UNITS.contains(&name.as_str()));
     let of_units =
