@@ -21,7 +21,9 @@ use super::super::ragged::RowsOutArgs;
 use super::super::score_mod::{KeyRows, ScoreModArgs, elements};
 use super::super::tile::{HeadTile, PANEL, descriptor};
 use super::sequences::{Own, SequencesArgs};
-use super::spec::{BOTH, CONSUMERS, Mask, NUMBERS_BYTES, OWN_KEYS, QUERIES, ROOM, SENDER_BARRIERS, STAGING, Spec, WRITTEN, own_elements, piece_bytes};
+use super::spec::{
+    BOTH, CONSUMERS, Mask, NUMBERS_BYTES, OWN_KEYS, QUERIES, ROOM, SENDER_BARRIERS, STAGING, Spec, WRITTEN, own_elements, piece_bytes,
+};
 use crate::hopper::{WARPGROUP, roles};
 
 /// A consumer and the warp that sends its piece, or keeps its order.
@@ -881,12 +883,14 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
     };
 
     let serve = || {
-        k.warp_roles(&[
-            Role { name: "load", warps: 1, registers: None, body: &load },
-            Role { name: "send", warps: 1, registers: None, body: &|| send(0) },
-            // In order, a piece is on its way until it has landed, and the next one's turn comes sooner: every other turn has its own sender.
-            Role { name: "send others", warps: 1, registers: None, body: &|| send(1) },
-        ][..if spec.in_order { 3 } else { 2 }]);
+        k.warp_roles(
+            &[
+                Role { name: "load", warps: 1, registers: None, body: &load },
+                Role { name: "send", warps: 1, registers: None, body: &|| send(0) },
+                // In order, a piece is on its way until it has landed, and the next one's turn comes sooner: every other turn has its own sender.
+                Role { name: "send others", warps: 1, registers: None, body: &|| send(1) },
+            ][..if spec.in_order { 3 } else { 2 }],
+        );
     };
     k.warp_roles(&[
         Role { name: "producer", warps: 4, registers: Some(24), body: &serve },
