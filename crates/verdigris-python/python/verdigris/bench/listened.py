@@ -10,10 +10,11 @@ has the standard error of the pairs.
 """
 
 import math
+import signal
 import statistics
-import threading
+import subprocess
+import sys
 import time
-import urllib.request
 from pathlib import Path
 from typing import Callable, List, Optional, Tuple
 
@@ -38,23 +39,30 @@ def mean_and_error(values: List[float]) -> Tuple[float, float]:
     return statistics.fmean(values), error
 
 
-class Scraper(threading.Thread):
-    """Reads the page of metrics each second while it is let."""
+_SCRAPES = """
+import sys, time, urllib.request
+while True:
+    time.sleep(float(sys.argv[2]))
+    with urllib.request.urlopen("http://" + sys.argv[1] + "/metrics", timeout=10) as page:
+        page.read()
+    print(flush=True)
+"""
+
+
+class Scraper:
+    """A process that reads the page of metrics each second while it is let: a thread of this one would take Python's lock from what is timed."""
 
     def __init__(self, address: str):
-        super().__init__(daemon=True)
-        self.address, self.count, self.let, self._ended = address, 0, threading.Event(), threading.Event()
+        self._process = subprocess.Popen([sys.executable, "-c", _SCRAPES, address, str(EACH_S)], stdout=subprocess.PIPE)
+        self.let(False)
 
-    def run(self) -> None:
-        while not self._ended.wait(EACH_S):
-            if self.let.is_set():
-                with urllib.request.urlopen(f"http://{self.address}/metrics", timeout=10) as page:
-                    page.read()
-                self.count += 1
+    def let(self, is_on: bool) -> None:
+        self._process.send_signal(signal.SIGCONT if is_on else signal.SIGSTOP)
 
-    def end(self) -> None:
-        self._ended.set()
-        self.join()
+    def end(self) -> int:
+        """How often it read."""
+        self._process.kill()
+        return len(self._process.communicate()[0].splitlines())
 
 
 def pairs(block: Callable[[], float], listening: Callable[[bool], None], count: int, second: bool) -> List[Tuple[float, float]]:
@@ -149,19 +157,17 @@ def run(arguments, device: torch.device, say: Callable[[str], None]) -> int:
     try:
         telemetry = door.listen(prometheus=0, nvml=EACH_S)
         scraper = Scraper(telemetry.address)
-        scraper.start()
 
         def listening(is_on: bool) -> None:
             (telemetry.resume if is_on else telemetry.pause)()
-            (scraper.let.set if is_on else scraper.let.clear)()
+            scraper.let(is_on)
 
         try:
             _training(arguments, door, device, listening, facts)
             _host(arguments, door, device, listening, facts)
         finally:
-            scraper.end()
+            facts["scrapes"] = scraper.end()
             telemetry.close()
-        facts["scrapes"] = scraper.count
     except Refused as reason:
         facts["refused"] = str(reason)
     except (OSError, RuntimeError, MemoryError) as error:
