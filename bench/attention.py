@@ -6,6 +6,8 @@ and of each gradient; with dropout the difference from what our own mask says, o
 in the L2. Calls shorter than 60 µs are replayed as CUDA graphs on every side that can be captured. A causal row counts half of the products and a row with
 a window what lies inside of it, a gradient two and a half times those of its forward call; decoding counts the bytes of keys and values.
 
+Of gradients `ordered` is ours under a deterministic policy: two calls of it have to agree bit for bit before it is timed, and `in_order` is its rate over that of ours.
+
 Sequences of ragged and of paged rows have from a quarter of the row's positions to all of them, the last one all; their pages lie in the cache in random order. No
 peer in PyTorch pages keys, so a paged row stands beside SDPA on caches of the same extents that are not paged, with a mask of lengths where lengths differ (`mask`).
 """
@@ -22,6 +24,7 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import verdigris.torch
 import verdigris.torch.functional as ours
 from verdigris.torch import flash_attn_with_kvcache
 
@@ -430,6 +433,11 @@ def measure(row, device):
         gradients = {
             name: (lambda i, y=y: torch.autograd.grad(y[i % count], case.operands(i), case.d_o, retain_graph=True)) for name, y in results.items()
         }
+        with verdigris.torch.policy(deterministic=True):
+            in_order = [case.own(i) for i in range(count)]
+        gradients["ordered"] = lambda i: torch.autograd.grad(in_order[i % count], case.operands(i), case.d_o, retain_graph=True)
+        if not all(torch.equal(one, other) for one, other in zip(gradients["ordered"](0), gradients["ordered"](0))):
+            raise RuntimeError("two gradients under a deterministic policy differ")
         times, replayed = {}, False
         for name, call in list(gradients.items()):
             try:
@@ -443,9 +451,11 @@ def measure(row, device):
             facts["backward_refused"] = str(refusal).splitlines()[0][:80]
         facts["backward_us"], facts["backward_replayed"] = times, replayed
         ways.append(("backward", 2.5 * flops))
+        if times.get("ours") and times.get("ordered"):
+            facts["in_order"] = times["ours"] / times["ordered"]
     for way, flops in ways:
         facts[f"{way}_tflops"] = {name: flops / us / 1e6 for name, us in facts[f"{way}_us"].items()}
-        peers = [us for name, us in facts[f"{way}_us"].items() if name != "ours"]
+        peers = [us for name, us in facts[f"{way}_us"].items() if name not in ("ours", "ordered")]
         facts[f"{way}_ratio"] = min(peers) / facts[f"{way}_us"]["ours"] if peers and "ours" in facts[f"{way}_us"] else None
     if row.decodes:
         facts["cache_gbs"] = {name: cache_bytes / us / 1e3 for name, us in facts["forward_us"].items()}

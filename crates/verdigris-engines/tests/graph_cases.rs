@@ -3,7 +3,7 @@
 //! Each case runs by one variant: one way for each part, another one for each case. With `VERDIGRIS_VARIANTS=all` every way of every part
 //! has its turn, as in `workshop verify`. Of a family every fourth case is run, another quarter each day (`VERDIGRIS_DAY`, counted from 1970, draws those of
 //! a day again): the interpreter takes minutes for all of them, which `workshop verify` runs as well. `VERDIGRIS_CASE` is a part of the ids of cases, all of
-//! which are run. `VERDIGRIS_FUZZ_GRAPHS` is the number of random graphs (default 300), `VERDIGRIS_FUZZ_SEED` the first of them.
+//! which are run. `VERDIGRIS_FUZZ_GRAPHS` is the number of random graphs (default 300) and of drawn attention (200), `VERDIGRIS_FUZZ_SEED` the first of them.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -205,15 +205,35 @@ fn movements() {
     family("movement");
 }
 
+/// Products of one drawn attention, at most: what the interpreter does in a second or two.
+const MOST_PRODUCTS: u64 = 1_000_000;
+
+/// Two hundred, a quarter of which each day.
+#[test]
+fn drawn_attention() {
+    let (first, count) = drawn_seeds(200);
+    let day = day();
+    let seeds = (first..first + count).filter(|seed| (seed + day).is_multiple_of(EVERY)).collect();
+    drawn("drawn attention", seeds, |seed| fuzz::attention(seed, MOST_PRODUCTS), &Harness::new());
+}
+
 #[test]
 fn random_graphs() {
+    let (first, count) = drawn_seeds(300);
+    drawn("random graphs", (first..first + count).collect(), fuzz::graph, &Harness::new());
+}
+
+/// The first seed and how many, unless the environment says others.
+fn drawn_seeds(count: u64) -> (u64, u64) {
     let number = |name: &str| -> Option<u64> { std::env::var(name).ok()?.parse().ok() };
-    let first = number("VERDIGRIS_FUZZ_SEED").unwrap_or(0);
-    let harness = Harness::new();
-    let seeds = first..first + number("VERDIGRIS_FUZZ_GRAPHS").unwrap_or(300);
+    (number("VERDIGRIS_FUZZ_SEED").unwrap_or(0), number("VERDIGRIS_FUZZ_GRAPHS").unwrap_or(count))
+}
+
+/// Graphs of these seeds, each by the ways that the harness takes; what fails is shrunk.
+fn drawn(what: &str, seeds: Vec<u64>, graph: fn(u64) -> GraphCase, harness: &Harness) {
     let tallies = seeds.into_par_iter().map(|seed| {
         let mut tally = Tally::default();
-        let case = fuzz::graph(seed);
+        let case = graph(seed);
         if let Some(first) = harness.fault(&case.graph, &case, seed as usize, Some(&mut tally)) {
             let smallest = fuzz::shrink(&case.graph, |graph| harness.fault(graph, &case, seed as usize, None).is_some());
             let fault = harness.fault(&smallest, &case, seed as usize, None).unwrap_or(first);
@@ -221,5 +241,5 @@ fn random_graphs() {
         }
         tally
     });
-    tallies.reduce(Tally::default, Tally::and).conclude("random graphs");
+    tallies.reduce(Tally::default, Tally::and).conclude(what);
 }

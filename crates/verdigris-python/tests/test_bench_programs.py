@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from verdigris.bench import cli, latency, models, ours, record, train
+from verdigris.bench import cli, latency, listened, models, ours, record, train
 
 torch.set_num_threads(1)
 
@@ -102,3 +102,57 @@ def test_files_of_the_package_are_counted(tmp_path):
     (package / "a.pyc").write_bytes(bytes(9_000_000))
     (tmp_path / "verdigris.libs" / "b.so").write_bytes(bytes(500_000))
     assert latency._installed_mb(package) == pytest.approx(2.0)
+
+
+class FakeTelemetry:
+    """Counts what it is told, and answers no scrape before a second has gone by."""
+
+    address = "127.0.0.1:9"
+
+    def __init__(self):
+        self.on, self.turns, self.ended = True, [], False
+
+    def pause(self):
+        self.on = False
+        self.turns.append("paused")
+
+    def resume(self):
+        self.on = True
+        self.turns.append("on")
+
+    def close(self):
+        self.ended = True
+
+
+def test_each_side_of_a_pair_comes_first_in_turn():
+    telemetry = FakeTelemetry()
+    listening = lambda is_on: (telemetry.resume if is_on else telemetry.pause)()
+    found = listened.pairs(lambda: 2.0 if telemetry.on else 1.0, listening, 4, False)
+    assert found == [(2.0, 1.0)] * 4
+    assert telemetry.turns == ["on", "paused", "paused", "on"] * 2
+    assert listened.pairs(lambda: 2.0 if telemetry.on else 1.0, listening, 3, True) == [(1.0, 1.0)] * 3
+    mean, error = listened.mean_and_error([1.0, 1.2])
+    assert mean == pytest.approx(1.1) and error == pytest.approx(0.1)
+    assert listened.mean_and_error([1.0])[1] == float("inf")
+
+
+def test_what_metrics_cost_is_told_with_its_error(small, tmp_path, monkeypatch):
+    telemetry = FakeTelemetry()
+
+    class Heard(Door):
+        def listen(self, **options):
+            assert options == {"prometheus": 0, "nvml": listened.EACH_S}
+            return telemetry
+
+        def conv2d(self):
+            return lambda x, w: torch.nn.functional.conv2d(x, w, None, 1, 1)
+
+    monkeypatch.setattr(ours, "open_door", lambda device: Heard())
+    words = ["telemetry", "--device", "cpu", "--batch", "2", "--extent", "32", "--pairs", "4", "--steps", "1", "--calls", "800"]
+    status = cli.main([*words, "--json", str(tmp_path / "a.jsonl")])
+    facts = record.read(tmp_path / "a.jsonl")[-1].rows["telemetry/resnet50"]
+    assert status == 0 and telemetry.ended
+    assert (facts["listened"]["pairs"], facts["paused"]["pairs"]) == (4, 2)
+    low, high = facts["listened_interval"]
+    assert low < facts["listened"]["ratio"] < high and facts["host_us"] > 0
+    assert cli.main(["telemetry", "--device", "cpu", "--pairs", "0"]) == 2

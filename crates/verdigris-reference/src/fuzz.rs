@@ -48,6 +48,21 @@ pub fn graph(seed: u64) -> GraphCase {
     }
 }
 
+/// One attention, with its gradient half of the times, and any of its options: in most graphs of 16-bit types, in rows that tensor cores take, and of extents
+/// around the edges of their tiles, with no more than so many products (at least 1,000,000). The same seed gives the same graph on every machine.
+pub fn attention(seed: u64, most_products: u64) -> GraphCase {
+    let id = format!("fuzz/attention/{seed}");
+    let mut random = Random::new(seed ^ 0xa77e_u64);
+    loop {
+        let mut draft = Draft { in_rows: Some(most_products.max(1_000_000)), ..Draft::new(Random::new(random.bits()), &id) };
+        if draft.attention(seed / 4 % 2 == 1).is_ok()
+            && let Ok(graph) = draft.finish()
+        {
+            return GraphCase { id, graph, distribution: Distribution::Normal, seed, device_only: false };
+        }
+    }
+}
+
 /// A tensor that ops may read.
 #[derive(Clone, Debug)]
 pub(crate) struct Value {
@@ -64,6 +79,9 @@ pub(crate) struct Draft {
     /// Results that are not stored yet, with their dims and types.
     unread: Vec<Value>,
     next: u32,
+    /// Whether tensors are rows of elements side by side that begin at multiples of 16 bytes, and results have the types that were asked for; then the most
+    /// products of an attention.
+    pub(crate) in_rows: Option<u64>,
 }
 
 /// How an op is drawn: which of its draws it is comes with the draft.
@@ -97,7 +115,7 @@ pub(crate) const TYPES: [DType; 14] = [
 
 impl Draft {
     fn new(random: Random, name: &str) -> Draft {
-        Draft { random, builder: GraphBuilder::new(name), values: Vec::new(), unread: Vec::new(), next: 0 }
+        Draft { random, builder: GraphBuilder::new(name), values: Vec::new(), unread: Vec::new(), next: 0, in_rows: None }
     }
 
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
@@ -144,8 +162,22 @@ impl Draft {
         dims
     }
 
+    /// Rows in either order of heads and positions, now and then with a gap behind each; whole multiples of 16 elements where a row is not one element.
+    fn rows(&mut self, dims: &[u64]) -> Result<Layout, Error> {
+        let [b, h, s, d] = dims[..] else {
+            return Layout::row_major(dims).map_err(|source| Error::Layout { tensor: "rows".to_owned(), source });
+        };
+        let row = if d == 1 { 1 } else { d.next_multiple_of(16) + 16 * u64::from(self.one_in(4)) };
+        let strides = if self.one_in(2) { [h * s * row, s * row, row, 1] } else { [s * h * row, row, h * row, 1] };
+        Layout::new(&[b, h, s, d], &strides.map(|stride| stride.max(1)))
+            .map_err(|source| Error::Layout { tensor: "rows".to_owned(), source })
+    }
+
     /// Any order, now and then with gaps or a step; of an input also with repeated elements.
     pub(crate) fn layout(&mut self, dims: &[u64], is_input: bool) -> Result<Layout, Error> {
+        if self.in_rows.is_some() {
+            return self.rows(dims);
+        }
         let mut order: Vec<usize> = (0..dims.len()).collect();
         if !self.one_in(3) {
             for i in (1..order.len()).rev() {
@@ -229,7 +261,7 @@ impl Draft {
 
     /// Takes in a result: of a type of its own now and then, stored now and then.
     pub(crate) fn result(&mut self, uid: Uid, dims: &[u64], dtype: DType, types: &[DType]) -> Result<Value, Error> {
-        let dtype = if types.is_empty() || !self.one_in(3) { dtype } else { self.pick(types) };
+        let dtype = if types.is_empty() || self.in_rows.is_some() || !self.one_in(3) { dtype } else { self.pick(types) };
         let value = Value { uid, dims: dims.to_vec(), dtype };
         if self.one_in(4) {
             self.store(&value)?;

@@ -64,6 +64,9 @@ pub(crate) struct FuzzArguments {
     /// The seed of the first; the others follow.
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// Attention alone, with any of its options, of extents around the edges of tiles and in rows that tensor cores take.
+    #[arg(long)]
+    attention: bool,
     /// `cpu`, or `cuda:N`.
     #[arg(long, default_value = "cpu")]
     device: String,
@@ -86,6 +89,12 @@ pub(crate) fn load(filter: &str) -> Result<Vec<GraphCase>> {
     Ok(list)
 }
 
+/// Products of one drawn attention, at most: what the reference does in a fraction of a second.
+const MOST_PRODUCTS: u64 = 4_000_000;
+
+/// Parts by the name of the engine that ran them.
+type Engines = BTreeMap<&'static str, u64>;
+
 /// Who runs the graphs.
 pub(crate) enum Executor {
     Cpu,
@@ -105,7 +114,15 @@ impl Executor {
         Ok(device::open(command, &Config { device: number, ..config }, json)?.map(|handle| Executor::Gpu(Box::new(handle))))
     }
 
-    fn execute(&self, graph: &Graph, mode: &Mode, inputs: &Inputs<Uid>, outputs: &mut BTreeMap<Uid, Vec<u8>>) -> Result<()> {
+    /// Counts the parts that each engine runs.
+    fn execute(
+        &self,
+        graph: &Graph,
+        mode: &Mode,
+        inputs: &Inputs<Uid>,
+        outputs: &mut BTreeMap<Uid, Vec<u8>>,
+        engines: &mut Engines,
+    ) -> Result<()> {
         match self {
             Executor::Cpu => {
                 let plan = verdigris_cpu::GraphPlan::new(graph)?;
@@ -124,6 +141,9 @@ impl Executor {
             }
             Executor::Gpu(handle) => {
                 let plan = handle.plan_graph(graph, &Policy { remember: false, mode: mode.clone(), ..Policy::default() })?;
+                for part in plan.parts() {
+                    *engines.entry(part.engine().name).or_default() += 1;
+                }
                 let (pool, stream) = (handle.pool(), handle.stream());
                 let mut buffers: BTreeMap<Uid, DeviceBuffer> = BTreeMap::new();
                 for (&uid, bytes) in inputs.buffers.iter().chain(outputs.iter()) {
@@ -154,9 +174,14 @@ impl Executor {
 
     /// What is wrong with a graph on this device, a panic included. The CPU has nothing to choose by the mode.
     pub(crate) fn judge(&self, graph: &Graph, case: &GraphCase, mode: &Mode) -> Result<Judged, String> {
+        self.judge_counted(graph, case, mode, &mut Engines::new())
+    }
+
+    /// The same; counts the parts that each engine ran on a GPU.
+    fn judge_counted(&self, graph: &Graph, case: &GraphCase, mode: &Mode, engines: &mut Engines) -> Result<Judged, String> {
         let selection = if case.device_only { Selection::Sample { count: SAMPLE_ELEMENTS, seed: case.seed } } else { Selection::All };
         let execute = |graph: &Graph, inputs: &Inputs<Uid>, outputs: &mut BTreeMap<Uid, Vec<u8>>| {
-            self.execute(graph, mode, inputs, outputs).map_err(|error| format!("{error:#}"))
+            self.execute(graph, mode, inputs, outputs, engines).map_err(|error| format!("{error:#}"))
         };
         catch_unwind(AssertUnwindSafe(|| judge(graph, case.distribution, case.seed, selection, execute)))
             .unwrap_or_else(|_| Err("a panic".to_owned()))
@@ -187,11 +212,12 @@ fn check(
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} eta {eta} {msg}");
     progress.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     let (mut runs, mut elements, mut unjudged) = (0, 0, 0);
+    let mut engines = Engines::new();
     let mut faults: Vec<(String, String)> = Vec::new();
     for case in cases {
         progress.set_message(case.id.clone());
         runs += 1;
-        match executor.judge(&case.graph, &case, &Mode::Instant) {
+        match executor.judge_counted(&case.graph, &case, &Mode::Instant, &mut engines) {
             Ok(judged) => {
                 elements += judged.elements;
                 unjudged += judged.unjudged;
@@ -216,12 +242,17 @@ fn check(
             "{}",
             serde_json::json!({
                 "command": command, "machine": executor.name(), "graphs": runs, "elements": elements, "unjudged": unjudged, "faults": list,
+                "engines": engines,
                 "source": verdigris_engines::SOURCE_HASH,
             })
         );
     } else {
         for (id, message) in &faults {
             say!("{}\n  {message}", alarm(id));
+        }
+        let engines: Vec<String> = engines.iter().map(|(engine, parts)| format!("{engine} {parts}")).collect();
+        if !engines.is_empty() {
+            say!("parts by engine: {}", engines.join(", "));
         }
         say!("{}: {runs} graphs, {elements} elements, {unjudged} not judged, {} faults", executor.name(), faults.len());
     }
@@ -246,8 +277,9 @@ pub(crate) fn fuzz(arguments: &FuzzArguments) -> Result<Verdict> {
     let Some(executor) = Executor::open("check fuzz", &arguments.device, arguments.json)? else {
         return Ok(Verdict::Good);
     };
-    let cases = (0..arguments.graphs as usize).map(|number| fuzz::graph(arguments.seed.wrapping_add(number as u64)));
-    check("check fuzz", &executor, cases, true, arguments.json)
+    let seeds = (0..arguments.graphs as usize).map(|number| arguments.seed.wrapping_add(number as u64));
+    let case = |seed| if arguments.attention { fuzz::attention(seed, MOST_PRODUCTS) } else { fuzz::graph(seed) };
+    check("check fuzz", &executor, seeds.map(case), true, arguments.json)
 }
 
 #[cfg(test)]

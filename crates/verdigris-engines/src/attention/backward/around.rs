@@ -199,8 +199,8 @@ pub(super) fn behind<'k>(k: Kernel<'k>, ty: Half, head: u32, by_rows: bool, ragg
         let has_keys = (query + before).max(0).lt((query + behind).min(keys.signed()));
         k.ld_global::<f32>(lse_log2.at(number * QUERIES + row_of_block, 4), 0).ne(f32::INFINITY) & has_keys
     };
-    let store = |row_of_block: Val<'k, u32>, column: Val<'k, u32>, attends: Val<'k, bool>, words: [Val<'k, u32>; 4]| {
-        let line = words.map(|word| k.select(attends, word, 0u32));
+    let store = |row_of_block: Val<'k, u32>, column: Val<'k, u32>, attends: Val<'k, bool>, words: &[Val<'k, u32>]| {
+        let line: Vec<Val<'k, u32>> = words.iter().map(|&word| k.select(attends, word, 0u32)).collect();
         let row = first_row + row_of_block;
         k.when(row.lt(queries) & column.lt(elements), || {
             k.st_global_vector(to.moved(row.widen() * of_query + (column << 1).widen()).address(), 0, &line, Cache::Default);
@@ -210,18 +210,18 @@ pub(super) fn behind<'k>(k: Kernel<'k>, ty: Half, head: u32, by_rows: bool, ragg
     let from = pieces.at(number * CONSUMERS + (piece & 1), piece_bytes(head));
     let thread = k.thread();
     if by_rows {
-        // A half of the queries, rows of 64 elements whose eights the consumer has swapped.
-        let own_row = thread >> 2;
-        let row_of_block = (piece & 1) * (QUERIES / CONSUMERS) + own_row;
-        let eights = [0u32, 1].map(|i| ((thread & 3) << 1) + i);
-        let loaded = eights.map(|eight| {
-            let at = from + (own_row * (PANEL * 4) + ((eight ^ ((own_row >> 1) & 3)) << 5)).widen();
-            [0i64, 16].map(|half| k.ld_global_vector::<f32>(at, half, 4, Cache::Default)).concat()
-        });
-        let attends = attends(row_of_block);
-        for (eight, values) in eights.into_iter().zip(loaded) {
-            let words = [0, 1, 2, 3].map(|pair: usize| pack(&values[2 * pair..2 * pair + 2]));
-            store(row_of_block, eight << 3, attends, words);
+        // A half of the queries, rows of 64 elements whose eights the consumer has swapped. Whatever is loaded or stored at a time fills whole lines: 16 lanes have
+        // a row, four elements each.
+        let rows_at_a_time = WARPGROUP / (PANEL / 4);
+        let (row_of_thread, four) = (thread >> 4, thread & 15);
+        let loaded: Vec<_> = (0..QUERIES / CONSUMERS / rows_at_a_time)
+            .map(|i| k.ld_global_vector::<f32>(from + (thread << 4).widen(), i64::from(i * WARPGROUP * 16), 4, Cache::Default))
+            .collect();
+        for (values, i) in loaded.iter().zip(0..) {
+            let own_row = row_of_thread + i * rows_at_a_time;
+            let row_of_block = (piece & 1) * (QUERIES / CONSUMERS) + own_row;
+            let column = (((four >> 1) ^ ((own_row >> 1) & 3)) << 3) + ((four & 1) << 2);
+            store(row_of_block, column, attends(row_of_block), &[0, 1].map(|pair: usize| pack(&values[2 * pair..2 * pair + 2])));
         }
         return;
     }
@@ -244,7 +244,7 @@ pub(super) fn behind<'k>(k: Kernel<'k>, ty: Half, head: u32, by_rows: bool, ragg
     for (four, column) in loaded.chunks(4).zip(columns) {
         for (half, (row_of_block, attends)) in rows.into_iter().zip(attends).enumerate() {
             let words = [0, 1, 2, 3].map(|part: usize| pack(&four[part][2 * half..2 * half + 2]));
-            store(row_of_block, column, attends, of_one_part(lane_of_row, words));
+            store(row_of_block, column, attends, &of_one_part(lane_of_row, words));
         }
     }
 }

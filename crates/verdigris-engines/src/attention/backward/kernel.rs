@@ -21,11 +21,13 @@ use super::super::ragged::RowsOutArgs;
 use super::super::score_mod::{KeyRows, ScoreModArgs, elements};
 use super::super::tile::{HeadTile, PANEL, descriptor};
 use super::sequences::{Own, SequencesArgs};
-use super::spec::{BOTH, CONSUMERS, Mask, NUMBERS_BYTES, OWN_KEYS, QUERIES, ROOM, STAGING, Spec, WRITTEN, own_elements, piece_bytes};
+use super::spec::{
+    BOTH, CONSUMERS, Mask, NUMBERS_BYTES, OWN_KEYS, QUERIES, ROOM, SENDER_BARRIERS, STAGING, Spec, WRITTEN, own_elements, piece_bytes,
+};
 use crate::hopper::{WARPGROUP, roles};
 
-/// A consumer and the warp that sends its piece.
-const SENDER_AND_CONSUMER: u32 = WARPGROUP + 32;
+/// A consumer and the warp that sends its piece, or keeps its order.
+pub(super) const SENDER_AND_CONSUMER: u32 = WARPGROUP + 32;
 /// A number of a query from which no key is attended.
 pub(super) const NEVER: i32 = 1 << 30;
 
@@ -445,49 +447,57 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
 
     let load = || slots.load(k, spec, &params, &tile);
 
-    let send = || {
+    let send = |sender: u32| {
         let leader = k.lane().eq(0);
         let turn_parity = k.var_named("turn parity", 0u32);
+        let barriers = sender * SENDER_BARRIERS;
+        let send_turn = |head: Val<'k, u32>, block: Val<'k, u32>| {
+            for warpgroup in 0..CONSUMERS {
+                // Of the reductions on their way, those of the turn before and the other consumer's may go on reading.
+                k.when(leader, || k.bulk_wait_read(if spec.in_order { 0 } else { PIECES * CONSUMERS - 1 - warpgroup }));
+                k.warp_sync();
+                k.barrier_arrive(ROOM + barriers + warpgroup, SENDER_AND_CONSUMER);
+            }
+            let adds = tile.adds(block);
+            if let Some(turns) = &params.turns {
+                // Those with later keys have added before.
+                k.when(leader & adds, || {
+                    turns.wait(k, spec, &tile, block, turns.added.at(tile.block_number(&params, head, block), 4));
+                    k.fence(Fence::ProxyAsync);
+                });
+            }
+            for warpgroup in 0..CONSUMERS {
+                k.barrier_sync(WRITTEN + barriers + warpgroup, SENDER_AND_CONSUMER);
+                k.when(leader & adds, || {
+                    let to = params.dq.at(tile.block_number(&params, head, block) * CONSUMERS + warpgroup, piece_bytes);
+                    k.bulk_reduce(
+                        BulkReduce::Add,
+                        Ty::F32,
+                        to,
+                        dq_slots.address() + (turn_parity + warpgroup * PIECES) * piece_bytes,
+                        piece_bytes,
+                    );
+                    k.bulk_commit();
+                });
+            }
+            if let Some(turns) = &params.turns {
+                k.when(leader & adds, || {
+                    k.bulk_wait(0);
+                    k.fence(Fence::ProxyAsync);
+                    let at = turns.added.at(tile.block_number(&params, head, block), 4);
+                    k.red_global(Atomic::Add, at, 0, &[k.constant(1u32)], MemoryOrder::Release(Scope::Gpu));
+                });
+            }
+        };
         k.range(params.group, |member| {
             let head = first_head + member;
             k.range_step(tile.first, tile.end, 1, |block| {
-                for warpgroup in 0..CONSUMERS {
-                    // Of the reductions on their way, those of the turn before and the other consumer's may go on reading.
-                    k.when(leader, || k.bulk_wait_read(if spec.in_order { 0 } else { PIECES * CONSUMERS - 1 - warpgroup }));
-                    k.warp_sync();
-                    k.barrier_arrive(ROOM + warpgroup, SENDER_AND_CONSUMER);
-                }
-                let adds = tile.adds(block);
-                if let Some(turns) = &params.turns {
-                    // Those with later keys have added before.
-                    k.when(leader & adds, || {
-                        turns.wait(k, spec, &tile, block, turns.added.at(tile.block_number(&params, head, block), 4));
-                        k.fence(Fence::ProxyAsync);
-                    });
-                }
-                for warpgroup in 0..CONSUMERS {
-                    k.barrier_sync(WRITTEN + warpgroup, SENDER_AND_CONSUMER);
-                    k.when(leader & adds, || {
-                        let to = params.dq.at(tile.block_number(&params, head, block) * CONSUMERS + warpgroup, piece_bytes);
-                        k.bulk_reduce(
-                            BulkReduce::Add,
-                            Ty::F32,
-                            to,
-                            dq_slots.address() + (turn_parity + warpgroup * PIECES) * piece_bytes,
-                            piece_bytes,
-                        );
-                        k.bulk_commit();
-                    });
+                if spec.in_order {
+                    k.when(turn_parity.eq(sender), || send_turn(head, block));
+                } else {
+                    send_turn(head, block);
                 }
                 turn_parity.set(turn_parity ^ 1);
-                if let Some(turns) = &params.turns {
-                    k.when(leader & adds, || {
-                        k.bulk_wait(0);
-                        k.fence(Fence::ProxyAsync);
-                        let at = turns.added.at(tile.block_number(&params, head, block), 4);
-                        k.red_global(Atomic::Add, at, 0, &[k.constant(1u32)], MemoryOrder::Release(Scope::Gpu));
-                    });
-                }
             });
         });
         k.when(leader, || k.bulk_wait(0));
@@ -518,6 +528,11 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
         // Whether dK and dV have been begun.
         let begun = k.var_named("begun", 0u32);
         let turn_parity = k.var_named("turn parity", 0u32);
+        // This consumer's barrier with whoever sends a turn's piece.
+        let of_sender = |first: u32| {
+            let own = warpgroup + first;
+            if spec.in_order { own + turn_parity * SENDER_BARRIERS } else { own }
+        };
 
         // Of a row's key: the first query that attends to it, and the one behind the last.
         let limits = [0, 8].map(|below| {
@@ -767,7 +782,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
             add_keys(&dk, &ds_values, q_across_low + query_tile.slots(q_stage));
             draw(of.draws.as_ref(), block + 1);
             k.wgmma_wait(1);
-            k.barrier_sync(warpgroup + ROOM, SENDER_AND_CONSUMER);
+            k.barrier_sync(of_sender(ROOM), SENDER_AND_CONSUMER);
             let room = dq_slots.address() + (turn_parity + warpgroup * PIECES) * piece_bytes;
             if spec.keeps_keys() {
                 // Queries by elements, whose eights are swapped so that a warp's stores go to all banks.
@@ -788,7 +803,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
             }
             let leave = || {
                 k.fence_proxy_async();
-                k.barrier_arrive(warpgroup + WRITTEN, SENDER_AND_CONSUMER);
+                k.barrier_arrive(of_sender(WRITTEN), SENDER_AND_CONSUMER);
             };
             // Others wait for what is added in order; elsewhere the stores land while the last product runs.
             if spec.in_order {
@@ -868,10 +883,14 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
     };
 
     let serve = || {
-        k.warp_roles(&[
-            Role { name: "load", warps: 1, registers: None, body: &load },
-            Role { name: "send", warps: 1, registers: None, body: &send },
-        ]);
+        k.warp_roles(
+            &[
+                Role { name: "load", warps: 1, registers: None, body: &load },
+                Role { name: "send", warps: 1, registers: None, body: &|| send(0) },
+                // In order, a piece is on its way until it has landed, and the next one's turn comes sooner: every other turn has its own sender.
+                Role { name: "send others", warps: 1, registers: None, body: &|| send(1) },
+            ][..if spec.in_order { 3 } else { 2 }],
+        );
     };
     k.warp_roles(&[
         Role { name: "producer", warps: 4, registers: Some(24), body: &serve },

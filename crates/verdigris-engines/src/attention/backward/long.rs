@@ -12,7 +12,8 @@
 //! [`super::around::behind`] reads them. At the end dK and dV leave through the room of the keys and the values.
 //!
 //! **A turn.** Both consumers meet when P is written, and again when dS is; while dS is made, the product with P is under way, and while dQ is added, the one
-//! of dK. In order, a consumer waits behind its products for its fellow in the CTA of the next keys: pieces are counted for each consumer.
+//! of dK. In order, a warp for each consumer waits for its fellow in the CTA of the next keys, and tells the others when its consumer has added: pieces are
+//! counted for each consumer, which neither waits in a loop nor for what it has added to land.
 
 use std::f32::consts::LOG2_E;
 
@@ -24,8 +25,8 @@ use verdigris_kir::tile::staging::Staging;
 use super::super::dropout::{HeadDraws, KeptQueries};
 use super::super::score_mod::{KeyRows, elements};
 use super::super::tile::{HeadTile, PANEL, descriptor};
-use super::kernel::{Mod, NEVER, Params, Slots, Tile, meet};
-use super::spec::{BOTH, CONSUMERS, Mask, NUMBERS_BYTES, Part, QUERIES, STAGING, Spec, parts, piece_bytes};
+use super::kernel::{Mod, NEVER, Params, SENDER_AND_CONSUMER, Slots, Tile, Turns, meet};
+use super::spec::{BOTH, CONSUMERS, Mask, NUMBERS_BYTES, Part, QUERIES, ROOM, STAGING, Spec, WRITTEN, parts, piece_bytes};
 use crate::hopper::WARPGROUP;
 
 /// Queries of a turn for which a consumer has the scores.
@@ -45,6 +46,22 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
     slots.start(k, &params);
     let tile = Tile::of_cta(k, spec, &params, &slots);
     let load = || slots.load(k, spec, &params, &tile);
+
+    // A consumer's turn to add, and that it has.
+    let keep_order = |turns: &Turns<'k>, warpgroup: u32| {
+        let leader = k.lane().eq(0);
+        k.range(params.group, |member| {
+            let head = tile.first_head + member;
+            k.range_step(tile.first_attending, tile.end_attending, 1, |block| {
+                let at = turns.added.at(tile.block_number(&params, head, block) * CONSUMERS + warpgroup, 4);
+                k.when(leader, || turns.wait(k, spec, &tile, block, at));
+                k.warp_sync();
+                k.barrier_arrive(ROOM + warpgroup, SENDER_AND_CONSUMER);
+                k.barrier_sync(WRITTEN + warpgroup, SENDER_AND_CONSUMER);
+                k.when(leader, || k.red_global(Atomic::Add, at, 0, &[k.constant(1u32)], MemoryOrder::Release(Scope::Gpu)));
+            });
+        });
+    };
 
     let differentiate = || {
         let thread = k.thread() & (WARPGROUP - 1);
@@ -245,38 +262,25 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
             d_o_cursor.advance();
             add_keys(&dk, ds_low + parity_low, query_tile, q_across_low + query_tile.slots(q_stage));
             draw(draws, block + 1);
-            let leave_queries = || {
-                k.wgmma_wait(0);
-                q_cursor.release(q_stage, thread);
-                q_cursor.advance();
-            };
-            if params.turns.is_some() {
-                // The wait is a loop, which no product may be under way across.
-                leave_queries();
-            } else {
-                k.wgmma_wait(1);
-            }
+            k.wgmma_wait(1);
             k.when(tile.adds(block), || {
+                if spec.in_order {
+                    k.barrier_sync(warpgroup + ROOM, SENDER_AND_CONSUMER);
+                }
                 let piece = tile.block_number(&params, head, block) * CONSUMERS + warpgroup;
-                let add = || {
-                    let to = params.dq.at(piece, piece_bytes(spec.head)) + (thread << 4).widen();
-                    let registers = dq.iter().flat_map(|(_, d)| d.registers());
-                    let values: Vec<Val<'k, f32>> = registers.map(|register| register.get()).collect();
-                    for (i, four) in values.chunks(4).enumerate() {
-                        k.red_global(Atomic::Add, to, i as i64 * i64::from(WARPGROUP) * 16, four, MemoryOrder::Relaxed(Scope::Gpu));
-                    }
-                };
-                let Some(turns) = &params.turns else { return add() };
-                let at = turns.added.at(piece, 4);
-                k.when(thread.eq(0), || turns.wait(k, spec, &tile, block, at));
-                k.barrier_sync(warpgroup + STAGING, WARPGROUP);
-                add();
-                k.barrier_sync(warpgroup + STAGING, WARPGROUP);
-                k.when(thread.eq(0), || k.red_global(Atomic::Add, at, 0, &[k.constant(1u32)], MemoryOrder::Release(Scope::Gpu)));
+                let to = params.dq.at(piece, piece_bytes(spec.head)) + (thread << 4).widen();
+                let registers = dq.iter().flat_map(|(_, d)| d.registers());
+                let values: Vec<Val<'k, f32>> = registers.map(|register| register.get()).collect();
+                for (i, four) in values.chunks(4).enumerate() {
+                    k.red_global(Atomic::Add, to, i as i64 * i64::from(WARPGROUP) * 16, four, MemoryOrder::Relaxed(Scope::Gpu));
+                }
+                if spec.in_order {
+                    k.barrier_arrive(warpgroup + WRITTEN, SENDER_AND_CONSUMER);
+                }
             });
-            if params.turns.is_none() {
-                leave_queries();
-            }
+            k.wgmma_wait(0);
+            q_cursor.release(q_stage, thread);
+            q_cursor.advance();
             begun.set(1u32);
             turn_parity.set(turn_parity ^ 1);
         };
@@ -356,13 +360,17 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
         k.when_else(is_whole, store_all, store_rows);
     };
 
+    let serve = || {
+        let keep = |warpgroup: u32| params.turns.as_ref().map(|turns| move || keep_order(turns, warpgroup));
+        let (low, high) = (keep(0), keep(1));
+        let own = |name, body| Role { name, warps: 1, registers: None, body };
+        let mut roles = vec![own("load", &load as &dyn Fn())];
+        roles.extend(low.as_ref().map(|low| own("keep the order of the low half", low)));
+        roles.extend(high.as_ref().map(|high| own("keep the order of the high half", high)));
+        k.warp_roles(&roles);
+    };
     k.warp_roles(&[
-        Role {
-            name: "producer",
-            warps: 4,
-            registers: Some(24),
-            body: &|| k.warp_roles(&[Role { name: "load", warps: 1, registers: None, body: &load }]),
-        },
+        Role { name: "producer", warps: 4, registers: Some(24), body: &serve },
         Role { name: "consumer", warps: 4 * CONSUMERS, registers: Some(240), body: &differentiate },
     ]);
 }

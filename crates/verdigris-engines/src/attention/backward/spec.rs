@@ -204,11 +204,12 @@ impl Spec {
     }
 }
 
-/// Named barriers: both consumers; then for each of them staging, room for a piece, a piece written.
+/// Named barriers: both consumers; then for each of them staging, room for a piece, a piece written. A second sender has the latter two of its own.
 pub(super) const BOTH: u32 = FIRST_BARRIER;
 pub(super) const STAGING: u32 = BOTH + 1;
 pub(super) const ROOM: u32 = STAGING + CONSUMERS;
 pub(super) const WRITTEN: u32 = ROOM + CONSUMERS;
+pub(super) const SENDER_BARRIERS: u32 = 2 * CONSUMERS;
 
 /// The launches in front of the main one and behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -6,6 +6,7 @@
     python -m verdigris.bench transformers           Hugging Face's: a decoder and a ViT, inference, decoding and training
     python -m verdigris.bench norm                   what lies between the products; `memory` and `fused` likewise (`layers`)
     python -m verdigris.bench latency                what a fresh process, a new shape and a call cost
+    python -m verdigris.bench telemetry              what metrics cost in training, and of a call
     python -m verdigris.bench check NEW [OLD]        the regression gate
     python -m verdigris.bench render                 docs/performance.md and its plots, from the records
 

@@ -93,7 +93,14 @@ def _parser() -> argparse.ArgumentParser:
     latency = commands.add_parser("latency", help="a fresh process to its first result, a new shape, the host's cost of a call, the size on disk")
     latency.add_argument("--processes", type=int, default=5)
     latency.add_argument("--calls", type=int, default=2000)
-    for one in (train, nets, hugging, latency):
+    telemetry = commands.add_parser("telemetry", help="what metrics cost: training of a network and calls, listened to and paused in turns")
+    telemetry.add_argument("--model", default="resnet50")
+    telemetry.add_argument("--batch", type=int, default=128)
+    telemetry.add_argument("--extent", type=int, default=224, help="pixels of a side of an image")
+    telemetry.add_argument("--pairs", type=int, default=100, help="pairs of blocks, one listened to and one not; half as many of two that are not")
+    telemetry.add_argument("--steps", type=int, default=2, help="steps of a block")
+    telemetry.add_argument("--calls", type=int, default=20000, help="calls of a small convolution, for the host's time of one")
+    for one in (train, nets, hugging, latency, telemetry):
         _add_place_options(one)
     check = commands.add_parser("check", help="the regression gate: NEW against the best of comparable records")
     check.add_argument("new", type=Path, help="the record to judge: all its runs, suite by suite")
@@ -320,6 +327,10 @@ def main(words: Optional[Sequence[str]] = None) -> int:
             return run(arguments, _device(arguments.device), _say)
         if arguments.command == "transformers":
             from .transformer_nets import run
+
+            return run(arguments, _device(arguments.device), _say)
+        if arguments.command == "telemetry":
+            from .listened import run
 
             return run(arguments, _device(arguments.device), _say)
         from .latency import run

@@ -122,6 +122,10 @@ class Door:
         """Our backend of ``torch.compile``, which tells what it fused."""
         return self.verdigris.torch.Compiler()
 
+    def listen(self, **options):
+        """Starts exporters; what comes back pauses, goes on and ends them. Before plans are made, and once a process."""
+        return self.verdigris.telemetry(**options)
+
     def conv2d(self) -> Callable:
         """Our function, planned by estimate."""
         self.verdigris.torch.set_policy()

@@ -28,19 +28,19 @@ CLASSES = 1000
 WORST = 12
 
 
-def _batch(batch: int, extent: int, device: torch.device, seed: int) -> Tuple[torch.Tensor, torch.Tensor]:
+def images_and_labels(batch: int, extent: int, device: torch.device, seed: int) -> Tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator(device=device).manual_seed(seed)
     images = torch.randn(batch, 3, extent, extent, device=device, generator=generator)
     labels = torch.randint(0, CLASSES, (batch,), device=device, generator=generator)
     return images.contiguous(memory_format=torch.channels_last), labels
 
 
-def _network(name: str, device: torch.device, deterministic: bool) -> torch.nn.Module:
+def new_network(name: str, device: torch.device, deterministic: bool) -> torch.nn.Module:
     torch.manual_seed(7)
     return MODELS[name](deterministic).to(device=device, memory_format=torch.channels_last).train()
 
 
-class _Trainer:
+class Trainer:
     """One copy of a network, its optimizer, and a step on fixed images."""
 
     def __init__(self, network: torch.nn.Module, images, labels):
@@ -72,10 +72,10 @@ class _Trainer:
 
 
 def _speed(name: str, door, arguments, device: torch.device, facts: dict, say) -> None:
-    images, labels = _batch(arguments.batch, arguments.extent, device, 1)
-    base = _network(name, device, deterministic=False)
+    images, labels = images_and_labels(arguments.batch, arguments.extent, device, 1)
+    base = new_network(name, device, deterministic=False)
     sides: Dict[str, Callable[[], None]] = {}
-    trainers: Dict[str, _Trainer] = {}
+    trainers: Dict[str, Trainer] = {}
     for who in ("cudnn", "ours"):
         network = copy.deepcopy(base)
         if who == "ours":
@@ -87,7 +87,7 @@ def _speed(name: str, door, arguments, device: torch.device, facts: dict, say) -
         for how in ("eager", "graph"):
             if how == "graph" and device.type != "cuda":
                 continue
-            trainer = trainers[f"{who}_{how}"] = _Trainer(copy.deepcopy(network) if how == "graph" else network, images, labels)
+            trainer = trainers[f"{who}_{how}"] = Trainer(copy.deepcopy(network) if how == "graph" else network, images, labels)
             try:
                 for _ in range(3):
                     trainer.step()
@@ -140,7 +140,7 @@ def _answers(network: torch.nn.Module, images, labels, autocast: bool) -> Dict[s
 
 
 def _accuracy(name: str, door, arguments, device: torch.device, facts: dict) -> None:
-    exact = _network(name, device, deterministic=True)
+    exact = new_network(name, device, deterministic=True)
     theirs = copy.deepcopy(exact)
     try:
         mine = door.convert(copy.deepcopy(exact))
@@ -149,7 +149,7 @@ def _accuracy(name: str, door, arguments, device: torch.device, facts: dict) -> 
         return
     squares: Dict[str, Dict[str, List[float]]] = {"ours": {}, "theirs": {}}
     for seed in range(arguments.seeds):
-        images, labels = _batch(arguments.accuracy_batch, arguments.extent, device, 100 + seed)
+        images, labels = images_and_labels(arguments.accuracy_batch, arguments.extent, device, 100 + seed)
         truth = _answers(exact, images, labels, autocast=False)
         for who, network in (("theirs", theirs), ("ours", mine)):
             found = _answers(network, images, labels, autocast=True)

@@ -5,21 +5,82 @@ use verdigris_tensor::DType;
 
 use crate::fuzz::{Draft, TYPES, Value};
 
+/// Types of operands in rows: those of tensor cores the more often.
+const ROW_TYPES: [DType; 7] = [DType::Bf16, DType::Bf16, DType::Bf16, DType::F16, DType::F16, DType::F16, DType::F32];
+
+/// Positions and elements around the edges of tiles.
+const EDGES: [u64; 22] = [1, 2, 3, 7, 8, 16, 17, 48, 63, 64, 65, 100, 127, 128, 129, 176, 177, 192, 193, 255, 257, 320];
+const HEADS: [u64; 13] = [8, 16, 32, 64, 64, 64, 72, 80, 96, 128, 128, 192, 256];
+
+/// The extents of one attention.
+struct Extents {
+    b: u64,
+    h_kv: u64,
+    group: u64,
+    s_q: u64,
+    s_kv: u64,
+    d: u64,
+    d_v: u64,
+    ragged: bool,
+    page_size: Option<u64>,
+    pages: u64,
+    entries: u64,
+}
+
+impl Extents {
+    /// Of a few elements; pages of a key and of more, and entries that may be too few to fill a warp or none.
+    fn small(draft: &mut Draft, with_backward: bool) -> Extents {
+        let (b, h_kv, group) = (1 + draft.below(2), 1 + draft.below(2), 1 + draft.below(3));
+        let (s_q, s_kv, d) = (draft.below(14), draft.below(18), 1 + draft.below(9));
+        let d_v = if draft.one_in(2) { d } else { 1 + draft.below(9) };
+        let ragged = draft.one_in(4);
+        let page_size = (!with_backward && draft.one_in(3)).then(|| 1 + draft.below(5));
+        let (pages, entries) = (1 + draft.below(6), draft.below(5));
+        Extents { b, h_kv, group, s_q, s_kv, d, d_v, ragged, page_size, pages, entries }
+    }
+
+    /// Around the edges of tiles, with so many products at most, for plain loops are slow.
+    fn of_rows(draft: &mut Draft, with_backward: bool, most_products: u64) -> Extents {
+        loop {
+            let (b, h_kv, group) = (1 + draft.below(3), 1 + draft.below(3), draft.pick(&[1, 1, 2, 4]));
+            let (s_q, s_kv, d) = (draft.pick(&EDGES), draft.pick(&EDGES), draft.pick(&HEADS));
+            let d_v = if draft.one_in(4) { draft.pick(&HEADS) } else { d };
+            let ragged = draft.one_in(4);
+            let page_size = (!with_backward && draft.one_in(4)).then(|| draft.pick(&[1, 5, 16, 32, 64, 128]));
+            let entries = page_size.map_or(0, |page_size| s_kv.div_ceil(page_size).min(12));
+            let pages = entries * b + draft.below(3);
+            let products = b * h_kv * group * s_q * s_kv * (d + d_v) * if with_backward { 3 } else { 1 };
+            if products <= most_products {
+                return Extents { b, h_kv, group, s_q, s_kv, d, d_v, ragged, page_size, pages: pages.max(1), entries };
+            }
+        }
+    }
+}
+
 impl Draft {
-    pub(super) fn attention(&mut self, with_backward: bool) -> Result<(), Error> {
-        let is_fp8 = !with_backward && self.one_in(8);
-        let dtype = if is_fp8 { self.pick(&[DType::E4m3, DType::E5m2]) } else { self.pick(&TYPES[..8]) };
-        let (b, h_kv, group) = (1 + self.below(2), 1 + self.below(2), 1 + self.below(3));
-        let (s_q, s_kv, d) = (self.below(14), self.below(18), 1 + self.below(9));
-        let d_v = if self.one_in(2) { d } else { 1 + self.below(9) };
+    pub(crate) fn attention(&mut self, with_backward: bool) -> Result<(), Error> {
+        let in_rows = self.in_rows.is_some();
+        let is_fp8 = !with_backward && self.one_in(if in_rows { 4 } else { 8 });
+        let dtype = match (is_fp8, in_rows) {
+            (true, true) => DType::E4m3,
+            (true, false) => self.pick(&[DType::E4m3, DType::E5m2]),
+            (false, true) => self.pick(&ROW_TYPES),
+            (false, false) => self.pick(&TYPES[..8]),
+        };
+        let of = match self.in_rows {
+            Some(most_products) => Extents::of_rows(self, with_backward, most_products),
+            None => Extents::small(self, with_backward),
+        };
+        let Extents { b, h_kv, group, s_q, s_kv, d, d_v, ragged, page_size, pages, entries } = of;
         let h = h_kv * group;
         let fits = |dims: [u64; 4]| move |value: &Value| value.dims == dims && value.dtype == dtype;
-        let ragged = self.one_in(4);
-        // Pages of a key and of more, and entries that may be too few to fill a warp or none; of queries in sequences too.
-        let page_size = (!with_backward && self.one_in(3)).then(|| 1 + self.below(5));
-        let (pages, entries) = (1 + self.below(6), self.below(5));
         let s_kv = page_size.map_or(s_kv, |page_size| entries * page_size);
-        let rows = |draft: &mut Draft, longest: u64| if ragged { draft.below(b * longest + 1) } else { longest };
+        // Of tensors in rows, ragged ones have half of what their sequences could have at least.
+        let rows = |draft: &mut Draft, longest: u64| match (ragged, in_rows) {
+            (false, _) => longest,
+            (true, false) => draft.below(b * longest + 1),
+            (true, true) => b * longest - draft.below(b * longest / 2 + 1),
+        };
         let (own_b, q_rows, kv_rows) = (if ragged { 1 } else { b }, rows(self, s_q), rows(self, s_kv));
         let s_q = s_q.min(q_rows);
         let s_kv = if page_size.is_some() { s_kv } else { s_kv.min(kv_rows) };
@@ -29,7 +90,10 @@ impl Draft {
         let (q, k, v) =
             (self.value(fits(queries), dtype, &queries)?, self.value(fits(keys), dtype, &keys)?, self.value(fits(values), dtype, &values)?);
         let mut read = vec![q.clone(), k.clone(), v.clone()];
-        let bound = |draft: &mut Draft| draft.one_in(3).then(|| draft.below(6) as u32);
+        let bound = |draft: &mut Draft| {
+            let most = if in_rows { 200 } else { 6 };
+            draft.one_in(3).then(|| draft.below(most) as u32)
+        };
         let spec = AttentionSpec {
             causal: self.pick(&[Causal::None, Causal::TopLeft, Causal::BottomRight]),
             left: bound(self),
@@ -38,13 +102,14 @@ impl Draft {
             longest_q: ragged.then_some(s_q as u32),
             longest_kv: (ragged && page_size.is_none()).then_some(s_kv as u32),
             dropout: self.one_in(4).then(|| Real(self.pick(&[0.0, 0.125, 0.3, 0.75, 1.0]))),
-            ..AttentionSpec::new([0.5, 0.25, 1.0][self.below(3) as usize])
+            ..AttentionSpec::new(if in_rows { (d as f64).powf(-0.5) } else { [0.5, 0.25, 1.0][self.below(3) as usize] })
         };
         let scores = self.narrower(&[b, h, s_q, s_kv]);
         let mask_dims = self.narrower(&[b, h, s_q, s_kv]);
-        let bias_dtype = self.pick(&TYPES[..8]);
+        let bias_dtype = if in_rows && !is_fp8 { dtype } else { self.pick(&TYPES[..8]) };
+        let rarely = if in_rows { 8 } else { 4 };
         let mut option = |draft: &mut Draft, dtype: DType, dims: &[u64]| -> Result<Option<Uid>, Error> {
-            if !draft.one_in(4) {
+            if !draft.one_in(rarely) {
                 return Ok(None);
             }
             let value = draft.input(dtype, dims)?;
@@ -65,8 +130,10 @@ impl Draft {
         };
         let (q_descale, k_descale, v_descale) = (descale(self)?, descale(self)?, descale(self)?);
         let compute = Pointwise::compute_dtype(read.iter().map(|value| value.dtype));
+        // What is stored in rows is of the type of the operands, as engines ask.
+        let of_rows = in_rows.then_some(if is_fp8 { DType::Bf16 } else { dtype });
         let whole = |draft: &mut Draft, dtype: DType, dims: &[u64]| -> Result<Option<Uid>, Error> {
-            Ok(if draft.one_in(4) { Some(draft.input(dtype, dims)?.uid) } else { None })
+            Ok(if draft.one_in(rarely) { Some(draft.input(dtype, dims)?.uid) } else { None })
         };
         let mask = whole(self, DType::U8, &mask_dims)?;
         let (q_lengths, kv_lengths) = (whole(self, DType::I32, &[b, 1, 1, 1])?, whole(self, DType::I32, &[b, 1, 1, 1])?);
@@ -90,7 +157,7 @@ impl Draft {
         let made = self.builder.attention(&name, attention)?;
         let uids: Vec<Uid> = read.iter().map(|value| value.uid).collect();
         self.note_read(&uids);
-        let o = self.result(made.o, &results, compute, &TYPES[..8])?;
+        let o = self.result(made.o, &results, of_rows.unwrap_or(compute), &TYPES[..8])?;
         let total = self.result(made.log_sum_exp, &[own_b, h, q_rows, 1], compute, &[DType::F32, DType::F64])?;
         if !with_backward {
             return Ok(());
@@ -112,7 +179,7 @@ impl Draft {
         ];
         for (uid, dims) in results {
             if let Some(uid) = uid {
-                self.result(uid, &dims, compute, &TYPES[..8])?;
+                self.result(uid, &dims, of_rows.unwrap_or(compute), &TYPES[..8])?;
             }
         }
         Ok(())
