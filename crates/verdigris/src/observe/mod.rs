@@ -25,6 +25,7 @@
 
 mod guard;
 mod meter;
+mod samples;
 pub mod table;
 mod watch;
 mod watchdog;
@@ -44,6 +45,7 @@ pub use workload::{Entry, WorkloadError, read_workload};
 
 pub(crate) use guard::{Check, Subject, Writer, wanted};
 pub(crate) use meter::{Meter, cpu_op, cpu_run};
+pub(crate) use samples::{Samples, Wants};
 pub(crate) use watch::Watch;
 pub(crate) use workload::Workload;
 
@@ -64,7 +66,8 @@ pub struct Listen {
 }
 
 /// Which executions have their time taken on the device. A sampled execution has an event before it and one behind each of its parts: some
-/// two microseconds of host time, and its parts do not overlap.
+/// two microseconds of host time, and its parts do not overlap. Between samples a stream gets an event behind an execution at most every millisecond, by which a hang
+/// is seen ([`Limits`]): of executions as long as that, behind each.
 ///
 /// The CPU's times cost nothing and are all in the metrics; of its executions so many a second as `per_second` says are told of as spans, the first of each
 /// plan among them, unless `every` is 0.
@@ -83,7 +86,7 @@ impl Default for Sampling {
     }
 }
 
-/// When a sampled execution is told of.
+/// When an execution is told of: a sampled one by what it took; for one that hangs, others are watched too, at most one a millisecond and stream.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Limits {
     /// A part is slow beyond so many times its estimate, and [`Limits::slow_least`].
@@ -94,12 +97,21 @@ pub struct Limits {
     pub overdue_factor: f64,
     /// No execution is overdue before this.
     pub overdue_least: Duration,
+    /// An execution that the device is not seen to have begun with is overdue beyond the same factor of its estimate and this, from when it was submitted, or when
+    /// anything was last seen to be passed on its stream.
+    pub waiting_least: Duration,
 }
 
 impl Default for Limits {
-    /// Slow: four times the estimate and 50 µs. Overdue: a thousand times and five seconds.
+    /// Slow: four times the estimate and 50 µs. Overdue: a thousand times and five seconds, or, where it has not begun, thirty.
     fn default() -> Limits {
-        Limits { slow_factor: 4.0, slow_least: Duration::from_micros(50), overdue_factor: 1000.0, overdue_least: Duration::from_secs(5) }
+        Limits {
+            slow_factor: 4.0,
+            slow_least: Duration::from_micros(50),
+            overdue_factor: 1000.0,
+            overdue_least: Duration::from_secs(5),
+            waiting_least: Duration::from_secs(30),
+        }
     }
 }
 

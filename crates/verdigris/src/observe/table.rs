@@ -110,7 +110,7 @@ pub const METRICS: &[Metric] = &[
         Counter,
         Unit::Count,
         &["outcome", "device"],
-        "executions whose time was to be taken; outcome: taken, skipped (over the budget), lost (the device failed)",
+        "executions whose time was to be taken; outcome: taken, skipped (over the budget), lost (taken, and then the device failed)",
     ),
     metric(
         "verdigris_slow_executions_total",
@@ -119,7 +119,13 @@ pub const METRICS: &[Metric] = &[
         &["op", "engine", "device"],
         "parts of sampled executions that took longer than their estimate allows",
     ),
-    metric("verdigris_overdue_executions", Gauge, Unit::Count, &["device"], "sampled executions that should have ended long ago"),
+    metric(
+        "verdigris_overdue_executions",
+        Gauge,
+        Unit::Count,
+        &["device"],
+        "executions that should have ended long ago, of each stream the first",
+    ),
     metric(
         "verdigris_fallbacks_total",
         Counter,
