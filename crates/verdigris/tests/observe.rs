@@ -815,6 +815,24 @@ fn switches_are_counted() {
     });
 }
 
+/// A program whose handles are never dropped has its counts written all the same.
+#[test]
+fn a_workload_is_written_though_its_handle_stays() {
+    let _turn = turn();
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("workload.txt");
+    let handle = handle(&Config { record: Some(path.clone()), ..Config::default() });
+    let plan = handle.plan_graph(&graph(), &Policy::default()).expect("plans");
+    let buffers = buffers(&handle, &plan);
+    plan.execute_from(handle.stream(), &bound(&buffers), handle.pool()).expect("executes");
+    let sum = || read_workload(&path).expect("reads").entries.iter().map(|entry| entry.executions).sum::<u64>();
+    // Whoever scrapes each second writes nothing.
+    observe::collect();
+    assert_eq!(sum(), 0);
+    observe::write_workloads();
+    assert_eq!(sum(), plan.parts().count() as u64);
+}
+
 /// Several processes append to one file; what a killed one left of a line is passed over.
 #[test]
 fn a_workload_is_recorded_whether_or_not_anybody_listens() {
@@ -836,16 +854,18 @@ fn a_workload_is_recorded_whether_or_not_anybody_listens() {
     };
     let parts = run(3);
     run(4);
-    let entries = read_workload(&path).expect("reads");
+    let entries = read_workload(&path).expect("reads").entries;
     assert_eq!(entries.len(), parts, "each problem once");
     assert!(entries.iter().all(|entry| entry.executions == 7), "{entries:?}");
     assert!(entries.iter().any(|entry| matches!(entry.problem, Problem::Gemm(_))));
     let whole = std::fs::read_to_string(&path).expect("reads");
     std::fs::write(&path, format!("{whole}5\tgemm bf1")).expect("writes");
-    assert_eq!(read_workload(&path).expect("reads"), entries);
+    assert_eq!(read_workload(&path).expect("reads").entries, entries);
     std::fs::write(&path, format!("{whole}five\tgemm\n")).expect("writes");
-    let error = read_workload(&path).expect_err("no number").to_string();
-    assert!(error.contains("workload.txt, line") && error.contains("`five` is no number"), "{error}");
+    let recorded = read_workload(&path).expect("reads");
+    assert_eq!((&recorded.entries, recorded.bad_lines), (&entries, 1));
+    let remark = recorded.remark().expect("a line is passed over");
+    assert!(remark.contains("workload.txt, line") && remark.contains("`five` is no number"), "{remark}");
     // A file that cannot be written stops nothing, and is told.
     let nowhere = Config { record: Some(folder.path().join("missing/workload.txt")), ..Config::default() };
     let handle = handle(&nowhere);

@@ -41,7 +41,7 @@ pub use guard::Guards;
 pub use table::{METRICS, Metric, MetricKind, Unit};
 pub use watch::MemoryAccount;
 pub use watchdog::Watchdog;
-pub use workload::{Entry, WorkloadError, read_workload};
+pub use workload::{Entry, Recorded, WorkloadError, read_workload};
 
 pub(crate) use guard::{Check, Subject, Writer, wanted};
 pub(crate) use meter::{Meter, cpu_op, cpu_run};
@@ -156,13 +156,24 @@ pub fn is_listening() -> bool {
 ///
 /// Where guards are on ([`Guards`]) it then looks at one execution's results: some milliseconds for numbers, up to some seconds for a shadow execution.
 pub fn collect() {
-    let watches: Vec<Arc<Watch>> = {
-        let mut watches = lock(&WATCHES);
-        watches.retain(|watch| watch.strong_count() > 0);
-        watches.iter().filter_map(Weak::upgrade).collect()
-    };
-    watch::collect(&watches);
+    watch::collect(&watches());
     guard::collect();
+}
+
+/// Writes the counts of every handle that records its workload ([`Config::record`](crate::Config::record)): for the end of a process whose handles are never dropped.
+/// Each handle does so every minute, and when it is dropped. In a child of the process that counted it does nothing.
+///
+/// ```
+/// verdigris::observe::write_workloads();
+/// ```
+pub fn write_workloads() {
+    watches().iter().for_each(|watch| watch.write_workload());
+}
+
+fn watches() -> Vec<Arc<Watch>> {
+    let mut watches = lock(&WATCHES);
+    watches.retain(|watch| watch.strong_count() > 0);
+    watches.iter().filter_map(Weak::upgrade).collect()
 }
 
 /// The moment that times of [`DEVICE_TARGET`] count from: the first time that anybody listened, or asked.

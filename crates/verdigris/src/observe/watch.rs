@@ -110,9 +110,6 @@ pub(crate) fn collect(watches: &[Arc<Watch>]) {
     for watch in watches {
         let sum = sums.entry(Arc::clone(&watch.device)).or_default();
         sum.overdue += watch.samples.read(&limits, Instant::now());
-        if let Some(workload) = &watch.workload {
-            workload.write();
-        }
         // A device that does not answer holds what it last held: a 0 would say that all is well.
         let held = watch.pool.statistics().ok();
         let last = |kept: &AtomicU64, of: fn(&PoolStatistics) -> u64| {
@@ -174,6 +171,11 @@ impl Watch {
         let runs = self.workload.as_ref().map(|workload| workload.counter(problem));
         let name = crate::explain::describe(problem);
         Arc::new(Meter::new(problem.kind(), way.engine.name, dtype, Arc::clone(&self.device), name, way.cost.us, runs))
+    }
+
+    /// Writes what was counted of the workload.
+    pub(crate) fn write_workload(&self) {
+        self.workload.iter().for_each(Workload::write);
     }
 
     /// What went wrong with recording the workload.
