@@ -118,11 +118,16 @@ impl Default for Limits {
 /// Somebody listens as long as this lives.
 #[derive(Debug)]
 #[must_use = "nothing is told any more once this is dropped"]
-pub struct Listening(());
+pub struct Listening {
+    process: u32,
+}
 
 impl Drop for Listening {
     fn drop(&mut self) {
-        LISTENERS.fetch_sub(1, Ordering::Relaxed);
+        // A child that the process forked has neither a device nor the threads that may hold locks.
+        if LISTENERS.fetch_sub(1, Ordering::SeqCst) == 1 && std::process::id() == self.process {
+            guard::clear();
+        }
     }
 }
 
@@ -139,10 +144,10 @@ pub fn listen(what: Listen) -> Listening {
     SAMPLING.store(u64::from(every) << 32 | u64::from(per_second), Ordering::Relaxed);
     *lock(&LIMITS) = Some(what.limits);
     guard::set(what.guards);
-    LISTENERS.fetch_add(1, Ordering::Relaxed);
+    LISTENERS.fetch_add(1, Ordering::SeqCst);
     metrics::gauge!("verdigris_build_info", "version" => env!("CARGO_PKG_VERSION"), "source" => &verdigris_engines::SOURCE_HASH[..12])
         .set(1.0);
-    Listening(())
+    Listening { process: std::process::id() }
 }
 
 /// Whether anybody listens.
@@ -154,7 +159,8 @@ pub fn is_listening() -> bool {
 /// Reads the samples that the devices have passed, looks for executions that are overdue, and sets the gauges. It waits for no device: some
 /// microseconds for each handle and each sample. Exporters call it before they answer and at an interval of about a second.
 ///
-/// Where guards are on ([`Guards`]) it then looks at one execution's results: some milliseconds for numbers, up to some seconds for a shadow execution.
+/// Where guards are on ([`Guards`]) it then looks at results of executions, for a quarter of a second at most and one at the least: some milliseconds for numbers, up
+/// to some seconds for a shadow execution.
 pub fn collect() {
     watch::collect(&watches());
     guard::collect();
