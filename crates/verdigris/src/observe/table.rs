@@ -257,6 +257,13 @@ pub const METRICS: &[Metric] = &[
     metric("verdigris_serve_rows_total", Counter, Unit::Count, &["model"], "rows answered"),
     metric("verdigris_serve_queue_rows", Gauge, Unit::Count, &["model"], "rows that wait for a batch"),
     metric(
+        "verdigris_telemetry_lost_total",
+        Counter,
+        Unit::Count,
+        &["file"],
+        "lines and events that a file of telemetry did not take, since it was full or could not be written; file: events, trace",
+    ),
+    metric(
         "verdigris_series_refused_total",
         Counter,
         Unit::Count,
