@@ -58,7 +58,7 @@ def test_a_forked_child_leaves_the_files_to_its_parent(tmp_path):
         vd.telemetry(trace=folder + "/trace.json", events=folder + "/events.jsonl")
         g = vd.Graph("watched")
         x = g.tensor("x", "f32", (4, 4))
-        g.store(g.relu(x), "y", "f32")
+        g.store(g.unary("relu", x), "y", "f32")
         plan = vd.Device("cpu").plan(g)
         a, b = np.ones((4, 4), "f4"), np.empty((4, 4), "f4")
         run = lambda: plan.execute({"x": a, "y": b})
