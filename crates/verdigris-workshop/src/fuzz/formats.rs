@@ -370,6 +370,7 @@ fn cached() -> Vec<Vec<u8>> {
 }
 
 /// The key, the length and the hash.
+#[expect(clippy::ptr_arg, reason = "formats share one type, and others change their length")]
 fn mend_cached(bytes: &mut Vec<u8>) {
     if bytes.len() < CACHED_HEAD_BYTES {
         return;

@@ -551,4 +551,25 @@ mod tests {
         }
         assert!((2..=begun.elapsed().as_millis() + 1).contains(&marks), "{marks}");
     }
+
+    /// What an execution pays between marks, while somebody listens. The least of many rounds is taken, for other programs share the processor.
+    #[test]
+    fn an_execution_that_is_not_watched_costs_less_than_two_microseconds() {
+        const CALLS: u32 = 100;
+        let context = fake::context();
+        let stream = Stream::new(&context).expect("a stream");
+        let samples = Samples::new(Arc::from("cuda:0"), &context);
+        let turns = AtomicU64::new(2);
+        samples.watched(stream.raw() as u64, Instant::now() + Duration::from_secs(3600), |_| {});
+        let mut least_ns = f64::INFINITY;
+        for _ in 0..200 {
+            let begun = Instant::now();
+            for _ in 0..CALLS {
+                assert!(samples.wants_now(std::hint::black_box(&turns), 1, &stream).is_none());
+            }
+            least_ns = least_ns.min(begun.elapsed().as_secs_f64() * 1e9 / f64::from(CALLS));
+        }
+        eprintln!("between marks: {least_ns:.0} ns a call");
+        assert!(least_ns < 2000.0, "{least_ns} ns");
+    }
 }
