@@ -13,7 +13,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
-use serde::{Deserialize, Serialize};
 use verdigris::plan::RunReport;
 use verdigris::{Config, Device, HostValue, Plan, Policy, Tensor};
 use verdigris_graph::{Graph, GraphBuilder, Precision, Uid};
@@ -25,6 +24,7 @@ use verdigris_reference::run::Inputs;
 use verdigris_tensor::{DType, Layout};
 
 use verdigris_cli::record::now;
+use verdigris_cli::rows::{CanaryRow, canary_rows};
 use verdigris_cli::table::{self, Align, alarm};
 use verdigris_cli::{Verdict, say};
 
@@ -87,35 +87,6 @@ enum Fault {
     Slow,
 }
 
-/// What came of one graph.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Row {
-    suite: String,
-    /// The family.
-    class: String,
-    problem: String,
-    device: String,
-    date: String,
-    version: String,
-    /// The engines of its parts.
-    engines: Vec<String>,
-    /// Elements beyond what rounding allows, of so many.
-    wrong: u64,
-    elements: u64,
-    /// The greatest distance from the reference over what rounding allows.
-    worst: f64,
-    /// Whether all runs gave the same bits; `None` where the plan does not promise it.
-    repeats: Option<bool>,
-    /// The median time on the device.
-    us: f64,
-    /// What the engines' estimates add up to; `None` on the CPU.
-    estimate_us: Option<f64>,
-    /// Of the baseline.
-    before_us: Option<f64>,
-    /// What is wrong, in words.
-    trouble: Option<String>,
-}
-
 /// Carries out `canary`.
 pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     if arguments.slower.is_nan() || arguments.slower < 1.0 {
@@ -165,7 +136,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
 }
 
 /// The rows that times are held against, of this device. Where there are none, that is said, and no fault.
-fn baseline(named: &Path, device: &str) -> Result<Vec<Row>> {
+fn baseline(named: &Path, device: &str) -> Result<Vec<CanaryRow>> {
     if named == Path::new("none") {
         return Ok(Vec::new());
     }
@@ -173,9 +144,9 @@ fn baseline(named: &Path, device: &str) -> Result<Vec<Row>> {
         (shipped(RECORDS, device)?, "the record of this chip that ships with the program".to_owned())
     } else {
         let text = std::fs::read_to_string(named).with_context(|| format!("reading {}", named.display()))?;
-        (rows_of(&named.display().to_string(), &text)?, named.display().to_string())
+        (canary_rows(&named.display().to_string(), &text)?, named.display().to_string())
     };
-    let rows: Vec<Row> = rows.into_iter().filter(|row| row.device == device).collect();
+    let rows: Vec<CanaryRow> = rows.into_iter().filter(|row| row.device == device).collect();
     match rows.first() {
         Some(row) => eprintln!("times are held against {whose}: {device}, {}, version {}", row.date, row.version),
         None => eprintln!(
@@ -186,18 +157,12 @@ fn baseline(named: &Path, device: &str) -> Result<Vec<Row>> {
 }
 
 /// What the records that ship have of a device.
-fn shipped(records: &[(&str, &str)], device: &str) -> Result<Vec<Row>> {
+fn shipped(records: &[(&str, &str)], device: &str) -> Result<Vec<CanaryRow>> {
     let mut found = Vec::new();
     for (name, text) in records {
-        found.extend(rows_of(name, text)?.into_iter().filter(|row| row.device == device));
+        found.extend(canary_rows(name, text)?.into_iter().filter(|row| row.device == device));
     }
     Ok(found)
-}
-
-/// The rows of a record; lines that begin with `#` say what it is.
-fn rows_of(name: &str, text: &str) -> Result<Vec<Row>> {
-    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#'));
-    lines.map(|(number, line)| serde_json::from_str(line).with_context(|| format!("{name}, line {}", number + 1))).collect()
 }
 
 /// A product of two matrices, which no file of cases has as a graph.
@@ -212,8 +177,8 @@ fn product(name: &str, dtype: DType, precision: Precision) -> Result<(String, Gr
 }
 
 /// Runs one graph; what goes wrong is its trouble.
-fn examine(device: &Device, family: &str, case: &GraphCase, fault: Option<Fault>) -> Row {
-    let mut row = Row {
+fn examine(device: &Device, family: &str, case: &GraphCase, fault: Option<Fault>) -> CanaryRow {
+    let mut row = CanaryRow {
         suite: "canary".to_owned(),
         class: family.to_owned(),
         problem: case.id.clone(),
@@ -241,7 +206,7 @@ fn examine(device: &Device, family: &str, case: &GraphCase, fault: Option<Fault>
     row
 }
 
-fn measure(device: &Device, case: &GraphCase, fault: Option<Fault>, row: &mut Row) -> Result<()> {
+fn measure(device: &Device, case: &GraphCase, fault: Option<Fault>, row: &mut CanaryRow) -> Result<()> {
     let inputs = data::graph_inputs(&case.graph, case.distribution, case.seed);
     let plan = device.plan(&case.graph)?;
     row.engines = plan.engines().into_iter().map(|part| part.engine.to_owned()).collect();
@@ -327,7 +292,7 @@ impl Bound {
     }
 }
 
-fn print(device: &str, rows: &[Row]) {
+fn print(device: &str, rows: &[CanaryRow]) {
     let us = |time: Option<f64>| time.map_or_else(|| "-".to_owned(), |us| format!("{us:.1}"));
     let cells: Vec<Vec<String>> = (rows.iter())
         .map(|row| {
@@ -369,7 +334,7 @@ mod tests {
     use super::*;
 
     fn row(device: &str, us: f64) -> String {
-        let row = Row {
+        let row = CanaryRow {
             suite: "canary".to_owned(),
             class: "gemm".to_owned(),
             problem: "gemm/one".to_owned(),
@@ -407,7 +372,7 @@ mod tests {
     fn the_records_that_ship_are_whole() {
         for (name, text) in RECORDS {
             let chip = name.trim_start_matches("cases/canary/record-").trim_end_matches(".jsonl").to_uppercase();
-            for row in rows_of(name, text).expect("rows") {
+            for row in canary_rows(name, text).expect("rows") {
                 assert!(row.device.contains(&chip), "{name}: {}", row.device);
                 assert!(row.wrong == 0 && row.repeats != Some(false) && row.us > 0.0 && row.trouble.is_none(), "{name}: {}", row.problem);
             }

@@ -15,12 +15,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
-use serde_json::Value;
 
-use verdigris::explain::describe;
 use verdigris::observe::read_workload;
 
 use crate::tune::{WORKLOAD, dtype_of};
+use verdigris_cli::rows::{Name, Timed, timed_rows};
 use verdigris_cli::table::{self, Align, alarm};
 use verdigris_cli::{Verdict, say};
 
@@ -52,24 +51,6 @@ pub(crate) struct Arguments {
     /// Print the rows and the verdict as JSON.
     #[arg(long)]
     json: bool,
-}
-
-/// What a row is about.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
-struct Name {
-    suite: String,
-    class: String,
-    problem: String,
-    dtype: String,
-}
-
-/// What a record says of it.
-#[derive(Clone, PartialEq, Debug)]
-struct Timed {
-    us: Option<f64>,
-    /// Who computed it, where the record says so.
-    engines: String,
-    trouble: Option<String>,
 }
 
 /// A row of both records.
@@ -176,7 +157,7 @@ fn measured_by(program: &Path, arguments: &Arguments) -> Result<BTreeMap<Name, T
         let told = String::from_utf8_lossy(&output.stderr);
         bail!("{} ended with {}: {}", named(), output.status, told.trim());
     }
-    rows_of(&format!("what {} printed", named()), &String::from_utf8_lossy(&output.stdout))
+    timed_rows(&format!("what {} printed", named()), &String::from_utf8_lossy(&output.stdout))
 }
 
 /// Of each row the median time of its turns, and the first trouble that one of them had. A row that a turn does not have has no time.
@@ -198,46 +179,21 @@ fn medians(turns: &[BTreeMap<Name, Timed>]) -> BTreeMap<Name, Timed> {
 /// The rows of a record.
 fn record(path: &Path) -> Result<BTreeMap<Name, Timed>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
-    rows_of(&path.display().to_string(), &text)
+    timed_rows(&path.display().to_string(), &text)
 }
 
-/// The rows of a text. Lines without a problem, such as summaries, are no rows, and neither are those that begin with `#`.
-fn rows_of(whose: &str, text: &str) -> Result<BTreeMap<Name, Timed>> {
-    let mut rows = BTreeMap::new();
-    for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#')) {
-        let value: Value = serde_json::from_str(line).with_context(|| format!("{whose}, line {}", number + 1))?;
-        let word = |field: &str| value[field].as_str().unwrap_or_default().to_owned();
-        let name = Name { suite: word("suite"), class: word("class"), problem: word("problem"), dtype: word("dtype") };
-        if name.problem.is_empty() {
-            continue;
-        }
-        let us = value["us"].as_f64().filter(|us| *us > 0.0);
-        let engines = match &value["engines"] {
-            Value::Array(engines) => engines.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" + "),
-            _ => {
-                [value["engine"].as_str().unwrap_or_default().to_owned(), value["knobs"].as_str().unwrap_or_default().to_owned()].join(" ")
-            }
-        };
-        // What a canary found wrong, slowness beside its own baseline aside: that is judged here.
-        let trouble = value["trouble"]
-            .as_str()
-            .filter(|_| value["wrong"].as_u64() != Some(0) || value["repeats"].as_bool() == Some(false) || us.is_none());
-        rows.insert(name, Timed { us, engines, trouble: trouble.map(str::to_owned) });
-    }
-    if rows.is_empty() {
-        bail!("{whose} has no rows: a row is a JSON object a line, with `problem` and `us`");
-    }
-    Ok(rows)
-}
-
-/// How often an application ran each problem, by what `tune workload` calls it and by its element type. A problem that was planned and not run yet counts
+/// How often an application ran each problem, by what `tune workload` calls it (the problem in words) and by its element type. A problem that was planned and not run yet counts
 /// as run once.
 type Ran = BTreeMap<(String, String), u64>;
 
 fn executions(path: &Path) -> Result<Ran> {
     let mut ran = Ran::new();
-    for entry in read_workload(path)? {
-        let name = describe(&entry.problem);
+    let recorded = read_workload(path)?;
+    if let Some(remark) = recorded.remark() {
+        eprintln!("{remark}");
+    }
+    for entry in recorded.entries {
+        let name = entry.problem.to_string();
         *ran.entry((name, dtype_of(&entry.problem)?)).or_default() += entry.executions.max(1);
     }
     if ran.is_empty() {
@@ -268,6 +224,13 @@ fn compare(old: &BTreeMap<Name, Timed>, new: &BTreeMap<Name, Timed>, limits: &Ar
         };
         let is_other_engine = now.is_some_and(|now| now.engines != before.engines);
         rows.push(Compared { name: name.clone(), old_us, new_us, ratio, is_other_engine, trouble });
+    }
+    // What is wrong shuts the gate, whether or not there was anything to be compared with.
+    for (name, after) in new.iter().filter(|(name, _)| !old.contains_key(name) && times_run(name).is_some()) {
+        if let Timed { trouble: Some(trouble), us, .. } = after {
+            let trouble = Some(format!("it is not in the old record; {trouble}"));
+            rows.push(Compared { name: name.clone(), old_us: None, new_us: *us, ratio: None, is_other_engine: false, trouble });
+        }
     }
     for (problem, dtype) in ran.into_iter().flat_map(BTreeMap::keys) {
         if !rows.iter().any(|row: &Compared| (&row.name.problem, &row.name.dtype) == (problem, dtype)) {

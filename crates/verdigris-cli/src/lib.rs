@@ -18,6 +18,7 @@ pub mod device;
 pub mod inspect;
 pub mod problem;
 pub mod record;
+pub mod rows;
 pub mod selection;
 pub mod table;
 pub mod telemetry;

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use verdigris::explain::{ChosenBy, PartExplanation, describe};
+use verdigris::explain::{ChosenBy, PartExplanation};
 use verdigris::observe::{Entry, read_workload};
 use verdigris::plan_cache::{Answer, TunedChoice, with_choices};
 use verdigris::{Config, Error, Handle, Limits, Stage, Tuning};
@@ -231,10 +231,15 @@ pub(crate) fn dtype_of(problem: &Problem) -> Result<String> {
 impl Workload {
     fn tasks(&self) -> Result<Vec<Task>> {
         let task = |entry: Entry| {
-            let (dtype, name) = (dtype_of(&entry.problem)?, describe(&entry.problem));
+            // In its own words: kind, types and dims are the same for other functions, paddings and masks.
+            let (dtype, name) = (dtype_of(&entry.problem)?, entry.problem.to_string());
             Ok(Task { class: WORKLOAD.to_owned(), dtype, name, problem: entry.problem, limits: Limits::default() })
         };
-        read_workload(&self.file)?.into_iter().map(task).collect()
+        let recorded = read_workload(&self.file)?;
+        if let Some(remark) = recorded.remark() {
+            eprintln!("{remark}");
+        }
+        recorded.entries.into_iter().map(task).collect()
     }
 }
 

@@ -147,7 +147,7 @@ fn a_workload_says_what_is_judged_and_how_much_it_counts() {
     for m in [64, 128] {
         let problem = verdigris_graph::GemmProblem::packed(m, 64, 64, verdigris_tensor::DType::F32, verdigris_tensor::DType::F32);
         let problem = verdigris_graph::Problem::Gemm(problem.expect("a plain product"));
-        names.push(verdigris::explain::describe(&problem));
+        names.push(problem.to_string());
         words.push(problem.to_string());
     }
     let row = |class: &str, name: &str, us: f64| {
@@ -182,6 +182,49 @@ fn a_workload_says_what_is_judged_and_how_much_it_counts() {
     std::fs::write(at("workload"), "").expect("writes");
     let none = verdigris(&["gate", &text_of("old"), &text_of("new"), "--workload", &text_of("workload")]);
     assert!(none.status.code() == Some(2) && text(&none.stderr).contains("names no problem"), "{}", text(&none.stderr));
+}
+
+/// Problems of one kind, type and shape that differ in what is done are rows of their own.
+#[test]
+fn problems_of_one_shape_are_told_apart() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    let text_of = |name: &str| at(name).to_str().expect("a path").to_owned();
+    let plain = verdigris_graph::GemmProblem::packed(64, 64, 64, verdigris_tensor::DType::F32, verdigris_tensor::DType::F32);
+    let plain = verdigris_graph::Problem::Gemm(plain.expect("a plain product"));
+    let relu: verdigris_graph::Problem = format!("{plain} + relu").parse().expect("a product and a function of it");
+    assert_eq!(verdigris::explain::describe(&plain), verdigris::explain::describe(&relu), "one name in short");
+    let row = |problem: &verdigris_graph::Problem, us: f64| {
+        serde_json::json!({ "suite": "tune", "class": "workload", "problem": problem.to_string(), "dtype": "f32", "us": us, "engine": "e", "knobs": "k" })
+            .to_string()
+    };
+    write(&at("old"), &[row(&plain, 100.0), row(&relu, 100.0)]);
+    write(&at("new"), &[row(&plain, 300.0), row(&relu, 100.0)]);
+    std::fs::write(at("workload"), format!("1\t{plain}\nfive\t{plain}\n1000\t{relu}\n")).expect("writes");
+    let done = verdigris(&["gate", &text_of("old"), &text_of("new"), "--workload", &text_of("workload"), "--json"]);
+    let report: serde_json::Value = serde_json::from_slice(&done.stdout).unwrap_or_else(|_| panic!("{}", text(&done.stderr)));
+    assert_eq!((report["summary"]["rows"].as_u64(), report["summary"]["shut_by"].as_u64()), (Some(2), Some(1)), "{report}");
+    assert!(text(&done.stderr).contains("1 lines are passed over") && text(&done.stderr).contains("line 2"), "{}", text(&done.stderr));
+}
+
+/// A row that is only in the new record has nothing to be compared with, and may be wrong all the same.
+#[test]
+fn what_is_added_and_wrong_shuts_the_gate() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    let row = |problem: &str, wrong: u64| {
+        let trouble = (wrong > 0).then_some("3 elements are wrong");
+        serde_json::json!({ "suite": "canary", "class": "gemm", "problem": problem, "us": 10.0, "engines": ["e"], "wrong": wrong, "repeats": true, "trouble": trouble })
+            .to_string()
+    };
+    write(&at("old"), &[row("one", 0)]);
+    for (wrong, code) in [(0, 0), (3, 1)] {
+        write(&at("new"), &[row("one", 0), row("another", wrong)]);
+        let done = verdigris(&["gate", at("old").to_str().expect("a path"), at("new").to_str().expect("a path"), "--json"]);
+        let report: serde_json::Value = serde_json::from_slice(&done.stdout).unwrap_or_else(|_| panic!("{}", text(&done.stderr)));
+        assert_eq!((done.status.code(), report["summary"]["added"].as_u64()), (Some(code), Some(1)), "{report}");
+        assert_eq!(report["summary"]["shut_by"].as_u64(), Some(u64::from(wrong > 0)), "{report}");
+    }
 }
 
 /// Two programs measure in turns, and the medians of their turns are compared: a turn that something disturbed shuts nothing. They are scripts here, which

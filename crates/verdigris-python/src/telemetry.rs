@@ -59,6 +59,14 @@ impl Telemetry {
         py.detach(|| drop(self.guard.lock().unwrap_or_else(PoisonError::into_inner).take()));
     }
 
+    /// In a child that was forked: gives back what it shares with its parent, which goes on. Another thread of the parent may have held the guard; then
+    /// nothing is given back, and nothing is waited for.
+    fn _forked(&self) {
+        if let Ok(mut guard) = self.guard.try_lock() {
+            drop(guard.take());
+        }
+    }
+
     fn __enter__(slf: Py<Self>) -> Py<Self> {
         slf
     }
@@ -122,6 +130,12 @@ fn telemetry(
     })
 }
 
+/// Writes what was counted of the workload that `VERDIGRIS_RECORD` names: devices live as long as the process, and are never dropped.
+#[pyfunction]
+fn _write_workloads(py: Python<'_>) {
+    py.detach(verdigris::observe::write_workloads);
+}
+
 /// Whose fault it is decides the class.
 fn exception(error: Error) -> PyErr {
     match &error {
@@ -134,5 +148,6 @@ fn exception(error: Error) -> PyErr {
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Telemetry>()?;
+    module.add_function(wrap_pyfunction!(_write_workloads, module)?)?;
     module.add_function(wrap_pyfunction!(telemetry, module)?)
 }

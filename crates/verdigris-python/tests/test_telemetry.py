@@ -1,9 +1,12 @@
 """Exporters from Python. A process has them once, so each test is a process of its own."""
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
+
+import pytest
 
 
 def run(code, *arguments):
@@ -41,6 +44,57 @@ def test_a_program_is_scraped_and_leaves_whole_files(tmp_path):
     events = json.loads((tmp_path / "trace.json").read_text())
     assert {event["args"]["name"] for event in events if event["name"] == "process_name"} == {"host", "device"}
     assert len(list(tmp_path.glob("events-*.jsonl"))) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
+def test_a_forked_child_leaves_the_files_to_its_parent(tmp_path):
+    done(
+        """
+        import os, sys
+        import numpy as np
+        import verdigris as vd
+
+        folder = sys.argv[1]
+        vd.telemetry(trace=folder + "/trace.json", events=folder + "/events.jsonl")
+        g = vd.Graph("watched")
+        x = g.tensor("x", "f32", (4, 4))
+        g.store(g.unary("relu", x), "y", "f32")
+        plan = vd.Device("cpu").plan(g)
+        a, b = np.ones((4, 4), "f4"), np.empty((4, 4), "f4")
+        run = lambda: plan.execute({"x": a, "y": b})
+        for _ in range(20):
+            run()
+        stay, end = os.pipe()
+        child = os.fork()
+        if child == 0:
+            # What it does is not told, and its end is not the trace's.
+            for _ in range(200):
+                run()
+                vd.Device("cpu").plan(g)
+            os.close(end)
+            os.read(stay, 1)
+            sys.exit(0)
+        for _ in range(20):
+            run()
+            vd.Device("cpu").plan(g)
+        # A second child goes at once, by the same end of a program.
+        other = os.fork()
+        if other == 0:
+            sys.exit(0)
+        assert os.waitpid(other, 0)[1] == 0
+        for _ in range(20):
+            run()
+        print(child, os.getpid())
+        # The first child is left behind: it ends when the pipe does.
+        """,
+        tmp_path,
+    )
+    events = json.loads((tmp_path / "trace.json").read_text())
+    assert len({event["pid"] for event in events}) == 2, "host and device of one process"
+    lines = (tmp_path / "events.jsonl").read_text().splitlines()
+    assert lines and all(json.loads(line) for line in lines)
+    # The files are free again although a child may live on.
+    done("import sys, verdigris as vd\nvd.telemetry(trace=sys.argv[1] + '/trace.json', events=sys.argv[1] + '/events.jsonl')", tmp_path)
 
 
 def test_a_block_ends_it():

@@ -82,7 +82,7 @@ impl RotatingFile {
         Ok(RotatingFile { path: path.to_owned(), file: Some(file), length_bytes, most_bytes, older, lost: Arc::default() })
     }
 
-    /// The count of lines that could not be written.
+    /// The count of lines that could not be written; of all files of the process it is the metric `verdigris_telemetry_lost_total`.
     pub fn lost(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.lost)
     }
@@ -151,6 +151,7 @@ impl Write for RotatingFile {
         if self.put(line).is_err() {
             self.file = None;
             self.lost.fetch_add(1, Ordering::Relaxed);
+            metrics::counter!("verdigris_telemetry_lost_total", "file" => "events").increment(1);
         }
         Ok(line.len())
     }
@@ -217,8 +218,11 @@ mod tests {
         let lost = file.lost();
         file.write_all(&[b'x'; 1000]).expect("never fails");
         std::fs::remove_dir_all(&inside).expect("removed");
-        file.write_all(&[b'y'; 1000]).expect("never fails");
+        let registry = Arc::new(crate::Registry::new(crate::Bounds::default()));
+        metrics::with_local_recorder(&registry, || file.write_all(&[b'y'; 1000])).expect("never fails");
         assert_eq!(lost.load(Ordering::Relaxed), 1);
+        let text = registry.text();
+        assert!(text.contains("verdigris_telemetry_lost_total{file=\"events\"} 1"), "an operator sees it: {text}");
         std::fs::create_dir(&inside).expect("a folder");
         file.write_all(b"z\n").expect("never fails");
         assert_eq!((lost.load(Ordering::Relaxed), std::fs::read(&path).expect("there").as_slice()), (1, b"z\n".as_slice()));

@@ -244,15 +244,16 @@ impl Telemetry {
         };
         let listening = observe::listen(self.listen);
         let reader = Reader::start()?;
+        let address = exporter.as_ref().map(Exporter::address);
+        let threads = Threads { reader, nvml, otlp, exporter };
         Ok(Guard {
+            process: std::process::id(),
             absent,
             registry,
-            _reader: reader,
+            address,
             listening: Some(listening),
             listen: self.listen,
-            _nvml: nvml,
-            _otlp: otlp,
-            exporter,
+            threads: Some(threads),
             _lines: lines,
             _trace: trace,
         })
@@ -266,7 +267,7 @@ fn interesting() -> Targets {
 
 /// Events as lines of JSON, and what closes their file.
 fn json_layer(file: RotatingFile) -> (Box<dyn Layer<Spans> + Send + Sync>, Lines) {
-    let lines = Lines(Arc::new(Mutex::new(Some(file))));
+    let lines = Lines(Arc::new(OwnedLines { process: std::process::id(), file: Mutex::new(Some(file)) }));
     let writer = lines.0.clone();
     let layer = tracing_subscriber::fmt::layer().json().with_ansi(false).with_writer(move || LineWriter(Arc::clone(&writer)));
     (layer.with_filter(interesting()).boxed(), lines)
@@ -274,20 +275,34 @@ fn json_layer(file: RotatingFile) -> (Box<dyn Layer<Spans> + Send + Sync>, Lines
 
 /// A file of events that its guard closes: the layer stays in the process's subscriber.
 #[derive(Debug)]
-struct Lines(Arc<Mutex<Option<RotatingFile>>>);
+struct Lines(Arc<OwnedLines>);
+
+#[derive(Debug)]
+struct OwnedLines {
+    /// Whose file it is. A child of it shares the file, and may find it locked by a thread that it does not have.
+    process: u32,
+    file: Mutex<Option<RotatingFile>>,
+}
 
 impl Drop for Lines {
     fn drop(&mut self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        if std::process::id() == self.0.process {
+            *self.0.file.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        } else if let Ok(mut file) = self.0.file.try_lock() {
+            *file = None;
+        }
     }
 }
 
 /// Takes one line.
-struct LineWriter(Arc<Mutex<Option<RotatingFile>>>);
+struct LineWriter(Arc<OwnedLines>);
 
 impl io::Write for LineWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        match &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+        if std::process::id() != self.0.process {
+            return Ok(line.len());
+        }
+        match &mut *self.0.file.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(file) => file.write(line),
             None => Ok(line.len()),
         }
@@ -357,20 +372,44 @@ impl Drop for Reader {
 }
 
 /// Telemetry that runs. Dropping it ends the endpoint, the threads and the files; what the process counts is counted on, for nobody.
+///
+/// A child that the process forks has none of the threads and shares the files: it writes nothing into them, and dropping its copy of the guard gives back what it
+/// shares and waits for nobody.
 #[derive(Debug)]
 #[must_use = "telemetry ends when this is dropped"]
 pub struct Guard {
+    process: u32,
     absent: Vec<String>,
     registry: Arc<Registry>,
+    address: Option<std::net::SocketAddr>,
     // In this order they end: the last samples are read, nobody tells any more, then those go who send and write.
-    _reader: Reader,
     listening: Option<Listening>,
     listen: Listen,
-    _nvml: Option<Collector>,
-    _otlp: Option<Otlp>,
-    exporter: Option<Exporter>,
+    threads: Option<Threads>,
     _lines: Option<Lines>,
     _trace: Option<TraceFile>,
+}
+
+/// What has a thread, which a child of the process has not.
+#[derive(Debug)]
+struct Threads {
+    reader: Reader,
+    nvml: Option<Collector>,
+    otlp: Option<Otlp>,
+    exporter: Option<Exporter>,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let Some(Threads { reader, nvml, otlp, exporter }) = self.threads.take() else { return };
+        if std::process::id() != self.process {
+            std::mem::forget((reader, nvml, otlp, exporter));
+            return;
+        }
+        drop(reader);
+        self.listening = None;
+        drop((nvml, otlp, exporter));
+    }
 }
 
 impl Guard {
@@ -381,7 +420,7 @@ impl Guard {
 
     /// Where scrapers find `/metrics`, if they were asked for.
     pub fn prometheus_address(&self) -> Option<std::net::SocketAddr> {
-        self.exporter.as_ref().map(Exporter::address)
+        self.address
     }
 
     /// Nobody listens until [`Guard::resume`]: the library counts, times and tells nothing, and calls cost what they cost without telemetry. The

@@ -18,6 +18,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use metrics::counter;
 use serde_json::{Map, Value, json};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Subscriber};
@@ -89,13 +90,16 @@ pub struct TraceFile {
 struct Shared {
     /// Tells layers of one process apart on a thread's own list of open spans.
     number: u64,
+    /// Whose trace it is. A child of it shares the file, has no writer, and may find the state locked by a thread that it does not have.
+    process: u32,
     state: Mutex<State>,
     wake: Condvar,
 }
 
 #[derive(Debug)]
 struct State {
-    file: File,
+    /// None in a child that let go of it.
+    file: Option<File>,
     /// Where the bracket stands that closes the array.
     end_at: u64,
     most_bytes: u64,
@@ -137,7 +141,7 @@ impl TraceFile {
         let begun = file.set_len(0).and_then(|()| file.write_all(format!("{head}{END}").as_bytes()));
         begun.map_err(|source| Error::File { path: path.to_owned(), source })?;
         let state = State {
-            file,
+            file: Some(file),
             end_at: head.len() as u64,
             most_bytes,
             pending: String::new(),
@@ -146,7 +150,12 @@ impl TraceFile {
             is_closed: false,
             dropped: 0,
         };
-        let shared = Arc::new(Shared { number: NUMBER.fetch_add(1, Ordering::Relaxed), state: Mutex::new(state), wake: Condvar::new() });
+        let shared = Arc::new(Shared {
+            number: NUMBER.fetch_add(1, Ordering::Relaxed),
+            process: std::process::id(),
+            state: Mutex::new(state),
+            wake: Condvar::new(),
+        });
         let writer = {
             let (shared, name) = (Arc::clone(&shared), "verdigris-trace");
             let thread = std::thread::Builder::new().name(name.to_owned());
@@ -157,14 +166,19 @@ impl TraceFile {
 
     /// Events that were left out: beyond the bound on bytes, or since the file could not be written.
     pub fn dropped(&self) -> u64 {
-        self.shared.lock().dropped
+        self.shared.lock().map_or(0, |state| state.dropped)
     }
 }
 
 impl Drop for TraceFile {
     fn drop(&mut self) {
         {
-            let mut state = self.shared.lock();
+            let Some(mut state) = self.shared.lock() else {
+                self.shared.disown();
+                // A child has no such thread: there is nothing to wait for, and nothing to give back.
+                std::mem::forget(self.writer.take());
+                return;
+            };
             if state.dropped > 0 {
                 let dropped = state.dropped;
                 state.put(&json!({
@@ -184,14 +198,23 @@ impl Drop for TraceFile {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    /// `None` in a child of the process that traces.
+    fn lock(&self) -> Option<MutexGuard<'_, State>> {
         // What stands behind this lock is whole between any two statements.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        (std::process::id() == self.process).then(|| self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// In a child: lets go of the file, whose lock would last as long as the child. Where the state is locked for ever that stays so.
+    fn disown(&self) {
+        if let Ok(mut state) = self.state.try_lock() {
+            (state.file, state.is_closed) = (None, true);
+            state.pending.clear();
+        }
     }
 
     /// The writer's thread: nothing waits in memory for longer than [`PAUSE`].
     fn write_on(&self) {
-        let mut state = self.lock();
+        let Some(mut state) = self.lock() else { return };
         while !state.is_closed {
             state = self.wake.wait_timeout(state, PAUSE).unwrap_or_else(PoisonError::into_inner).0;
             if !state.is_closed {
@@ -202,13 +225,19 @@ impl Shared {
 }
 
 impl State {
+    /// Counts an event that is left out.
+    fn leave_out(&mut self) {
+        self.dropped += 1;
+        counter!("verdigris_telemetry_lost_total", "file" => "trace").increment(1);
+    }
+
     /// Takes an event if there is room for it.
     fn add(&mut self, event: &Value) -> bool {
         if self.is_closed {
             return false;
         }
         if self.is_full {
-            self.dropped += 1;
+            self.leave_out();
             return false;
         }
         // Texts of others have no bound; what does not fit is left out whole.
@@ -216,7 +245,7 @@ impl State {
         let used = self.end_at + (self.pending.len() + text.len() + 2 + END.len()) as u64;
         if used + RESERVE_BYTES > self.most_bytes {
             self.is_full = true;
-            self.dropped += 1;
+            self.leave_out();
             self.put(&json!({
                 "ph": "i", "s": "g", "name": "the trace is full", "cat": "verdigris", "ts": event["ts"], "pid": host_process(), "tid": 0,
                 "args": { "most_bytes": self.most_bytes },
@@ -238,7 +267,7 @@ impl State {
         }
         let used = self.end_at + (self.pending.len() + text.len() + 2 + END.len()) as u64;
         if used > self.most_bytes {
-            self.dropped += 1;
+            self.leave_out();
             return;
         }
         // Writing to a string does not fail.
@@ -255,16 +284,17 @@ impl State {
         }
         let added = self.pending.len();
         self.pending.push_str(END);
-        let written = put_at(&mut self.file, self.end_at, self.pending.as_bytes());
+        let Some(file) = &mut self.file else { return };
+        let written = put_at(file, self.end_at, self.pending.as_bytes());
         self.pending.clear();
         match written {
             Ok(()) => self.end_at += added as u64,
             Err(_) => {
                 // A full disk, say: the file ends where it did, and takes nothing more.
-                self.dropped += 1;
-                self.is_full = true;
                 let at = self.end_at;
-                let _ = put_at(&mut self.file, at, END.as_bytes()).and_then(|()| self.file.set_len(at + END.len() as u64));
+                let _ = put_at(file, at, END.as_bytes()).and_then(|()| file.set_len(at + END.len() as u64));
+                self.leave_out();
+                self.is_full = true;
             }
         }
     }
@@ -298,7 +328,7 @@ impl State {
         let stream = fields.remove("stream").as_ref().and_then(Value::as_u64).unwrap_or(0);
         let (Some(start_us), Some(duration_us)) = (number(&mut fields, "start_us"), number(&mut fields, "duration_us")) else {
             // Without times there is no place on a track.
-            self.dropped += 1;
+            self.leave_out();
             return;
         };
         let name = text(&mut fields, "name").unwrap_or_else(|| "execution".to_owned());
@@ -306,7 +336,7 @@ impl State {
         let track = match self.tracks.get(&key) {
             Some(track) => *track,
             None if self.tracks.len() >= MOST_TRACKS => {
-                self.dropped += 1;
+                self.leave_out();
                 return;
             }
             None => {
@@ -414,7 +444,7 @@ impl<S: Subscriber + for<'span> LookupSpan<'span>> Layer<S> for TraceLayer {
         let Some(span) = context.span(id) else { return };
         let arguments = span.extensions().get::<Said>().map(|Said(said)| said.clone()).unwrap_or_default();
         let metadata = span.metadata();
-        let mut state = self.shared.lock();
+        let Some(mut state) = self.shared.lock() else { return };
         let thread = state.thread(self.shared.number);
         let is_in = state.add(&json!({
             "ph": "B", "name": metadata.name(), "cat": metadata.target(), "ts": us(now_ns()), "pid": host_process(), "tid": thread,
@@ -434,7 +464,7 @@ impl<S: Subscriber + for<'span> LookupSpan<'span>> Layer<S> for TraceLayer {
         if !matches!(is_in, Ok(Some(true))) {
             return;
         }
-        let mut state = self.shared.lock();
+        let Some(mut state) = self.shared.lock() else { return };
         let thread = state.thread(self.shared.number);
         state.put(&json!({ "ph": "E", "ts": us(now_ns()), "pid": host_process(), "tid": thread }));
     }
@@ -443,7 +473,7 @@ impl<S: Subscriber + for<'span> LookupSpan<'span>> Layer<S> for TraceLayer {
         let mut fields = Fields::default();
         event.record(&mut fields);
         let metadata = event.metadata();
-        let mut state = self.shared.lock();
+        let Some(mut state) = self.shared.lock() else { return };
         if metadata.target() == DEVICE_TARGET {
             state.execution(fields.0);
             return;

@@ -39,6 +39,15 @@ fn mistakes_in_arguments_name_the_argument_and_the_choices() {
     assert!(refused(&["inspect", "-m", "1", "-n", "1", "-k", "1", "--case", "gemm/f16-odd"]).contains("give one of them"));
     assert!(refused(&["inspect", "--case", "bf16-edge"]).contains("name one"));
     assert!(refused(&["bench"]).contains("Usage"));
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = |text: &str| {
+        let path = folder.path().join("workload.txt");
+        std::fs::write(&path, text).expect("writes");
+        path.to_string_lossy().into_owned()
+    };
+    assert!(refused(&["bench", "workload", &file("")]).contains("workload.txt names no problem"));
+    assert!(refused(&["bench", "workload", &file("five\tgemm\n")]).contains("workload.txt, line 1"));
+    assert!(refused(&["bench", "workload", &file(""), "--candidates", "0"]).contains("--candidates 0: at least 1"));
 }
 
 #[test]
@@ -98,7 +107,10 @@ fn without_a_gpu_its_commands_are_skipped_aloud() {
         eprintln!("skipped: this machine has the driver of CUDA {}", driver.version());
         return;
     }
-    for words in [&["bench", "gemm"][..], &["bench", "overhead"], &["check", "gemm"]] {
+    let folder = tempfile::tempdir().expect("a folder");
+    let workload = folder.path().join("workload.txt").to_string_lossy().into_owned();
+    std::fs::write(&workload, "7\tgemm f32 m=64 n=64 k=64\n").expect("writes");
+    for words in [&["bench", "gemm"][..], &["bench", "overhead"], &["bench", "workload", &workload], &["check", "gemm"]] {
         let output = run(words);
         assert_eq!(output.status.code(), Some(0), "{words:?}");
         assert!(stdout(&output).contains("skipped: no NVIDIA driver"), "{words:?}");

@@ -53,7 +53,7 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "VERDIGRIS_RECORD",
-        meaning: "file to which the problems that a GPU is asked for are appended, with how often they are executed",
+        meaning: "file to which the problems that a GPU is asked for are appended, with how often they are executed (graphs on the CPU are cut into no problems)",
         default: "none is written",
     },
     Variable {

@@ -14,7 +14,7 @@ use verdigris_tensor::{BindingError, BindingRule};
 use crate::binding::{Binding, Bound, Loose, Pair};
 use crate::error::Error;
 use crate::explain::Explanation;
-use crate::observe::{Watch, Writer};
+use crate::observe::{Wants, Watch, Writer};
 use crate::problem_plan::{MAX_SLOTS, ProblemPlan};
 use crate::workspace::{self, Piece, WorkspaceSource, place};
 
@@ -496,12 +496,22 @@ impl GraphPlan {
         places: &[u16],
         workspace: DeviceSlice<'_>,
     ) -> Result<(), Error> {
-        let Some(sampled) = self.watch.wants(&self.turns, rung.parts.len(), stream) else {
-            return rung.parts.iter().try_for_each(|part| self.submit_part(part, stream, bindings, places, workspace));
-        };
-        let _execute = sampled.span(&self.explanation.graph, self.watch.device()).entered();
-        self.submit_timed(rung, stream, bindings, places, workspace, sampled.events())?;
-        self.watch.keep(sampled, rung.parts.iter().map(|part| Arc::clone(part.plan.meter())).collect(), stream);
+        let samples = self.watch.samples();
+        let submit = || rung.parts.iter().try_for_each(|part| self.submit_part(part, stream, bindings, places, workspace));
+        match samples.wants(&self.turns, rung.parts.len(), stream) {
+            Wants::Nothing => submit()?,
+            Wants::Mark => {
+                submit()?;
+                if let Some(last) = rung.parts.last() {
+                    samples.mark(last.plan.meter(), rung.parts.iter().map(|part| part.plan.meter().estimate_us).sum(), stream);
+                }
+            }
+            Wants::Times(sampled) => {
+                let _execute = sampled.span(&self.explanation.graph, self.watch.device()).entered();
+                self.submit_timed(rung, stream, bindings, places, workspace, sampled.events())?;
+                samples.keep(sampled, rung.parts.iter().map(|part| Arc::clone(part.plan.meter())).collect(), stream);
+            }
+        }
         Ok(())
     }
 

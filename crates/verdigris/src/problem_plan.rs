@@ -12,7 +12,7 @@ use verdigris_tensor::DType;
 
 use crate::binding::{Binding, Bound, Pair};
 use crate::error::Error;
-use crate::observe::{Meter, Watch};
+use crate::observe::{Meter, Wants, Watch};
 use crate::select::Ranked;
 
 /// Most slots of a problem: bindings are laid out on the stack.
@@ -106,12 +106,21 @@ impl ProblemPlan {
             binding.lend(&mut buffers[slot], &mut scalars[slot]);
         }
         let submit = || self.submit(stream, &buffers[..bindings.len()], &scalars[..bindings.len()], workspace);
-        let Some(sampled) = self.watch.wants(&self.turns, 1, stream) else { return submit() };
-        let _execute = sampled.span(&self.meter.name, self.watch.device()).entered();
-        sampled.events()[0].record(stream)?;
-        submit()?;
-        sampled.events()[1].record(stream)?;
-        self.watch.keep(sampled, vec![Arc::clone(&self.meter)], stream);
+        let samples = self.watch.samples();
+        match samples.wants(&self.turns, 1, stream) {
+            Wants::Nothing => submit()?,
+            Wants::Mark => {
+                submit()?;
+                samples.mark(&self.meter, self.meter.estimate_us, stream);
+            }
+            Wants::Times(sampled) => {
+                let _execute = sampled.span(&self.meter.name, self.watch.device()).entered();
+                sampled.events()[0].record(stream)?;
+                submit()?;
+                sampled.events()[1].record(stream)?;
+                samples.keep(sampled, vec![Arc::clone(&self.meter)], stream);
+            }
+        }
         Ok(())
     }
 

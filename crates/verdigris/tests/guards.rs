@@ -226,17 +226,25 @@ fn nobody_waits_for_the_device_and_no_memory_is_kept() {
     let looked = "verdigris_number_checks_total{op=gemm,device=cuda:0}";
     let amax = "verdigris_amax_ratio{op=gemm,device=cuda:0}";
     let unread = "verdigris_guard_skips_total{guard=numbers,reason=unread,device=cuda:0}";
-    // The device hangs behind the execution: what is copied is not there, and not waited for. Four wait, what comes then is left out.
+    // The device hangs behind the execution: what is copied is not there, and not waited for. Eight wait, what comes then is left out.
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
     metrics::with_local_recorder(&recorder, || {
         let _listening = observe::listen(Listen { guards: numbers(), ..Listen::default() });
         fake::hang_behind(Some(0));
-        (0..6).for_each(|_| on.run());
+        (0..10).for_each(|_| on.run());
         says(&told(&snapshotter), &[(unread, 2)]);
         fake::hang_behind(None);
-        says(&told(&snapshotter), &[(looked, 4), (amax, 4), (unread, 0)]);
+        // One collection has time for all of them.
+        observe::collect();
+        (0..8).for_each(|_| on.run());
+        says(&told(&snapshotter), &[(looked, 16), (amax, 16), (unread, 0)]);
+        // What waits when the last one goes who listens is not kept.
+        fake::hang_behind(Some(0));
+        (0..3).for_each(|_| on.run());
+        assert!(fake::live_allocations() > before);
     });
+    fake::hang_behind(None);
     assert_eq!(fake::live_allocations(), before);
 }
 

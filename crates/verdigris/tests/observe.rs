@@ -3,7 +3,8 @@
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
@@ -372,6 +373,131 @@ fn a_hang_is_seen_and_nothing_waits_for_it() {
     });
 }
 
+/// F4: at the rate that everybody has, an execution that hangs is seen whichever it is: also between two samples.
+#[test]
+fn a_hang_between_samples_is_seen_at_the_default_rate() {
+    let _turn = turn();
+    let limits = Limits { waiting_least: Duration::from_millis(50), overdue_factor: 0.0, ..Limits::default() };
+    hear(|heard| {
+        seen(Listen { limits, ..Listen::default() }, |read| {
+            let handle = handle(&Config::default());
+            let plan = handle.plan_graph(&graph(), &Policy::default()).expect("plans");
+            let buffers = buffers(&handle, &plan);
+            let run = || plan.execute_from(handle.stream(), &bound(&buffers), handle.pool()).expect("executes");
+            (0..3).for_each(|_| run());
+            observe::collect();
+            std::thread::sleep(Duration::from_millis(2));
+            // The fourth execution: the second was sampled, and the next sample is the 257th.
+            fake::hang_behind(Some(0));
+            run();
+            observe::collect();
+            assert_eq!(read().count("verdigris_overdue_executions", &[]), 0, "not so soon");
+            std::thread::sleep(Duration::from_millis(60));
+            for _ in 0..2 {
+                observe::collect();
+                assert_eq!(read().count("verdigris_overdue_executions", &["device=cuda:0"]), 1);
+            }
+            assert_eq!(read().count("verdigris_samples_total", &[]), 0, "no sample since");
+            let told = heard.take("overdue");
+            assert_eq!(told.iter().map(Said::part).collect::<Vec<_>>(), parts(&plan)[parts(&plan).len() - 1..], "told once");
+            assert_eq!((told[0].field("state"), told[0].field("device")), ("waiting", "cuda:0"));
+            fake::hang_behind(None);
+            observe::collect();
+            assert_eq!(read().count("verdigris_overdue_executions", &[]), 0);
+        })
+    });
+}
+
+/// Those who are told may execute themselves: nothing is locked while they are.
+#[test]
+fn a_subscriber_may_execute() {
+    let _turn = turn();
+    let (done, is_done) = std::sync::mpsc::channel();
+    let work = move || {
+        let limits = Limits { slow_factor: 1e-9, slow_least: Duration::ZERO, ..Limits::default() };
+        seen(Listen { limits, ..every(1) }, |read| {
+            let handle = handle(&Config::default());
+            let plan = handle.plan_graph(&graph(), &Policy::default()).expect("plans");
+            let buffers = buffers(&handle, &plan);
+            let told = Arc::new(AtomicUsize::new(0));
+            let subscriber = Executes { told: Arc::clone(&told), plan, handle, buffers };
+            let dispatch = tracing::Dispatch::new(subscriber);
+            tracing::dispatcher::with_default(&dispatch, || {
+                let executes: &Executes = dispatch.downcast_ref().expect("ours");
+                (0..2).for_each(|_| executes.run());
+                observe::collect();
+            });
+            (read().count("verdigris_samples_total", &["outcome=taken"]), told.load(Ordering::Relaxed))
+        })
+    };
+    std::thread::spawn(move || done.send(work()));
+    let (taken, told) = is_done.recv_timeout(Duration::from_secs(60)).expect("it does not wait for itself");
+    assert!(told >= 1 && taken > 1, "{told} told, {taken} taken");
+}
+
+/// Executes whenever it is told of a slow execution.
+struct Executes {
+    told: Arc<AtomicUsize>,
+    plan: GraphPlan,
+    buffers: Vec<(Uid, DeviceBuffer)>,
+    handle: Handle,
+}
+
+impl Executes {
+    fn run(&self) {
+        self.plan.execute_from(self.handle.stream(), &bound(&self.buffers), self.handle.pool()).expect("executes");
+    }
+}
+
+impl tracing::Subscriber for Executes {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target() == "verdigris" && *metadata.level() == tracing::Level::WARN
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::Id {
+        tracing::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::Id, _: &tracing::Id) {}
+
+    fn event(&self, _: &tracing::Event<'_>) {
+        self.told.fetch_add(1, Ordering::Relaxed);
+        self.run();
+    }
+
+    fn enter(&self, _: &tracing::Id) {}
+
+    fn exit(&self, _: &tracing::Id) {}
+}
+
+/// A device that can no longer be asked has what it last had, and one without a handle has nothing.
+#[test]
+fn gauges_keep_what_is_known_and_end_with_the_last_handle() {
+    let _turn = turn();
+    seen(every(0), |read| {
+        let handle = handle(&Config::default());
+        let buffer = handle.pool().alloc(handle.stream(), 4096).expect("allocates");
+        observe::collect();
+        let used = read().count("verdigris_pool_used_bytes", &["device=cuda:0"]);
+        assert!(used >= 4096, "{used}");
+        fake::lose_device(true);
+        observe::collect();
+        let lost = read().count("verdigris_pool_used_bytes", &["device=cuda:0"]);
+        fake::lose_device(false);
+        assert_eq!(lost, used);
+        drop((buffer, handle));
+        observe::collect();
+        let seen = read();
+        for name in ["pool_reserved_bytes", "pool_used_bytes", "overdue_executions"] {
+            let name = format!("verdigris_{name}");
+            assert_eq!(seen.0.keys().filter(|key| key.starts_with(&name)).count(), 1, "{name} is set once more");
+            assert_eq!(seen.count(&name, &["device=cuda:0"]), 0, "{name}");
+        }
+    });
+}
+
 /// F1: workspace that cannot be had is counted, an execution with less too, and the event says what was asked for, what would do, and who has the memory.
 #[test]
 fn memory_that_is_lacking_is_accounted_for() {
@@ -689,6 +815,24 @@ fn switches_are_counted() {
     });
 }
 
+/// A program whose handles are never dropped has its counts written all the same.
+#[test]
+fn a_workload_is_written_though_its_handle_stays() {
+    let _turn = turn();
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("workload.txt");
+    let handle = handle(&Config { record: Some(path.clone()), ..Config::default() });
+    let plan = handle.plan_graph(&graph(), &Policy::default()).expect("plans");
+    let buffers = buffers(&handle, &plan);
+    plan.execute_from(handle.stream(), &bound(&buffers), handle.pool()).expect("executes");
+    let sum = || read_workload(&path).expect("reads").entries.iter().map(|entry| entry.executions).sum::<u64>();
+    // Whoever scrapes each second writes nothing.
+    observe::collect();
+    assert_eq!(sum(), 0);
+    observe::write_workloads();
+    assert_eq!(sum(), plan.parts().count() as u64);
+}
+
 /// Several processes append to one file; what a killed one left of a line is passed over.
 #[test]
 fn a_workload_is_recorded_whether_or_not_anybody_listens() {
@@ -710,16 +854,18 @@ fn a_workload_is_recorded_whether_or_not_anybody_listens() {
     };
     let parts = run(3);
     run(4);
-    let entries = read_workload(&path).expect("reads");
+    let entries = read_workload(&path).expect("reads").entries;
     assert_eq!(entries.len(), parts, "each problem once");
     assert!(entries.iter().all(|entry| entry.executions == 7), "{entries:?}");
     assert!(entries.iter().any(|entry| matches!(entry.problem, Problem::Gemm(_))));
     let whole = std::fs::read_to_string(&path).expect("reads");
     std::fs::write(&path, format!("{whole}5\tgemm bf1")).expect("writes");
-    assert_eq!(read_workload(&path).expect("reads"), entries);
+    assert_eq!(read_workload(&path).expect("reads").entries, entries);
     std::fs::write(&path, format!("{whole}five\tgemm\n")).expect("writes");
-    let error = read_workload(&path).expect_err("no number").to_string();
-    assert!(error.contains("workload.txt, line") && error.contains("`five` is no number"), "{error}");
+    let recorded = read_workload(&path).expect("reads");
+    assert_eq!((&recorded.entries, recorded.bad_lines), (&entries, 1));
+    let remark = recorded.remark().expect("a line is passed over");
+    assert!(remark.contains("workload.txt, line") && remark.contains("`five` is no number"), "{remark}");
     // A file that cannot be written stops nothing, and is told.
     let nowhere = Config { record: Some(folder.path().join("missing/workload.txt")), ..Config::default() };
     let handle = handle(&nowhere);

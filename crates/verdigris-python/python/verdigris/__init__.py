@@ -15,6 +15,7 @@ functions, operators and modules for PyTorch.
 """
 
 import atexit as _atexit
+import os as _os
 from pathlib import Path as _Path
 
 from . import _native
@@ -59,7 +60,12 @@ def telemetry(*, prometheus=None, trace=None, events=None, nvml=None, nvtx=None,
     """
     running = _native.telemetry(prometheus=prometheus, trace=trace, events=events, nvml=nvml, nvtx=nvtx, sample=sample)
     _atexit.register(running.close)
+    if hasattr(_os, "register_at_fork"):
+        _os.register_at_fork(after_in_child=running._forked)
     return running
+
+
+_atexit.register(_native._write_workloads)
 
 
 __all__ = [

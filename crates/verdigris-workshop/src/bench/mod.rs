@@ -12,6 +12,7 @@ pub(crate) mod record;
 mod report;
 mod run;
 mod suite;
+mod workload;
 
 use std::path::PathBuf;
 
@@ -43,6 +44,8 @@ enum Suite {
     Features(choice::features::Arguments),
     /// What the library itself costs: compiling, loading, choosing, submitting.
     Overhead(overhead::Arguments),
+    /// The problems that an application ran (what VERDIGRIS_RECORD wrote), as chosen at once and as measured, weighted by how often each was executed.
+    Workload(workload::Arguments),
 }
 
 /// Options of `bench gemm`.
@@ -115,6 +118,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         Suite::Choice(arguments) => choice::run(arguments),
         Suite::Features(arguments) => choice::features::run(arguments),
         Suite::Overhead(arguments) => overhead::run(arguments),
+        Suite::Workload(arguments) => workload::run(arguments),
     }
 }
 

@@ -5,7 +5,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use verdigris::plan_cache::PlanCache;
-use verdigris_cuda::{CacheKey, Code, CompileOptions, Entry, KernelFacts, Pack, PackHead};
+use verdigris_cli::rows::{canary_rows, timed_rows};
+use verdigris_cuda::{
+    CacheKey, Code, CompileOptions, DiskCache, Entry, JitFinding, KernelFacts, Lookup, Pack, PackHead, Parameter, ParameterFact,
+};
 use verdigris_graph::{Graph, GraphBuilder, Precision, Problem, json, pattern};
 use verdigris_kir::ptx::Isa;
 use verdigris_reference::{bench_list, cases, conv_list, fuzz, graph_cases};
@@ -46,7 +49,26 @@ pub(super) const FORMATS: &[Format] = &[
     Format {
         name: "graph",
         what: "graphs as JSON",
-        corpus: corpus!["graph/conv_bias_relu.json"],
+        corpus: corpus![
+            "graph/conv_bias_relu.json",
+            "graph/attention.json",
+            "graph/attention_backward.json",
+            "graph/batch_norm.json",
+            "graph/batch_norm_backward.json",
+            "graph/batch_norm_statistics.json",
+            "graph/conv_dgrad.json",
+            "graph/conv_fprop.json",
+            "graph/conv_wgrad.json",
+            "graph/cross_entropy.json",
+            "graph/cross_entropy_backward.json",
+            "graph/normalize.json",
+            "graph/normalize_backward.json",
+            "graph/pool.json",
+            "graph/pool_backward.json",
+            "graph/random.json",
+            "graph/resample.json",
+            "graph/resample_backward.json",
+        ],
         refused: corpus!["graph/refused-empty.json"],
         more: || graphs().iter().map(|graph| json::graph_to_json(graph).into_bytes()).collect(),
         mend: as_it_is,
@@ -73,7 +95,41 @@ pub(super) const FORMATS: &[Format] = &[
         mend: mend_plans,
         read: read_plans,
     },
-    Format { name: "pack", what: "packs of kernels", corpus: &[], refused: &[], more: packs, mend: mend_pack, read: read_pack },
+    Format {
+        name: "pack",
+        what: "packs of kernels",
+        corpus: corpus!["pack/two-kernels.pack"],
+        refused: corpus![
+            "pack/refused-cut.pack",
+            "pack/refused-index.pack",
+            "pack/refused-layout.pack",
+            "pack/refused-block-beyond.pack",
+            "pack/refused-unpacked-size.pack",
+        ],
+        more: packs,
+        mend: mend_pack,
+        read: read_pack,
+    },
+    Format {
+        name: "cache",
+        what: "compiled kernels on disk",
+        corpus: corpus!["cache/cubin.cubin", "cache/ptx.cubin"],
+        refused: corpus!["cache/refused-cut.cubin", "cache/refused-findings.cubin"],
+        more: cached,
+        mend: mend_cached,
+        read: read_cached,
+    },
+    Format {
+        name: "record",
+        what: "records of canaries and of what `gate` compares",
+        corpus: corpus!["record/canary.jsonl", "record/tune.jsonl"],
+        refused: corpus!["record/refused-no-rows.jsonl", "record/refused-line.jsonl"],
+        more: none,
+        mend: as_it_is,
+        read: |_, bytes| {
+            with_text(bytes, |text| canary_rows("record", text).is_ok_and(|rows| !rows.is_empty()) | timed_rows("record", text).is_ok())
+        },
+    },
     Format {
         name: "workload",
         what: "recorded workloads",
@@ -277,6 +333,66 @@ fn mend_pack(bytes: &mut Vec<u8>) {
 fn read_pack(folder: &Path, bytes: &[u8]) -> bool {
     let Ok(pack) = Pack::open(file(folder, "sm_90a.pack", bytes)) else { return false };
     ["k1", "k2"].iter().filter(|spec| matches!(pack.load(&key(spec)), Ok(Some(_)))).count() > 0
+}
+
+/// Magic, hash of the key, length and hash of what follows.
+const CACHED_HEAD_BYTES: usize = 80;
+
+/// Kernels of all kinds of findings and parameters.
+fn entries() -> Vec<Entry> {
+    let kinds = [
+        ParameterFact::Pointer { alignment_bytes: 16 },
+        ParameterFact::Scalar { bytes: 4 },
+        ParameterFact::Divisor,
+        ParameterFact::TensorMap { decl_hash: 7 },
+    ];
+    let places = kinds.iter().zip([0, 8, 16, 64]);
+    let parameters = places.map(|(&fact, offset_bytes)| Parameter { offset_bytes, fact }).collect();
+    let facts = KernelFacts { threads: 128, cluster: 2, shared_bytes: 64, parameters, parameter_bytes: 192 };
+    let findings = vec![
+        JitFinding::Message { code: "C7504".to_owned(), line: "ptxas info : (C7504) a remark".to_owned() },
+        JitFinding::Spill { store_bytes: 4, load_bytes: 8 },
+        JitFinding::StackFrame { bytes: 16 },
+    ];
+    let entry = |findings, code| Entry { facts: facts.clone(), findings, code };
+    vec![entry(Some(findings), Code::Cubin(vec![0x7f; 40])), entry(None, Code::Ptx(".version 9.0".to_owned()))]
+}
+
+/// Files as the cache writes them.
+fn cached() -> Vec<Vec<u8>> {
+    let Ok(folder) = tempfile::tempdir() else { return Vec::new() };
+    let Ok(cache) = DiskCache::open(folder.path().join("kernels")) else { return Vec::new() };
+    let stored = |entry: Entry| {
+        cache.store(&key("k1"), &entry.to_bytes()).ok()?;
+        std::fs::read(cache.path(&key("k1"))).ok()
+    };
+    entries().into_iter().filter_map(stored).collect()
+}
+
+/// The key, the length and the hash.
+#[expect(clippy::ptr_arg, reason = "formats share one type, and others change their length")]
+fn mend_cached(bytes: &mut Vec<u8>) {
+    if bytes.len() < CACHED_HEAD_BYTES {
+        return;
+    }
+    let (length, hash) = ((bytes.len() - CACHED_HEAD_BYTES) as u64, *blake3::hash(&bytes[CACHED_HEAD_BYTES..]).as_bytes());
+    bytes[8..40].copy_from_slice(&key("k1").digest());
+    bytes[40..48].copy_from_slice(&length.to_le_bytes());
+    bytes[48..CACHED_HEAD_BYTES].copy_from_slice(&hash);
+}
+
+fn read_cached(folder: &Path, bytes: &[u8]) -> bool {
+    let Ok(cache) = DiskCache::open(folder.join("kernels")) else { return false };
+    let path = cache.path(&key("k1"));
+    let Some(parent) = path.parent() else { return false };
+    if std::fs::create_dir_all(parent).and_then(|()| std::fs::write(&path, bytes)).is_err() {
+        return false;
+    }
+    match cache.load(&key("k1")) {
+        Lookup::Hit(entry) => Entry::from_bytes(&entry).is_ok(),
+        Lookup::Missing => panic!("a file that is there is not missing"),
+        Lookup::Damaged(_) => false,
+    }
 }
 
 fn read_model(folder: &Path, bytes: &[u8]) -> bool {

@@ -11,6 +11,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use metrics::{counter, histogram};
 use verdigris_cuda::{CaptureStatus, Context, DeviceBuffer, DeviceSlice, Event, Pool, Stream};
@@ -24,8 +25,10 @@ use verdigris_tensor::num;
 use super::{Budget, Sampling, is_listening, lock};
 use crate::error::Error;
 
-/// Checks that may wait to be looked at; beyond it nobody reads, and what comes is left out.
-const MOST_PENDING: usize = 4;
+/// Checks that may wait to be looked at, as many as five a second leave between two collections and some; beyond it nobody reads, and what comes is left out.
+const MOST_PENDING: usize = 8;
+/// How long one collection looks; a look that has begun is ended.
+const LOOK_TIME: Duration = Duration::from_millis(250);
 /// Elements of each output that a shadow execution computes.
 const SHADOW_ELEMENTS: u64 = 64;
 /// Operations of the largest shadow execution: about a second of the reference's plain loops.
@@ -325,7 +328,10 @@ impl Check {
     /// Has it looked at by and by.
     fn keep(self) {
         let mut pending = lock(&PENDING);
-        if pending.len() < MOST_PENDING {
+        if !is_listening() {
+            // The last one went while this ran: nobody will look, and nobody else would give the copies back.
+            drop(pending);
+        } else if pending.len() < MOST_PENDING {
             pending.push_back(self);
         } else {
             drop(pending);
@@ -392,17 +398,29 @@ fn reason(error: &Error) -> &'static str {
     if error.is_lack_of_memory() { "memory" } else { "failed" }
 }
 
-/// Looks at the next execution whose copies are there, if there is one.
+/// Looks at the executions whose copies are there, one at the least, as long as there is time.
 pub(super) fn collect() {
     let Ok(_looking) = LOOKING.try_lock() else { return };
-    let next = {
-        let mut pending = lock(&PENDING);
-        let ready = pending.iter().position(|check| check.is_ready().unwrap_or(true));
-        ready.and_then(|place| pending.remove(place))
-    };
-    if let Some(check) = next {
+    let begun = Instant::now();
+    loop {
+        let next = {
+            let mut pending = lock(&PENDING);
+            let ready = pending.iter().position(|check| check.is_ready().unwrap_or(true));
+            ready.and_then(|place| pending.remove(place))
+        };
+        let Some(check) = next else { return };
         check.look();
+        if begun.elapsed() >= LOOK_TIME {
+            return;
+        }
     }
+}
+
+/// Nobody listens any more: what waits is given up, and with it the memory of the device that its copies are in.
+pub(super) fn clear() {
+    // Outside the lock: memory of a device is freed by its driver.
+    let given_up = std::mem::take(&mut *lock(&PENDING));
+    drop(given_up);
 }
 
 /// What was seen of the elements of a tensor.

@@ -130,7 +130,7 @@ thread_local! {
 #[cfg(test)]
 mod tests {
     use super::{Meter, cpu_op};
-    use crate::observe::{Watch, is_listening, wanted};
+    use crate::observe::{Wants, Watch, is_listening, wanted};
     use std::hint::black_box;
     use std::sync::Arc;
     use std::sync::atomic::AtomicU64;
@@ -154,7 +154,9 @@ mod tests {
             let begun = Instant::now();
             for _ in 0..CALLS {
                 let (watch, meter) = (black_box(&watch), black_box(&meter));
-                assert!(watch.wants(black_box(&turns), 1, &stream).is_none() && wanted(black_box(&turns)).is_none());
+                assert!(
+                    matches!(watch.samples().wants(black_box(&turns), 1, &stream), Wants::Nothing) && wanted(black_box(&turns)).is_none()
+                );
                 meter.count();
             }
             least_ns = least_ns.min(begun.elapsed().as_secs_f64() * 1e9 / f64::from(CALLS));

@@ -25,6 +25,7 @@
 
 mod guard;
 mod meter;
+mod samples;
 pub mod table;
 mod watch;
 mod watchdog;
@@ -40,10 +41,11 @@ pub use guard::Guards;
 pub use table::{METRICS, Metric, MetricKind, Unit};
 pub use watch::MemoryAccount;
 pub use watchdog::Watchdog;
-pub use workload::{Entry, WorkloadError, read_workload};
+pub use workload::{Entry, Recorded, WorkloadError, read_workload};
 
 pub(crate) use guard::{Check, Subject, Writer, wanted};
 pub(crate) use meter::{Meter, cpu_op, cpu_run};
+pub(crate) use samples::{Samples, Wants};
 pub(crate) use watch::Watch;
 pub(crate) use workload::Workload;
 
@@ -64,7 +66,8 @@ pub struct Listen {
 }
 
 /// Which executions have their time taken on the device. A sampled execution has an event before it and one behind each of its parts: some
-/// two microseconds of host time, and its parts do not overlap.
+/// two microseconds of host time, and its parts do not overlap. Between samples a stream gets an event behind an execution at most every millisecond, by which a hang
+/// is seen ([`Limits`]): of executions as long as that, behind each.
 ///
 /// The CPU's times cost nothing and are all in the metrics; of its executions so many a second as `per_second` says are told of as spans, the first of each
 /// plan among them, unless `every` is 0.
@@ -83,7 +86,7 @@ impl Default for Sampling {
     }
 }
 
-/// When a sampled execution is told of.
+/// When an execution is told of: a sampled one by what it took; for one that hangs, others are watched too, at most one a millisecond and stream.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Limits {
     /// A part is slow beyond so many times its estimate, and [`Limits::slow_least`].
@@ -94,23 +97,37 @@ pub struct Limits {
     pub overdue_factor: f64,
     /// No execution is overdue before this.
     pub overdue_least: Duration,
+    /// An execution that the device is not seen to have begun with is overdue beyond the same factor of its estimate and this, from when it was submitted, or when
+    /// anything was last seen to be passed on its stream.
+    pub waiting_least: Duration,
 }
 
 impl Default for Limits {
-    /// Slow: four times the estimate and 50 µs. Overdue: a thousand times and five seconds.
+    /// Slow: four times the estimate and 50 µs. Overdue: a thousand times and five seconds, or, where it has not begun, thirty.
     fn default() -> Limits {
-        Limits { slow_factor: 4.0, slow_least: Duration::from_micros(50), overdue_factor: 1000.0, overdue_least: Duration::from_secs(5) }
+        Limits {
+            slow_factor: 4.0,
+            slow_least: Duration::from_micros(50),
+            overdue_factor: 1000.0,
+            overdue_least: Duration::from_secs(5),
+            waiting_least: Duration::from_secs(30),
+        }
     }
 }
 
 /// Somebody listens as long as this lives.
 #[derive(Debug)]
 #[must_use = "nothing is told any more once this is dropped"]
-pub struct Listening(());
+pub struct Listening {
+    process: u32,
+}
 
 impl Drop for Listening {
     fn drop(&mut self) {
-        LISTENERS.fetch_sub(1, Ordering::Relaxed);
+        // A child that the process forked has neither a device nor the threads that may hold locks.
+        if LISTENERS.fetch_sub(1, Ordering::SeqCst) == 1 && std::process::id() == self.process {
+            guard::clear();
+        }
     }
 }
 
@@ -127,10 +144,10 @@ pub fn listen(what: Listen) -> Listening {
     SAMPLING.store(u64::from(every) << 32 | u64::from(per_second), Ordering::Relaxed);
     *lock(&LIMITS) = Some(what.limits);
     guard::set(what.guards);
-    LISTENERS.fetch_add(1, Ordering::Relaxed);
+    LISTENERS.fetch_add(1, Ordering::SeqCst);
     metrics::gauge!("verdigris_build_info", "version" => env!("CARGO_PKG_VERSION"), "source" => &verdigris_engines::SOURCE_HASH[..12])
         .set(1.0);
-    Listening(())
+    Listening { process: std::process::id() }
 }
 
 /// Whether anybody listens.
@@ -142,15 +159,27 @@ pub fn is_listening() -> bool {
 /// Reads the samples that the devices have passed, looks for executions that are overdue, and sets the gauges. It waits for no device: some
 /// microseconds for each handle and each sample. Exporters call it before they answer and at an interval of about a second.
 ///
-/// Where guards are on ([`Guards`]) it then looks at one execution's results: some milliseconds for numbers, up to some seconds for a shadow execution.
+/// Where guards are on ([`Guards`]) it then looks at results of executions, for a quarter of a second at most and one at the least: some milliseconds for numbers, up
+/// to some seconds for a shadow execution.
 pub fn collect() {
-    let watches: Vec<Arc<Watch>> = {
-        let mut watches = lock(&WATCHES);
-        watches.retain(|watch| watch.strong_count() > 0);
-        watches.iter().filter_map(Weak::upgrade).collect()
-    };
-    watch::collect(&watches);
+    watch::collect(&watches());
     guard::collect();
+}
+
+/// Writes the counts of every handle that records its workload ([`Config::record`](crate::Config::record)): for the end of a process whose handles are never dropped.
+/// Each handle does so every minute, and when it is dropped. In a child of the process that counted it does nothing.
+///
+/// ```
+/// verdigris::observe::write_workloads();
+/// ```
+pub fn write_workloads() {
+    watches().iter().for_each(|watch| watch.write_workload());
+}
+
+fn watches() -> Vec<Arc<Watch>> {
+    let mut watches = lock(&WATCHES);
+    watches.retain(|watch| watch.strong_count() > 0);
+    watches.iter().filter_map(Weak::upgrade).collect()
 }
 
 /// The moment that times of [`DEVICE_TARGET`] count from: the first time that anybody listened, or asked.

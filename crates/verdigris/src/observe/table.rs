@@ -110,7 +110,7 @@ pub const METRICS: &[Metric] = &[
         Counter,
         Unit::Count,
         &["outcome", "device"],
-        "executions whose time was to be taken; outcome: taken, skipped (over the budget), lost (the device failed)",
+        "executions whose time was to be taken; outcome: taken, skipped (over the budget), lost (taken, and then the device failed)",
     ),
     metric(
         "verdigris_slow_executions_total",
@@ -119,7 +119,13 @@ pub const METRICS: &[Metric] = &[
         &["op", "engine", "device"],
         "parts of sampled executions that took longer than their estimate allows",
     ),
-    metric("verdigris_overdue_executions", Gauge, Unit::Count, &["device"], "sampled executions that should have ended long ago"),
+    metric(
+        "verdigris_overdue_executions",
+        Gauge,
+        Unit::Count,
+        &["device"],
+        "executions that should have ended long ago, of each stream the first",
+    ),
     metric(
         "verdigris_fallbacks_total",
         Counter,
@@ -250,6 +256,13 @@ pub const METRICS: &[Metric] = &[
     metric("verdigris_serve_batch_rows", Histogram, Unit::Count, &["model"], "rows of requests in a batch, padding not counted"),
     metric("verdigris_serve_rows_total", Counter, Unit::Count, &["model"], "rows answered"),
     metric("verdigris_serve_queue_rows", Gauge, Unit::Count, &["model"], "rows that wait for a batch"),
+    metric(
+        "verdigris_telemetry_lost_total",
+        Counter,
+        Unit::Count,
+        &["file"],
+        "lines and events that a file of telemetry did not take, since it was full or could not be written; file: events, trace",
+    ),
     metric(
         "verdigris_series_refused_total",
         Counter,

@@ -1,6 +1,6 @@
 //! One device, as those see it who operate it: samples on their way, memory, choices.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -8,19 +8,15 @@ use std::time::{Duration, Instant};
 
 use metrics::{counter, gauge, histogram};
 use serde::Serialize;
-use verdigris_cuda::{CaptureStatus, Context, Event, LoadReport, Origin, Pool, Stream};
+use verdigris_cuda::{Context, LoadReport, Origin, Pool, PoolStatistics};
 use verdigris_engines::engine::Knobs;
 use verdigris_graph::{Key, Problem};
 
-use super::{Budget, DEVICE_TARGET, Limits, Meter, Workload, epoch, is_listening, limits, lock, sampling, watched};
+use super::{Meter, Samples, Workload, is_listening, limits, lock, watched};
 use crate::choose::Choice;
 use crate::error::Error;
 use crate::select::Ranked;
 
-/// Samples that may be on their way; beyond it the stream is far behind, and what comes is skipped.
-const MOST_PENDING: usize = 256;
-/// How old the event may be that device times are counted from: times between events lose digits as they grow.
-const ANCHOR_AGE: Duration = Duration::from_secs(10);
 /// Problems whose last choice is remembered.
 const MOST_CHOICES: usize = 65_536;
 
@@ -81,11 +77,10 @@ pub(crate) struct Watch {
     device: Arc<str>,
     context: Context,
     pool: Pool,
-    pending: Mutex<VecDeque<Sample>>,
-    anchor: Mutex<Option<Anchor>>,
-    /// Events that were used and may be again.
-    events: Mutex<Vec<Event>>,
-    budget: Budget,
+    samples: Samples,
+    /// As they were last known.
+    reserved_bytes: AtomicU64,
+    used_bytes: AtomicU64,
     reserved_high_bytes: AtomicU64,
     choices: Mutex<HashMap<Asked, Taken>>,
     workload: Option<Workload>,
@@ -97,50 +92,6 @@ impl fmt::Debug for Watch {
     }
 }
 
-/// An execution whose time is to be taken.
-pub(crate) struct Sampled {
-    /// Tells the sampled executions of the process apart: what the device's spans are joined with the host's by.
-    execution: u64,
-    /// One before the first part, and one behind each.
-    events: Vec<Event>,
-}
-
-impl Sampled {
-    /// One to be put before the first part, and one behind each.
-    pub(crate) fn events(&self) -> &[Event] {
-        &self.events
-    }
-
-    /// What the host does for it, beside the device's spans, which are told later and have the same number.
-    pub(crate) fn span(&self, graph: &str, device: &str) -> tracing::Span {
-        tracing::trace_span!(target: "verdigris", "execute", execution = self.execution, graph, device)
-    }
-}
-
-/// The number of the next sampled execution.
-static EXECUTIONS: AtomicU64 = AtomicU64::new(1);
-
-/// An execution whose events were put on a stream.
-struct Sample {
-    execution: u64,
-    /// One before the first part, and one behind each.
-    events: Vec<Event>,
-    parts: Vec<Arc<Meter>>,
-    /// The stream, as a number.
-    stream: u64,
-    /// When the device was first seen to be at it.
-    begun: Option<Instant>,
-    is_overdue: bool,
-}
-
-/// An event of a stream of its own, whose time on the host is known to some microseconds.
-struct Anchor {
-    stream: Stream,
-    event: Event,
-    host_us: f64,
-    made: Instant,
-}
-
 /// What the handles of one device have, together.
 #[derive(Default)]
 struct Sums {
@@ -149,42 +100,52 @@ struct Sums {
     overdue: usize,
 }
 
+/// Devices whose gauges were set. One without a handle has them set to 0 once.
+static TOLD: Mutex<BTreeSet<Arc<str>>> = Mutex::new(BTreeSet::new());
+
 /// See [`super::collect`].
 pub(crate) fn collect(watches: &[Arc<Watch>]) {
     let limits = limits();
-    let mut sums: HashMap<&str, Sums> = HashMap::new();
+    let mut sums: BTreeMap<Arc<str>, Sums> = lock(&TOLD).iter().map(|device| (Arc::clone(device), Sums::default())).collect();
     for watch in watches {
-        let sum = sums.entry(&watch.device).or_default();
-        // Asking whether an event was passed would break another thread's capture.
-        let Ok(_relaxed) = watch.context.relax_capture() else { continue };
-        sum.overdue += watch.reap(&limits, Instant::now());
-        if let Some(workload) = &watch.workload {
-            workload.write();
-        }
-        let Ok(held) = watch.pool.statistics() else { continue };
-        sum.reserved_bytes += held.reserved_bytes;
-        sum.used_bytes += held.used_bytes;
-        if held.reserved_high_bytes > watch.reserved_high_bytes.swap(held.reserved_high_bytes, Ordering::Relaxed) {
+        let sum = sums.entry(Arc::clone(&watch.device)).or_default();
+        sum.overdue += watch.samples.read(&limits, Instant::now());
+        // A device that does not answer holds what it last held: a 0 would say that all is well.
+        let held = watch.pool.statistics().ok();
+        let last = |kept: &AtomicU64, of: fn(&PoolStatistics) -> u64| {
+            held.as_ref().map_or_else(
+                || kept.load(Ordering::Relaxed),
+                |held| {
+                    kept.store(of(held), Ordering::Relaxed);
+                    of(held)
+                },
+            )
+        };
+        sum.reserved_bytes += last(&watch.reserved_bytes, |held| held.reserved_bytes);
+        sum.used_bytes += last(&watch.used_bytes, |held| held.used_bytes);
+        let high_bytes = held.as_ref().map_or(0, |held| held.reserved_high_bytes);
+        if high_bytes > watch.reserved_high_bytes.fetch_max(high_bytes, Ordering::Relaxed) {
             counter!("verdigris_pool_grown_total", "device" => Arc::clone(&watch.device)).increment(1);
         }
     }
-    for (device, sum) in sums {
-        gauge!("verdigris_pool_reserved_bytes", "device" => device.to_owned()).set(sum.reserved_bytes as f64);
-        gauge!("verdigris_pool_used_bytes", "device" => device.to_owned()).set(sum.used_bytes as f64);
-        gauge!("verdigris_overdue_executions", "device" => device.to_owned()).set(sum.overdue as f64);
+    for (device, sum) in &sums {
+        gauge!("verdigris_pool_reserved_bytes", "device" => Arc::clone(device)).set(sum.reserved_bytes as f64);
+        gauge!("verdigris_pool_used_bytes", "device" => Arc::clone(device)).set(sum.used_bytes as f64);
+        gauge!("verdigris_overdue_executions", "device" => Arc::clone(device)).set(sum.overdue as f64);
     }
+    *lock(&TOLD) = watches.iter().map(|watch| Arc::clone(&watch.device)).collect();
 }
 
 impl Watch {
     pub(crate) fn new(context: &Context, pool: &Pool, workload: Option<Workload>) -> Arc<Watch> {
+        let device: Arc<str> = format!("cuda:{}", context.device().ordinal()).into();
         let watch = Arc::new(Watch {
-            device: format!("cuda:{}", context.device().ordinal()).into(),
+            samples: Samples::new(Arc::clone(&device), context),
+            device,
             context: context.clone(),
             pool: pool.clone(),
-            pending: Mutex::default(),
-            anchor: Mutex::default(),
-            events: Mutex::default(),
-            budget: Budget::new(),
+            reserved_bytes: AtomicU64::new(0),
+            used_bytes: AtomicU64::new(0),
             reserved_high_bytes: AtomicU64::new(0),
             choices: Mutex::default(),
             workload,
@@ -198,6 +159,11 @@ impl Watch {
         &self.device
     }
 
+    /// What of the device is on its way.
+    pub(crate) fn samples(&self) -> &Samples {
+        &self.samples
+    }
+
     /// What is counted of a problem computed in this way.
     pub(crate) fn meter(&self, problem: &Problem, way: &Ranked) -> Arc<Meter> {
         let dtype = problem.buffers().ok().and_then(|operands| operands.first().map(|operand| operand.dtype));
@@ -207,149 +173,14 @@ impl Watch {
         Arc::new(Meter::new(problem.kind(), way.engine.name, dtype, Arc::clone(&self.device), name, way.cost.us, runs))
     }
 
+    /// Writes what was counted of the workload.
+    pub(crate) fn write_workload(&self) {
+        self.workload.iter().for_each(Workload::write);
+    }
+
     /// What went wrong with recording the workload.
     pub(crate) fn workload_trouble(&self) -> Option<String> {
         self.workload.as_ref()?.trouble()
-    }
-
-    /// Events for an execution of so many parts and its number, if this one is to have its time taken: `turns` counts those of its plan.
-    #[inline]
-    pub(crate) fn wants(&self, turns: &AtomicU64, parts: usize, stream: &Stream) -> Option<Sampled> {
-        if !is_listening() { None } else { self.wants_now(turns, parts, stream) }
-    }
-
-    fn wants_now(&self, turns: &AtomicU64, parts: usize, stream: &Stream) -> Option<Sampled> {
-        let sampling = sampling();
-        let turn = turns.fetch_add(1, Ordering::Relaxed);
-        // The first execution of a plan meets cold caches.
-        let is_due = sampling.every > 0 && (turn == 1 || turn > 0 && turn.is_multiple_of(u64::from(sampling.every)));
-        if !is_due || parts == 0 || stream.capture_status().ok()? != CaptureStatus::None {
-            return None;
-        }
-        if !self.budget.takes(sampling.per_second) || lock(&self.pending).len() >= MOST_PENDING {
-            self.sampled("skipped");
-            return None;
-        }
-        let mut events = lock(&self.events);
-        let kept = events.len().saturating_sub(parts + 1);
-        let mut taken = events.split_off(kept);
-        drop(events);
-        while taken.len() < parts + 1 {
-            taken.push(Event::timing(&self.context).ok()?);
-        }
-        Some(Sampled { execution: EXECUTIONS.fetch_add(1, Ordering::Relaxed), events: taken })
-    }
-
-    fn sampled(&self, outcome: &'static str) {
-        counter!("verdigris_samples_total", "outcome" => outcome, "device" => Arc::clone(&self.device)).increment(1);
-    }
-
-    /// Keeps an execution whose events are on their way, and reads those that were passed.
-    pub(crate) fn keep(&self, Sampled { execution, events }: Sampled, parts: Vec<Arc<Meter>>, stream: &Stream) {
-        self.sampled("taken");
-        let sample = Sample { execution, events, parts, stream: stream.raw() as u64, begun: None, is_overdue: false };
-        lock(&self.pending).push_back(sample);
-        self.reap(&limits(), Instant::now());
-    }
-
-    /// Reads the samples that were passed: how many are overdue `now`.
-    ///
-    /// What it tells is of earlier executions, so that it stands in no span of the caller's: the number of the execution leads to the span that it is of.
-    fn reap(&self, limits: &Limits, now: Instant) -> usize {
-        // One thread reads; whoever comes meanwhile need not.
-        let Ok(mut pending) = self.pending.try_lock() else { return 0 };
-        let mut left = VecDeque::with_capacity(pending.len());
-        let mut overdue = 0;
-        for mut sample in std::mem::take(&mut *pending) {
-            let Some(last) = sample.events.last() else { continue };
-            match last.is_reached() {
-                Ok(true) => {
-                    if self.read(&sample, limits).is_err() {
-                        self.sampled("lost");
-                    } else {
-                        let mut events = lock(&self.events);
-                        events.append(&mut sample.events);
-                        events.truncate(MOST_PENDING);
-                    }
-                }
-                Ok(false) => {
-                    overdue += usize::from(self.is_overdue(&mut sample, limits, now));
-                    left.push_back(sample);
-                }
-                // The device has failed, and with it all that was on its way.
-                Err(_) => self.sampled("lost"),
-            }
-        }
-        *pending = left;
-        overdue
-    }
-
-    fn read(&self, sample: &Sample, limits: &Limits) -> Result<(), verdigris_cuda::Error> {
-        let is_traced = tracing::enabled!(target: DEVICE_TARGET, tracing::Level::TRACE);
-        for (part, pair) in sample.parts.iter().zip(sample.events.windows(2)) {
-            let us = pair[1].elapsed_us_since(&pair[0])?;
-            part.took(us);
-            if us > limits.slow_factor * part.estimate_us && us > limits.slow_least.as_secs_f64() * 1e6 {
-                part.was_slow();
-                tracing::warn!(
-                    target: "verdigris", parent: None, event = "slow", execution = sample.execution, device = &*self.device, problem = part.name, engine = part.engine,
-                    us, estimate_us = part.estimate_us
-                );
-            }
-            if is_traced && let Some(start_us) = self.host_us(&pair[0]) {
-                tracing::trace!(
-                    target: DEVICE_TARGET, parent: None, execution = sample.execution, device = &*self.device, stream = sample.stream, name = part.name,
-                    engine = part.engine, start_us, duration_us = us
-                );
-            }
-        }
-        Ok(())
-    }
-
-    /// When the device passed an event, in microseconds since the epoch.
-    fn host_us(&self, event: &Event) -> Option<f64> {
-        let mut anchor = lock(&self.anchor);
-        if anchor.as_ref().is_none_or(|anchor| anchor.made.elapsed() > ANCHOR_AGE) {
-            let stream = match anchor.take() {
-                Some(old) => old.stream,
-                None => Stream::new(&self.context).ok()?,
-            };
-            let mark = Event::timing(&self.context).ok()?;
-            mark.record(&stream).ok()?;
-            // A stream without work passes its event within microseconds; where it does not, the next sample tries again.
-            let until = Instant::now() + Duration::from_micros(200);
-            while !mark.is_reached().ok()? {
-                if Instant::now() > until {
-                    return None;
-                }
-            }
-            *anchor = Some(Anchor { stream, event: mark, host_us: epoch().elapsed().as_secs_f64() * 1e6, made: Instant::now() });
-        }
-        let anchor = anchor.as_ref()?;
-        Some(anchor.host_us + event.elapsed_us_since(&anchor.event).ok()?)
-    }
-
-    /// Whether an execution that the device has not ended should have been. Told of once.
-    fn is_overdue(&self, sample: &mut Sample, limits: &Limits, now: Instant) -> bool {
-        if sample.begun.is_none() && sample.events[0].is_reached().unwrap_or(false) {
-            sample.begun = Some(now);
-        }
-        let Some(begun) = sample.begun else { return false };
-        let estimate_us: f64 = sample.parts.iter().map(|part| part.estimate_us).sum();
-        let allowed = Duration::from_secs_f64((estimate_us * limits.overdue_factor * 1e-6).min(1e9)).max(limits.overdue_least);
-        if now.saturating_duration_since(begun) < allowed {
-            return false;
-        }
-        if !std::mem::replace(&mut sample.is_overdue, true) {
-            // The part whose end was not reached.
-            let at = sample.parts.iter().zip(&sample.events[1..]).find(|(_, event)| !event.is_reached().unwrap_or(false));
-            let (problem, engine) = at.map_or(("", ""), |(part, _)| (part.name.as_str(), part.engine));
-            tracing::error!(
-                target: "verdigris", parent: None, event = "overdue", execution = sample.execution, device = &*self.device, problem, engine, stream = sample.stream,
-                estimate_us, allowed_us = allowed.as_secs_f64() * 1e6
-            );
-        }
-        true
     }
 
     /// Tells of a choice with its second-best way, and whether it is another than the last one for this problem. `passed_over` is why a remembered one was not
@@ -456,43 +287,5 @@ impl Watch {
             pool_used_bytes: held.used_bytes,
             pool_used_high_bytes: held.used_high_bytes,
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use verdigris_cuda::{PoolOptions, fake};
-
-    /// F4: the factor of the limits is the bound, not a part of it, and neither is anything told before the least time. The clock is ours.
-    #[test]
-    fn an_execution_is_overdue_from_so_many_times_its_estimate_on() {
-        let context = fake::context();
-        let pool = Pool::new(&context, PoolOptions::default()).expect("a pool");
-        let stream = Stream::new(&context).expect("a stream");
-        let watch = Watch::new(&context, &pool, None);
-        // Two parts of 250 µs and 500 µs; the device begins with the first and does not come back.
-        let meter = |us| Arc::new(Meter::new("gemm", "gemm.simt", "f32".to_owned(), Arc::from("cuda:0"), "a product".to_owned(), us, None));
-        fake::hang_behind(Some(1));
-        let events: Vec<Event> = (0..3).map(|_| Event::timing(&context).expect("an event")).collect();
-        events.iter().for_each(|event| event.record(&stream).expect("recorded"));
-        let parts = vec![meter(250.0), meter(500.0)];
-        lock(&watch.pending).push_back(Sample { execution: 1, events, parts, stream: 0, begun: None, is_overdue: false });
-        let begun = Instant::now();
-        let after = |limits: &Limits, us: u64| watch.reap(limits, begun + Duration::from_micros(us));
-        let limits =
-            |overdue_factor, least_us| Limits { overdue_factor, overdue_least: Duration::from_micros(least_us), ..Limits::default() };
-        // From when it was first seen to have begun: 750 µs times the factor.
-        assert_eq!(after(&limits(4.0, 0), 0), 0);
-        for (factor, bound_us) in [(4.0, 3000), (2.0, 1500), (100.0, 75_000)] {
-            assert_eq!(after(&limits(factor, 0), bound_us - 1), 0, "{factor} times");
-            assert_eq!(after(&limits(factor, 0), bound_us), 1, "{factor} times");
-        }
-        // The least time is the bound where it is longer.
-        assert_eq!(after(&limits(4.0, 5000), 4999), 0);
-        assert_eq!(after(&limits(4.0, 5000), 5000), 1);
-        fake::hang_behind(None);
-        assert_eq!(after(&limits(4.0, 0), 1_000_000), 0, "it has ended after all");
-        assert!(lock(&watch.pending).is_empty());
     }
 }

@@ -453,7 +453,7 @@ fn create_folder(path: &Path) -> std::io::Result<()> {
 }
 
 /// A lock beside the file, held until it is dropped. A file system without locks goes without: a line is one write.
-fn lock(path: &Path) -> std::io::Result<Option<File>> {
+pub(crate) fn lock(path: &Path) -> std::io::Result<Option<File>> {
     let mut name = path.as_os_str().to_owned();
     name.push(".lock");
     let file = private(OpenOptions::new().create(true).append(true)).open(PathBuf::from(name))?;
