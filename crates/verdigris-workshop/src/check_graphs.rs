@@ -291,13 +291,13 @@ mod tests {
         let cases = load("conv/groups/").expect("reads");
         assert!(cases.len() > 10);
         assert_eq!(check("check graphs", &Executor::Cpu, cases.into_iter(), false, true).expect("runs"), Verdict::Good);
-        let arguments = FuzzArguments { graphs: 50, seed: 7, device: "cpu".to_owned(), json: true };
+        let arguments = FuzzArguments { graphs: 50, seed: 7, attention: false, device: "cpu".to_owned(), json: true };
         assert_eq!(fuzz(&arguments).expect("runs"), Verdict::Good);
     }
 
     #[test]
     fn devices_that_are_none_are_named() {
-        let arguments = FuzzArguments { graphs: 1, seed: 0, device: "tpu".to_owned(), json: true };
+        let arguments = FuzzArguments { graphs: 1, seed: 0, attention: false, device: "tpu".to_owned(), json: true };
         assert!(fuzz(&arguments).expect_err("no such device").to_string().contains("`tpu`"));
     }
 }

@@ -386,7 +386,8 @@ fn a_hang_between_samples_is_seen_at_the_default_rate() {
             let run = || plan.execute_from(handle.stream(), &bound(&buffers), handle.pool()).expect("executes");
             (0..3).for_each(|_| run());
             observe::collect();
-            std::thread::sleep(Duration::from_millis(2));
+            // Two intervals: a stream has no more than one mark in each.
+            std::thread::sleep(Duration::from_millis(45));
             // The fourth execution: the second was sampled, and the next sample is the 257th.
             fake::hang_behind(Some(0));
             run();

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use metrics::{counter, gauge, histogram};
+use metrics::{Histogram, counter, gauge, histogram};
 use serde::Serialize;
 use verdigris_cuda::{Context, LoadReport, Origin, Pool, PoolStatistics};
 use verdigris_engines::engine::Knobs;
@@ -84,6 +84,8 @@ pub(crate) struct Watch {
     reserved_high_bytes: AtomicU64,
     choices: Mutex<HashMap<Asked, Taken>>,
     workload: Option<Workload>,
+    /// Of what executions ask for and have: to look a series up takes longer than all else that they are told of.
+    workspace: OnceLock<[Histogram; 2]>,
 }
 
 impl fmt::Debug for Watch {
@@ -149,6 +151,7 @@ impl Watch {
             reserved_high_bytes: AtomicU64::new(0),
             choices: Mutex::default(),
             workload,
+            workspace: OnceLock::new(),
         });
         watched(&watch);
         watch
@@ -255,8 +258,15 @@ impl Watch {
     /// Tells of the workspace that an execution's chosen ways need, and of what it ran in: less where it fell back, 0 where it did not run.
     pub(crate) fn asked_workspace(&self, asked_bytes: u64, had_bytes: u64) {
         if asked_bytes > 0 && is_listening() {
-            histogram!("verdigris_workspace_bytes", "device" => Arc::clone(&self.device)).record(asked_bytes as f64);
-            histogram!("verdigris_workspace_had_bytes", "device" => Arc::clone(&self.device)).record(had_bytes as f64);
+            let [asked, had] = self.workspace.get_or_init(|| {
+                let device = || Arc::clone(&self.device);
+                [
+                    histogram!("verdigris_workspace_bytes", "device" => device()),
+                    histogram!("verdigris_workspace_had_bytes", "device" => device()),
+                ]
+            });
+            asked.record(asked_bytes as f64);
+            had.record(had_bytes as f64);
         }
     }
 
