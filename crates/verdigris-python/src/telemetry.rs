@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use verdigris::observe::{Listen, Sampling};
+use verdigris::observe::{Guards, Listen, Sampling};
 use verdigris_telemetry::{Error, Guard, Registry};
 
 use crate::errors::{Kind, raise};
@@ -76,9 +76,13 @@ enum Address {
 }
 
 /// Starts what is named, once in a process. `sample` is (N, a second): every Nth execution of a plan has its time taken, at most so many a second; (0, 0)
-/// takes none.
+/// takes none. `check_numbers` likewise says whose results are looked through for NaN and infinity, `check_drift` whose results are held against the reference;
+/// without them nobody's.
 #[pyfunction]
-#[pyo3(signature = (*, prometheus = None, trace = None, events = None, nvml = None, nvtx = None, sample = None))]
+#[pyo3(signature = (
+    *, prometheus = None, trace = None, events = None, nvml = None, nvtx = None, sample = None, check_numbers = None, check_drift = None
+))]
+#[allow(clippy::too_many_arguments, reason = "they are the keywords of one function of Python")]
 fn telemetry(
     py: Python<'_>,
     prometheus: Option<Address>,
@@ -86,7 +90,9 @@ fn telemetry(
     events: Option<PathBuf>,
     nvml: Option<f64>,
     nvtx: Option<PathBuf>,
-    sample: Option<(u32, u32)>,
+    sample: Option<Bound<'_, PyAny>>,
+    check_numbers: Option<Bound<'_, PyAny>>,
+    check_drift: Option<Bound<'_, PyAny>>,
 ) -> PyResult<Telemetry> {
     let mut telemetry = verdigris_telemetry::Telemetry::builder();
     if let Some(address) = prometheus {
@@ -110,9 +116,17 @@ fn telemetry(
     if let Some(injection) = nvtx {
         telemetry = telemetry.nvtx(Some(injection));
     }
-    if let Some((every, per_second)) = sample {
-        telemetry = telemetry.listen(Listen { sampling: Sampling { every, per_second }, ..Listen::default() });
-    }
+    let usual = Listen::default();
+    let listen = Listen {
+        sampling: rate("sample", sample)?.unwrap_or(usual.sampling),
+        guards: Guards {
+            numbers: rate("check_numbers", check_numbers)?.unwrap_or(usual.guards.numbers),
+            drift: rate("check_drift", check_drift)?.unwrap_or(usual.guards.drift),
+            ..usual.guards
+        },
+        ..usual
+    };
+    telemetry = telemetry.listen(listen);
     let guard = py.detach(|| telemetry.install()).map_err(exception)?;
     Ok(Telemetry {
         registry: std::sync::Arc::clone(guard.registry()),
@@ -120,6 +134,18 @@ fn telemetry(
         absent: guard.absent().to_vec(),
         guard: Mutex::new(Some(guard)),
     })
+}
+
+/// (N, a second): both more than 0, or both 0 for none.
+fn rate(name: &str, value: Option<Bound<'_, PyAny>>) -> PyResult<Option<Sampling>> {
+    let Some(value) = value else { return Ok(None) };
+    let both = value.extract::<(u32, u32)>().ok().filter(|(every, per_second)| (*every == 0) == (*per_second == 0));
+    let Some((every, per_second)) = both else {
+        let given = value.repr().map_or_else(|_| "?".to_owned(), |text| text.to_string());
+        let rule = "two whole numbers, as (100, 5) for one run of a plan in 100 and at most 5 a second, or (0, 0) for none";
+        return Err(raise(Kind::Config, format!("{name} = {given}: {rule}")));
+    };
+    Ok(Some(Sampling { every, per_second }))
 }
 
 /// Whose fault it is decides the class.
