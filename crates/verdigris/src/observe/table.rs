@@ -222,7 +222,7 @@ pub const METRICS: &[Metric] = &[
         Counter,
         Unit::Count,
         &["device", "kind"],
-        "memory errors since the driver was loaded; kind: corrected, uncorrected",
+        "memory errors since the driver was loaded or, where the device was reset while the exporter ran, in all; kind: corrected, uncorrected",
     ),
     metric(
         "verdigris_gpu_xid_events_total",
@@ -230,6 +230,13 @@ pub const METRICS: &[Metric] = &[
         Unit::Count,
         &["device", "xid"],
         "critical events that the driver reported while the exporter ran, by NVIDIA's number",
+    ),
+    metric(
+        "verdigris_gpu_xid_watched",
+        Gauge,
+        Unit::Count,
+        &["device"],
+        "1 while critical events of the device are counted, 0 while the driver refuses to tell them",
     ),
     metric("verdigris_gpu_mig_enabled", Gauge, Unit::Count, &["device"], "1 if the device is partitioned"),
     metric(
