@@ -64,7 +64,7 @@ pub struct Listen {
 }
 
 /// Which executions have their time taken on the device. A sampled execution has an event before it and one behind each of its parts: some
-/// two microseconds of host time, and its parts do not overlap.
+/// three microseconds of host time where it has one part, and its parts do not overlap.
 ///
 /// The CPU's times cost nothing and are all in the metrics; of its executions so many a second as `per_second` says are told of as spans, the first of each
 /// plan among them, unless `every` is 0.
@@ -72,7 +72,7 @@ pub struct Listen {
 pub struct Sampling {
     /// Of each plan, the second execution and every one of that many; 0 takes none.
     pub every: u32,
-    /// At most so many executions a second on one device.
+    /// At most so many executions a second of one handle; a process has one for each device unless it opens more.
     pub per_second: u32,
 }
 
@@ -142,15 +142,28 @@ pub fn is_listening() -> bool {
 /// Reads the samples that the devices have passed, looks for executions that are overdue, and sets the gauges. It waits for no device: some
 /// microseconds for each handle and each sample. Exporters call it before they answer and at an interval of about a second.
 ///
-/// Where guards are on ([`Guards`]) it then looks at one execution's results: some milliseconds for numbers, up to some seconds for a shadow execution.
+/// Where guards are on ([`Guards`]) it then looks at one execution's results: some milliseconds for numbers, up to some seconds for a shadow execution. Who must
+/// not be kept waiting for so long calls [`collect_metrics`].
 pub fn collect() {
+    collect_metrics();
+    guard::collect();
+}
+
+/// As [`collect`], without the look at results: for the thread that answers scrapers, beside another one that collects.
+///
+/// ```
+/// use verdigris::observe;
+///
+/// // A scraper asks: samples are read and gauges set, and no shadow execution is waited for.
+/// observe::collect_metrics();
+/// ```
+pub fn collect_metrics() {
     let watches: Vec<Arc<Watch>> = {
         let mut watches = lock(&WATCHES);
         watches.retain(|watch| watch.strong_count() > 0);
         watches.iter().filter_map(Weak::upgrade).collect()
     };
     watch::collect(&watches);
-    guard::collect();
 }
 
 /// The moment that times of [`DEVICE_TARGET`] count from: the first time that anybody listened, or asked.
