@@ -7,7 +7,7 @@ use std::time::Duration;
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use verdigris::observe::{Guards, Listen, Sampling};
-use verdigris_telemetry::{Error, Guard, Registry};
+use verdigris_telemetry::{Error, Guard, OtlpCollector, Registry};
 
 use crate::errors::{Kind, raise};
 
@@ -38,7 +38,7 @@ impl Telemetry {
     /// All series, as a scraper gets them.
     fn text(&self, py: Python<'_>) -> String {
         py.detach(|| {
-            verdigris_telemetry::observe::collect();
+            verdigris_telemetry::observe::collect_metrics();
             self.registry.text()
         })
     }
@@ -77,10 +77,12 @@ enum Address {
 
 /// Starts what is named, once in a process. `sample` is (N, a second): every Nth execution of a plan has its time taken, at most so many a second; (0, 0)
 /// takes none. `check_numbers` likewise says whose results are looked through for NaN and infinity, `check_drift` whose results are held against the reference;
-/// without them nobody's.
+/// without them nobody's. `otlp_endpoint` is the collector that metrics and spans are pushed to; its headers and the name of the service are those of
+/// OpenTelemetry's variables, which by themselves start nothing.
 #[pyfunction]
 #[pyo3(signature = (
-    *, prometheus = None, trace = None, events = None, nvml = None, nvtx = None, sample = None, check_numbers = None, check_drift = None
+    *, prometheus = None, trace = None, events = None, nvml = None, nvtx = None, sample = None, check_numbers = None, check_drift = None,
+    otlp_endpoint = None
 ))]
 #[allow(clippy::too_many_arguments, reason = "they are the keywords of one function of Python")]
 fn telemetry(
@@ -93,6 +95,7 @@ fn telemetry(
     sample: Option<Bound<'_, PyAny>>,
     check_numbers: Option<Bound<'_, PyAny>>,
     check_drift: Option<Bound<'_, PyAny>>,
+    otlp_endpoint: Option<String>,
 ) -> PyResult<Telemetry> {
     let mut telemetry = verdigris_telemetry::Telemetry::builder();
     if let Some(address) = prometheus {
@@ -115,6 +118,14 @@ fn telemetry(
     }
     if let Some(injection) = nvtx {
         telemetry = telemetry.nvtx(Some(injection));
+    }
+    if let Some(endpoint) = otlp_endpoint {
+        let config = verdigris::Config::from_environment().map_err(|error| raise(Kind::Config, error.to_string()))?;
+        let mut collector = OtlpCollector::new(endpoint).headers(config.otlp_headers.as_deref().unwrap_or_default()).map_err(exception)?;
+        if let Some(name) = config.service {
+            collector = collector.service(name);
+        }
+        telemetry = telemetry.otlp(collector);
     }
     let usual = Listen::default();
     let listen = Listen {
@@ -151,7 +162,9 @@ fn rate(name: &str, value: Option<Bound<'_, PyAny>>) -> PyResult<Option<Sampling
 /// Whose fault it is decides the class.
 fn exception(error: Error) -> PyErr {
     match &error {
-        Error::Address { .. } | Error::Endpoint { .. } | Error::Bound { .. } => raise(Kind::Config, error.to_string()),
+        Error::Address { .. } | Error::Endpoint { .. } | Error::Headers { .. } | Error::Bound { .. } => {
+            raise(Kind::Config, error.to_string())
+        }
         Error::NotBuilt { .. } => raise(Kind::Unsupported, error.to_string()),
         Error::Listen { .. } | Error::File { .. } | Error::FileInUse { .. } => PyOSError::new_err(error.to_string()),
         _ => PyRuntimeError::new_err(error.to_string()),

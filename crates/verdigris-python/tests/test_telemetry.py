@@ -166,12 +166,52 @@ def test_rates_that_are_none_are_named():
     )
 
 
+def test_a_collector_is_pushed_to_or_the_build_says_what_it_lacks():
+    said = done(
+        """
+        import http.server, threading
+        import verdigris as vd
+
+        class Collector(http.server.BaseHTTPRequestHandler):
+            paths = []
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["content-length"]))
+                Collector.paths.append((self.path, b"verdigris_build_info" in body))
+                self.send_response(200)
+                self.send_header("content-length", "0")
+                self.end_headers()
+            def log_message(self, *words):
+                pass
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            vd.telemetry(otlp_endpoint=f"http://127.0.0.1:{server.server_port}").close()
+            assert ("/v1/metrics", True) in Collector.paths, Collector.paths
+            print("pushed")
+        except vd.UnsupportedError as error:
+            assert not Collector.paths
+            print(error)
+            # Nothing was taken: the next call has everything.
+            vd.telemetry().close()
+        """
+    )
+    assert said == "pushed\n" or "feature `otlp`" in said, said
+
+
 def test_mistakes_are_named(tmp_path):
     said = done(
         """
-        import sys
+        import os, sys
         import verdigris as vd
 
+        os.environ["OTEL_EXPORTER_OTLP_HEADERS"] = "hunter2"
+        try:
+            vd.telemetry(otlp_endpoint="http://127.0.0.1:1")
+        except vd.ConfigError as error:
+            assert "entry 1 of the headers" in str(error) and "hunter2" not in str(error), error
+        else:
+            raise AssertionError("headers that are none")
         for wrong in ({"prometheus": "here"}, {"prometheus": 70000}, {"trace": sys.argv[1] + "/no/such/folder"}, {"nvml": 0.0}, {"nvml": -1.0}):
             try:
                 vd.telemetry(**wrong)

@@ -301,7 +301,8 @@ fn devices_that_come_later_are_found() {
 #[test]
 fn a_library_that_is_no_more_there_is_opened_again() {
     let gone = NvmlError::NotThere { detail: "uninitialized".to_owned() };
-    let (first, second) = (fake(vec![Ok(reading())]), fake(vec![Ok(Reading { temperature_celsius: Ok(30.0), ..reading() }), Ok(reading())]));
+    let (first, second) =
+        (fake(vec![Ok(reading())]), fake(vec![Ok(Reading { temperature_celsius: Ok(30.0), ..reading() }), Ok(reading())]));
     let registry = Arc::new(Registry::new(Bounds::default()));
     let opened = Arc::new(AtomicUsize::new(0));
     let (of_first, of_second, counted) = (Arc::clone(&first), Arc::clone(&second), Arc::clone(&opened));
