@@ -46,6 +46,8 @@ thread_local! {
     static REFUSED: Cell<Option<(u32, u32)>> = const { Cell::new(None) };
     /// How many times longer than the fake's own time each launch of this thread takes.
     static SLOWNESS: Cell<u64> = const { Cell::new(1) };
+    /// Whether the device is lost to this thread.
+    static LOST: Cell<bool> = const { Cell::new(false) };
     /// What this thread asked of [`CountingAllocator`] and of the fake's memory.
     static ALLOCATIONS: Cell<Allocations> = const { Cell::new(Allocations { host: 0, device: 0 }) };
 }
@@ -140,6 +142,12 @@ pub fn slow_down(factor: u64) {
     SLOWNESS.set(factor);
 }
 
+/// A context that is gone, as after a kernel that the hardware stopped: what this thread launches or asks of events from now on fails with the status
+/// "launch failed", until it calls this with `false`.
+pub fn lose_device(is_lost: bool) {
+    LOST.set(is_lost);
+}
+
 /// A device that is full: of the requests for device memory that this thread makes from now on, so many are served and so many behind them find
 /// none; `None` serves all. A pool asks twice before it gives up.
 pub fn refuse_memory(served_then_refused: Option<(u32, u32)>) {
@@ -174,6 +182,7 @@ pub fn context_depth() -> usize {
 /// What a request for this many bytes or more gets: out of memory.
 const TOO_MUCH: usize = 1 << 40;
 const INVALID_CONTEXT: u32 = 201;
+const LAUNCH_FAILED: u32 = 719;
 
 fn in_context() -> bool {
     context_depth() > 0
@@ -548,6 +557,9 @@ extern "C" fn launch(config: *const sys::CUlaunchConfig, _: sys::CUfunction, par
     if !in_context() {
         return INVALID_CONTEXT;
     }
+    if LOST.get() {
+        return LAUNCH_FAILED;
+    }
     uncounted(|| take_down(config, parameters));
     0
 }
@@ -610,6 +622,9 @@ extern "C" fn event_query(event: sys::CUevent) -> u32 {
     const NOT_READY: u32 = 600;
     if !in_context() {
         return INVALID_CONTEXT;
+    }
+    if LOST.get() {
+        return LAUNCH_FAILED;
     }
     // SAFETY: made by `event_create` and alive.
     let time = unsafe { &*event.cast::<AtomicU64>() }.load(Ordering::Relaxed);

@@ -251,7 +251,7 @@ pub const METRICS: &[Metric] = &[
         Histogram,
         Unit::Seconds,
         &["model"],
-        "from the last byte of a request to the first of its answer",
+        "from the last byte of a request to the first of its answer, of those that got a result; what was refused or cancelled is in verdigris_serve_requests_total alone",
     ),
     metric("verdigris_serve_queue_seconds", Histogram, Unit::Seconds, &["model"], "time that a request waited for its batch"),
     metric("verdigris_serve_batch_rows", Histogram, Unit::Count, &["model"], "rows of requests in a batch, padding not counted"),
