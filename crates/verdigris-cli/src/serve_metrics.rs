@@ -48,7 +48,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         say!("{}", serde_json::to_string_pretty(&report)?);
         return Ok(Verdict::Good);
     }
-    let pushed = telemetry::push(&config, &registry)?;
+    let _pushed = telemetry::push(&config, &registry)?;
     // Signals are taken before anybody is told that we are here.
     let ending = Ending::watch()?;
     let exporter = Exporter::start(registry, arguments.listen)?;
@@ -61,7 +61,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     }
     let signal = ending.wait();
     drop(exporter);
-    drop(pushed);
     drop(collector);
     say!("ended by {signal}");
     Ok(Verdict::Good)
