@@ -34,6 +34,7 @@ CHECKS = {
     "promtool-rules": rules.promtool_rules,
     "promtool-tests": rules.promtool_tests,
     "alerts-tested": rules.alerts_tested,
+    "alerts-buckets": rules.buckets,
     "alerts-form": rules.alerts_form,
     "alerts-names": rules.rules_names,
     "alertmanager": rules.alertmanager,

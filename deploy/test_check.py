@@ -74,7 +74,7 @@ class Planted(unittest.TestCase):
             shutil.copytree(ROOT / name, self.root / name, ignore=shutil.ignore_patterns("__pycache__", "performance"))
         tests = {test.partition("::")[0] for row in tomllib.loads((ROOT / "deploy/failures.toml").read_text())["failure"] for test in row["tests"]}
         traces = {path.relative_to(ROOT) for path in (ROOT / "bench/record").glob("**/*trace*.json.gz")}
-        for name in {"Cargo.toml", "LICENSE-MIT", "LICENSE-APACHE", "README.md"} | tests | traces:
+        for name in {"Cargo.toml", "LICENSE-MIT", "LICENSE-APACHE", "README.md", "crates/verdigris-telemetry/src/buckets.rs"} | tests | traces:
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, self.root / name)
 
@@ -155,6 +155,14 @@ class Planted(unittest.TestCase):
         self.plant(self.ALERTS, "      - alert: VerdigrisDrift\n", "      - alert: VerdigrisDrifting\n")
         self.find("alerts-tested", "VerdigrisDrifting fires in no test")
 
+    def test_a_test_with_a_bucket_that_the_library_does_not_have(self):
+        self.plant("deploy/prometheus/tests.yml", 'model="digits",le="0.1"', 'model="digits",le="0.13"', count=1)
+        self.find("alerts-buckets", 'verdigris_serve_request_seconds has no bucket le="0.13"')
+
+    def test_a_bound_of_the_library_that_tests_still_have(self):
+        self.plant("crates/verdigris-telemetry/src/buckets.rs", "7.5e-2, 0.1, 0.15", "7.5e-2, 0.15")
+        self.find("alerts-buckets", 'has no bucket le="0.1"')
+
     def test_an_alert_without_a_section_of_the_runbook(self):
         self.plant(self.ALERTS, "runbook.md#f7-noisy-neighbour", "runbook.md#f8-noisy-neighbour")
         self.find("alerts-form", "leads to no section")
@@ -168,7 +176,7 @@ class Planted(unittest.TestCase):
         self.find("alerts-form", "neither page nor ticket")
 
     def test_an_alertmanager_that_names_no_alert(self):
-        self.plant("deploy/prometheus/alertmanager.yml", "alertname = VerdigrisSlowP95", "alertname = VerdigrisSlow")
+        self.plant("deploy/prometheus/alertmanager.yml", "alertname = VerdigrisSlowerThanItsWeek", "alertname = VerdigrisSlow")
         self.find("alertmanager", "VerdigrisSlow, which does not exist")
 
     def test_an_alertmanager_that_does_not_load(self):
@@ -413,12 +421,12 @@ class Planted(unittest.TestCase):
         self.find("failures", "F5 results that differ between runs: there is no test")
 
     def test_a_metric_that_no_test_of_its_failure_looks_at(self):
-        self.plant(self.FAILURES, 'metrics = ["verdigris_overdue_executions"]', 'metrics = ["verdigris_pool_grown_total"]')
+        self.plant(self.FAILURES, 'metrics = ["verdigris_overdue_executions",', 'metrics = ["verdigris_pool_grown_total",')
         self.find("failures", "none of its tests looks at `verdigris_pool_grown_total`")
 
     def test_an_alert_that_looks_at_other_metrics(self):
-        self.plant(self.FAILURES, 'alerts = ["VerdigrisExecutionOverdue"]', 'alerts = ["VerdigrisXid"]')
-        self.find("failures", "VerdigrisXid looks at none of the metrics that move")
+        self.plant(self.FAILURES, 'alerts = ["VerdigrisExecutionOverdue",', 'alerts = ["VerdigrisDrift",')
+        self.find("failures", "VerdigrisDrift looks at none of the metrics that move")
 
     def test_an_error_that_is_no_kind(self):
         self.plant(self.FAILURES, 'error = ["driver_old"', 'error = ["driver_ancient"')

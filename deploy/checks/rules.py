@@ -79,6 +79,36 @@ def heading_anchors(text):
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
+BUCKETS = "crates/verdigris-telemetry/src/buckets.rs"
+UNITS = {"_seconds": "Seconds", "_bytes": "Bytes", "_ratio": "Ratio"}
+
+
+def bounds_of(tree, metric):
+    """The upper bounds of a histogram's buckets, as the library has them."""
+    text = tree.text(BUCKETS)
+    lists = {name: {float(number) for number in re.findall(r"[\d.e+-]*\d", numbers)} for name, numbers in re.findall(r"const (\w+): &\[f64\] =\s*&\[(.*?)\];", text, flags=re.S)}
+    unit = next((unit for suffix, unit in UNITS.items() if metric.endswith(suffix)), "Count")
+    by_name = dict(re.findall(r'\(Unit::\w+, "(\w+)"\) => (\w+)', text))
+    by_unit = dict(re.findall(r"\(Unit::(\w+), _\) => (\w+)", text))
+    return lists[by_name.get(metric) or by_unit[unit]]
+
+
+def buckets(tree):
+    """Every bound of a bucket that a test or an expression speaks of is one that the library has."""
+    known, findings, seen = metrics_of(tree), [], set()
+    files = [*(tree.root / FOLDER).glob("*.yml"), *(tree.root / "deploy/grafana").glob("*.json"), tree.root / "docs/runbook.md"]
+    for path in sorted(files):
+        for metric, labels in re.findall(r"(verdigris_\w+)_bucket\{([^}]*)\}", path.read_text(encoding="utf-8")):
+            for bound in re.findall(r'\ble=\\?"([^"\\]*)', labels):
+                seen.add((metric, bound))
+                where = f"{path.relative_to(tree.root)}: {metric}"
+                if metric not in known:
+                    findings.append(f"{where} is no metric")
+                elif bound != "+Inf" and float(bound) not in bounds_of(tree, metric):
+                    findings.append(f'{where} has no bucket le="{bound}": see {BUCKETS}')
+    return f"{len(seen)} bounds", sorted(set(findings))
+
+
 def alerts_form(tree):
     """Severity, hysteresis, texts, a section of the runbook, and labels in texts that the expression has."""
     names, _ = names_of(tree)

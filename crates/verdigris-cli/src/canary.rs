@@ -26,13 +26,14 @@ use verdigris_tensor::{DType, Layout};
 use verdigris_cli::record::now;
 use verdigris_cli::rows::{CanaryRow, canary_rows};
 use verdigris_cli::table::{self, Align, alarm};
-use verdigris_cli::{Verdict, say};
+use verdigris_cli::{Verdict, driver, say};
 
 /// What runs, by family, in files of the format of all cases.
 const CASES: &[(&str, &str)] = &[
     ("conv", include_str!("../../../cases/canary/conv.toml")),
     ("pointwise", include_str!("../../../cases/canary/pointwise.toml")),
     ("reduction", include_str!("../../../cases/canary/reduction.toml")),
+    ("scan", include_str!("../../../cases/canary/scan.toml")),
     ("pool", include_str!("../../../cases/canary/pool.toml")),
     ("softmax", include_str!("../../../cases/canary/softmax.toml")),
     ("norm", include_str!("../../../cases/canary/norm.toml")),
@@ -183,6 +184,7 @@ fn examine(device: &Device, family: &str, case: &GraphCase, fault: Option<Fault>
         class: family.to_owned(),
         problem: case.id.clone(),
         device: device.name().to_owned(),
+        driver: device.handle().and_then(|_| driver::release()),
         date: now(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         engines: Vec::new(),
@@ -339,6 +341,7 @@ mod tests {
             class: "gemm".to_owned(),
             problem: "gemm/one".to_owned(),
             device: device.to_owned(),
+            driver: None,
             date: "2026-01-02T03:04:05Z".to_owned(),
             version: "1.0.0".to_owned(),
             engines: Vec::new(),

@@ -1,6 +1,8 @@
 //! Whoever ends a program that stays: SIGTERM and SIGINT, or ctrl-c.
 
 use std::pin::Pin;
+#[cfg(feature = "serve")]
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 
@@ -16,7 +18,8 @@ impl Ending {
     /// # Errors
     /// Where the system gives no thread or no signals.
     pub(crate) fn watch() -> Result<Ending> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().context("no thread to wait for signals")?;
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build().context("no thread to wait for signals")?;
         let signal = {
             let _inside = runtime.enter();
             Box::pin(signal()?)
@@ -27,6 +30,12 @@ impl Ending {
     /// Waits for one of them: its name.
     pub(crate) fn wait(self) -> &'static str {
         self.runtime.block_on(self.signal)
+    }
+
+    /// Waits for one of them as long as that: its name, or nothing once the time is over.
+    #[cfg(feature = "serve")]
+    pub(crate) fn wait_at_most(self, time: Duration) -> Option<&'static str> {
+        self.runtime.block_on(async { tokio::time::timeout(time, self.signal).await.ok() })
     }
 }
 

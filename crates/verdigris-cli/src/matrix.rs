@@ -1,11 +1,14 @@
 //! `verdigris matrix`: which machines, drivers and frameworks were measured together, from the records, and which of them is this one.
+//!
+//! The records are those of the bench, which have the driver's release. Those of `check conformance` have CUDA's version alone, which many releases share, and
+//! those of `canary` had none until it began to write the release down, so that they are no rows here.
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use verdigris_cuda::Driver;
 
 use verdigris_cli::table::{self, Align};
-use verdigris_cli::{Verdict, say};
+use verdigris_cli::{Verdict, driver, say};
 
 /// What `python -m verdigris.bench render` makes of the records.
 const TESTED: &str = include_str!("../../../docs/performance/tested.json");
@@ -16,6 +19,9 @@ pub(crate) struct Arguments {
     /// Print the rows as JSON.
     #[arg(long)]
     json: bool,
+    /// End with 1 unless every device of this machine was measured under the driver that it has: for CI and roll-outs.
+    #[arg(long)]
+    require_tested: bool,
 }
 
 /// A combination that was measured.
@@ -38,20 +44,60 @@ struct Tested {
     last: String,
     /// Whether this machine has such a device.
     #[serde(default)]
+    is_device_here: bool,
+    /// Whether it has such a device, and this driver.
+    #[serde(default)]
     is_here: bool,
+}
+
+/// What this machine has.
+#[derive(Clone, Debug, Default)]
+struct Here {
+    devices: Vec<String>,
+    /// The driver's release; none where it is not known.
+    driver: Option<String>,
+}
+
+impl Here {
+    fn find() -> Here {
+        let names = |devices: Vec<verdigris_cuda::Device>| devices.iter().map(|device| device.properties().name.clone()).collect();
+        Here { devices: Driver::load().and_then(|driver| driver.devices()).map(names).unwrap_or_default(), driver: driver::release() }
+    }
+
+    /// Marks the rows of this machine.
+    fn mark(&self, rows: &mut [Tested]) {
+        for row in rows {
+            row.is_device_here = self.devices.contains(&row.machine);
+            row.is_here = row.is_device_here && self.driver.as_ref() == Some(&row.driver);
+        }
+    }
+
+    /// Why this machine is not one that was measured; none where it is.
+    fn untested(&self, rows: &[Tested]) -> Option<String> {
+        if self.devices.is_empty() {
+            return Some("no device is here".to_owned());
+        }
+        let lacking = self.devices.iter().find(|name| !rows.iter().any(|row| row.is_here && row.machine == **name))?;
+        let drivers: Vec<&str> = rows.iter().filter(|row| row.machine == *lacking).map(|row| row.driver.as_str()).collect();
+        Some(match (&self.driver, drivers.is_empty()) {
+            (_, true) => format!("{lacking} was not measured"),
+            (None, false) => format!("{lacking} was measured under driver {}, and which one is here is not known", drivers.join(", ")),
+            (Some(driver), false) => format!("{lacking} was measured under driver {}, and here is {driver}", drivers.join(", ")),
+        })
+    }
 }
 
 /// Carries out `matrix`.
 pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     let mut rows: Vec<Tested> = serde_json::from_str(TESTED).context("the table of what was tested, inside this program")?;
-    let here: Vec<String> = Driver::load()
-        .and_then(|driver| driver.devices())
-        .map(|devices| devices.iter().map(|device| device.properties().name.clone()).collect())
-        .unwrap_or_default();
-    rows.iter_mut().for_each(|row| row.is_here = here.contains(&row.machine));
+    let here = Here::find();
+    here.mark(&mut rows);
+    let untested = here.untested(&rows);
+    let verdict = if arguments.require_tested && untested.is_some() { Verdict::Bad } else { Verdict::Good };
     if arguments.json {
-        say!("{}", serde_json::to_string_pretty(&serde_json::json!({ "tested": rows, "here": here }))?);
-        return Ok(Verdict::Good);
+        let report = serde_json::json!({ "tested": rows, "here": here.devices, "driver": here.driver, "untested": untested });
+        say!("{}", serde_json::to_string_pretty(&report)?);
+        return Ok(verdict);
     }
     let day = |date: &str| date.get(..10).unwrap_or(date).to_owned();
     let cells: Vec<Vec<String>> = (rows.iter())
@@ -65,7 +111,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
                 row.rows.to_string(),
                 row.wrong.to_string(),
                 day(&row.last),
-                if row.is_here { "this machine".to_owned() } else { String::new() },
+                match (row.is_here, row.is_device_here) {
+                    (true, _) => "this machine".to_owned(),
+                    (false, true) => "this device, another driver".to_owned(),
+                    (false, false) => String::new(),
+                },
             ]
         })
         .collect();
@@ -81,9 +131,46 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         ("", Align::Left),
     ];
     table::print(&head, &cells);
-    if !rows.iter().any(|row| row.is_here) {
-        let what = if here.is_empty() { "no device is here".to_owned() } else { format!("not measured: {}", here.join(", ")) };
-        say!("{what}; everything else is untested, and `verdigris canary` tells whether it works");
+    if let Some(why) = untested {
+        say!("{why}; what was not measured together is untested, and `verdigris canary` tells whether it works");
     }
-    Ok(Verdict::Good)
+    Ok(verdict)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows() -> Vec<Tested> {
+        let row = |machine: &str, driver: &str| serde_json::json!({ "machine": machine, "driver": driver, "suites": [], "runs": 1, "rows": 2, "wrong": 0, "first": "", "last": "" });
+        let rows = [row("NVIDIA H100", "580.1.2"), row("NVIDIA H100", "570.0.1"), row("NVIDIA H200", "580.1.2")];
+        rows.map(|row| serde_json::from_value(row).expect("a row")).to_vec()
+    }
+
+    #[test]
+    fn a_machine_is_tested_with_its_device_and_its_driver() {
+        let of = |devices: &[&str], driver: Option<&str>| {
+            let here = Here { devices: devices.iter().map(|name| (*name).to_owned()).collect(), driver: driver.map(str::to_owned) };
+            let mut rows = rows();
+            here.mark(&mut rows);
+            let marks: Vec<(bool, bool)> = rows.iter().map(|row| (row.is_device_here, row.is_here)).collect();
+            (here.untested(&rows), marks)
+        };
+        assert_eq!(of(&["NVIDIA H100"], Some("570.0.1")), (None, vec![(true, false), (true, true), (false, false)]));
+        assert_eq!(of(&["NVIDIA H100", "NVIDIA H200"], Some("580.1.2")).0, None);
+        let why = |devices: &[&str], driver| of(devices, driver).0.expect("untested");
+        assert_eq!(why(&["NVIDIA H200"], Some("570.0.1")), "NVIDIA H200 was measured under driver 580.1.2, and here is 570.0.1");
+        assert_eq!(
+            why(&["NVIDIA H100"], None),
+            "NVIDIA H100 was measured under driver 580.1.2, 570.0.1, and which one is here is not known"
+        );
+        assert_eq!(why(&["NVIDIA H100", "NVIDIA L4"], Some("580.1.2")), "NVIDIA L4 was not measured");
+        assert_eq!(why(&[], None), "no device is here");
+    }
+
+    #[test]
+    fn the_table_inside_the_program_can_be_read() {
+        let rows: Vec<Tested> = serde_json::from_str(TESTED).expect("rows");
+        assert!(!rows.is_empty() && rows.iter().all(|row| !row.driver.is_empty() && !row.is_here));
+    }
 }

@@ -11,7 +11,10 @@ use verdigris::{Config, Device, Policy, observe};
 use verdigris_serve::load::{Load, Measured, offer};
 use verdigris_serve::{Limits, MetricsPage, Model, Service, Settings, Spec};
 
+use verdigris_telemetry::Severity;
+
 use crate::demo;
+use crate::ending::Ending;
 use verdigris_cli::table::{self, Align};
 use verdigris_cli::{Verdict, say, telemetry};
 
@@ -55,6 +58,12 @@ pub(crate) struct Arguments {
     /// How long accepted requests may still be computed after SIGTERM.
     #[arg(long, default_value_t = Limits::default().grace.as_secs(), value_name = "SECONDS")]
     grace_seconds: u64,
+    /// What is written to standard error as lines of JSON: off, error, warning (and errors) or information (and both).
+    #[arg(long, default_value_t, value_name = "SEVERITY")]
+    log: Severity,
+    /// How long the page of metrics stays, never ready, where the device cannot be had: so that a scraper sees the error that was counted.
+    #[arg(long, default_value_t = 0, value_name = "SECONDS")]
+    linger_seconds: u64,
     /// Measure instead: latency and rows a second at batch limits from 1 on, by clients on this machine.
     #[arg(long)]
     bench: bool,
@@ -74,19 +83,21 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<Verdict> {
     ensure!((0.05..=3600.0).contains(&arguments.seconds), "--seconds {}: from 0.05 to 3600", arguments.seconds);
     ensure!(arguments.clients.is_none_or(|clients| (1..=4096).contains(&clients)), "--clients: from 1 to 4096");
     ensure!(arguments.grace_seconds <= 3600, "--grace-seconds {}: at most 3600", arguments.grace_seconds);
-    let device = Device::open(&arguments.device, &Config::from_environment()?, Policy::default())?;
+    ensure!(arguments.linger_seconds <= 3600, "--linger-seconds {}: at most 3600", arguments.linger_seconds);
+    let config = Config::from_environment()?;
     let mut models = Vec::new();
     for path in &arguments.models {
         models.push(Model::load(path)?);
     }
-    // Listening comes before what takes long, so that a port that is taken is told at once, and probes see a process that is alive.
-    let config = Config::from_environment()?;
+    // Listening comes before what takes long, so that a port that is taken is told at once, and probes see a process that is alive; and telemetry before the
+    // device, so that a driver that is missing is counted and told.
     limits(arguments).check()?;
-    let telemetry = if arguments.bench || arguments.save.is_some() { None } else { Some(telemetry::install_for_service(&config)?) };
+    let telemetry =
+        if arguments.bench || arguments.save.is_some() { None } else { Some(telemetry::install_for_service(&config, arguments.log)?) };
     let page = telemetry.as_ref().map(|telemetry| -> MetricsPage {
         let registry = Arc::clone(telemetry.registry());
         Arc::new(move || {
-            observe::collect();
+            observe::collect_metrics();
             registry.text()
         })
     });
@@ -94,6 +105,15 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<Verdict> {
     if let Some(service) = &service {
         say!("listening on http://{}; not ready yet", service.address());
     }
+    let device = match Device::open(&arguments.device, &config, Policy::default()) {
+        Ok(device) => device,
+        Err(error) => {
+            if service.is_some() {
+                linger(Duration::from_secs(arguments.linger_seconds), &error)?;
+            }
+            return Err(error.into());
+        }
+    };
     let mut example = None;
     if arguments.demo {
         let began = Instant::now();
@@ -121,6 +141,19 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<Verdict> {
         None => bench(arguments, &device, &models),
         Some(service) => serve(service, &device, &models, example),
     }
+}
+
+/// Stays for scrapers where nothing can be served, until the time is over or somebody ends the process.
+fn linger(time: Duration, error: &verdigris::Error) -> anyhow::Result<()> {
+    if time.is_zero() {
+        return Ok(());
+    }
+    let ending = Ending::watch()?;
+    eprintln!("verdigris: {error}; the page of metrics stays for {} s", time.as_secs());
+    if let Some(signal) = ending.wait_at_most(time) {
+        eprintln!("ended by {signal}");
+    }
+    Ok(())
 }
 
 fn limits(arguments: &Arguments) -> Limits {
@@ -284,11 +317,13 @@ mod tests {
     fn mistakes_are_told() {
         assert!(refused(&[]).contains("which model?"));
         assert!(refused(&["absent"]).contains("absent"));
-        assert!(refused(&["--demo", "--device", "tpu"]).contains("there is no device `tpu`"));
+        assert!(refused(&["--demo", "--device", "tpu", "--bench"]).contains("there is no device `tpu`"));
         assert!(refused(&["--demo", "--bench", "--seconds", "0"]).contains("--seconds 0"));
         assert!(refused(&["--demo", "--bench", "--clients", "0"]).contains("--clients"));
         assert!(refused(&["--demo", "--json"]).contains("--bench"));
         assert!(refused(&["--demo", "--listen", "here"]).contains("here"));
+        assert!(refused(&["--demo", "--log", "loud"]).contains("`loud` is none of off, error, warning and information"));
+        assert!(refused(&["--demo", "--linger-seconds", "3601"]).contains("--linger-seconds 3601"));
         assert!(refused(&["--demo", "--body-bytes", "1"]).contains("body_bytes is 1; a body may have 1024 bytes at the least"));
         let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = taken.local_addr().unwrap().to_string();

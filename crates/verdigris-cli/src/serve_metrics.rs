@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use metrics::{Key, Label, Level, Metadata, Recorder};
+use verdigris::Config;
 use verdigris_telemetry::nvml::{Collector, DeviceNames};
 use verdigris_telemetry::{Bounds, Exporter, ListenAddress, Registry};
 
 use crate::ending::Ending;
-use verdigris_cli::{Verdict, say};
+use verdigris_cli::{Verdict, say, telemetry};
 
 /// Options of `serve-metrics`.
 #[derive(clap::Args)]
@@ -34,6 +35,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     if !(0.1..=3600.0).contains(&seconds) {
         bail!("--interval {seconds}: between 0.1 and 3600 seconds");
     }
+    let config = Config::from_environment()?;
     let registry = Arc::new(Registry::new(Bounds::default()));
     let labels = vec![Label::new("version", env!("CARGO_PKG_VERSION")), Label::new("source", &verdigris_engines::SOURCE_HASH[..12])];
     let here = Metadata::new(module_path!(), Level::INFO, None);
@@ -46,6 +48,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         say!("{}", serde_json::to_string_pretty(&report)?);
         return Ok(Verdict::Good);
     }
+    let _pushed = telemetry::push(&config, &registry)?;
     // Signals are taken before anybody is told that we are here.
     let ending = Ending::watch()?;
     let exporter = Exporter::start(registry, arguments.listen)?;

@@ -24,7 +24,9 @@ fn the_canary_is_well_on_the_cpu_and_its_record_is_its_own_baseline() {
     assert!(done.status.success(), "{}\n{}", text(&done.stdout), text(&done.stderr));
     let lines: Vec<String> = text(&done.stdout).lines().map(str::to_owned).collect();
     let rows: Vec<serde_json::Value> = lines.iter().map(|line| serde_json::from_str(line).expect("a JSON object a line")).collect();
-    for family in ["gemm", "conv", "pointwise", "reduction", "pool", "softmax", "norm", "batch_norm", "attention", "movement"] {
+    for family in
+        ["gemm", "conv", "pointwise", "reduction", "scan", "pool", "softmax", "norm", "batch_norm", "attention", "movement", "resample"]
+    {
         assert!(rows.iter().any(|row| row["class"] == family), "no graph of {family}");
     }
     for row in &rows {

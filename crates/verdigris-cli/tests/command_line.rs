@@ -312,6 +312,45 @@ fn doctor_ends_with_1_where_what_is_required_is_missing() {
     assert_eq!(command("gpu,everything").status.code(), Some(2), "what cannot be required is told");
 }
 
+/// A wrong variable ends `serve` at once, so that an init container must not let it pass, whatever it asks for.
+#[test]
+fn doctor_lets_no_wrong_variable_pass() {
+    let command = |variable: (&str, &str), words: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_verdigris"));
+        command.arg("doctor").args(words).env("VERDIGRIS_CACHE", "off").envs([variable]).output().expect("runs")
+    };
+    let collector = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318");
+    let headers = ("OTEL_EXPORTER_OTLP_HEADERS", "none");
+    for variable in [("VERDIGRIS_DEVICE", "first"), ("VERDIGRIS_SAMPLE", "often"), ("VERDIGRIS_METRICS", "nowhere"), collector] {
+        if variable == collector && cfg!(feature = "otlp") {
+            continue;
+        }
+        let output = command(variable, &["--json", "--require", "plans"]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{variable:?}: {said}");
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+        let findings = report["findings"].as_array().expect("a list");
+        let found = findings.iter().find(|finding| finding["need"] == "configuration").expect("found");
+        assert_eq!(found["is_missing"], true, "{found}");
+        assert!(found["what"].as_str().is_some_and(|what| what.contains(variable.1) || what.contains(variable.0)), "{found}");
+        // Without a requirement it is told and no more.
+        assert_eq!(command(variable, &[]).status.code(), Some(0));
+    }
+    assert_eq!(command(headers, &["--require", "plans"]).status.code(), Some(0), "headers without a collector name nothing");
+}
+
+#[test]
+fn matrix_ends_with_1_where_this_machine_was_not_measured() {
+    let report: serde_json::Value = serde_json::from_str(&stdout(&run(&["matrix", "--json"]))).expect("one JSON object");
+    let is_tested = report["untested"].is_null();
+    assert_eq!(report["here"].as_array().map(Vec::is_empty), Some(!is_tested && report["untested"] == "no device is here"), "{report}");
+    for words in [&["matrix", "--require-tested"][..], &["matrix", "--json", "--require-tested"]] {
+        let output = run(words);
+        assert_eq!(output.status.code(), Some(if is_tested { 0 } else { 1 }), "{output:?}");
+        assert!(is_tested || stdout(&output).contains(report["untested"].as_str().expect("words")), "{output:?}");
+    }
+}
+
 /// Files that others can write are shown with the command that mends them, which it does.
 #[cfg(unix)]
 #[test]

@@ -2,8 +2,14 @@
 //! and a monitor are told.
 #![cfg(unix)]
 
+mod running;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+
+use running::Running;
 
 /// Enough of a driver to be asked for its version.
 const DRIVER: &str =
@@ -65,4 +71,52 @@ fn an_old_driver_is_told_by_doctor_by_the_error_and_by_the_event() {
         .collect();
     assert_eq!(told.len(), 1, "{told:?}");
     assert_eq!((&told[0]["fields"]["kind"], &told[0]["fields"]["device"]), (&"driver_old".into(), &"cuda:0".into()), "{told:?}");
+}
+
+/// The service whose device cannot be had stays for a scrape, is never ready, and says in its log why.
+#[test]
+#[cfg(feature = "serve")]
+fn a_service_without_a_driver_is_scraped_before_it_ends_and_says_why_in_its_log() {
+    let folder = tempfile::tempdir().expect("a folder");
+    if driver(folder.path()).is_none() {
+        return;
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_verdigris"));
+    command.args(["serve", "--demo", "--device", "cuda:0", "--listen", "127.0.0.1:0", "--linger-seconds", "120"]);
+    command.env("LD_LIBRARY_PATH", folder.path()).env("VERDIGRIS_CACHE", "off").stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut running = Running(command.spawn().expect("the program starts"));
+    let mut said = BufReader::new(running.0.stdout.take().expect("a pipe"));
+    let mut line = String::new();
+    said.read_line(&mut line).expect("a line");
+    let address = line.strip_prefix("listening on http://").and_then(|rest| rest.split(';').next()).expect("an address").to_owned();
+    let mut log = BufReader::new(running.0.stderr.take().expect("a pipe"));
+    let mut lines = String::new();
+    while !lines.contains("stays for 120 s") {
+        assert!(log.read_line(&mut lines).expect("a line") > 0, "it ended: {lines}");
+    }
+    let told: Vec<serde_json::Value> = lines.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let [error] = told.as_slice() else { panic!("one line of JSON: {lines}") };
+    assert_eq!(
+        (&error["level"], &error["fields"]["kind"], &error["fields"]["device"]),
+        (&"ERROR".into(), &"driver_old".into(), &"cuda:0".into()),
+        "{error}"
+    );
+    assert!(error["fields"]["message"].as_str().is_some_and(|message| message.contains("11.8")), "{error}");
+
+    let ask = |path: &str| {
+        let mut stream = TcpStream::connect(&address).expect("it listens");
+        stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n").as_bytes()).expect("written");
+        let mut text = String::new();
+        stream.read_to_string(&mut text).expect("an answer");
+        text
+    };
+    let page = ask("/metrics");
+    assert!(page.lines().any(|line| line == "verdigris_errors_total{device=\"cuda:0\",kind=\"driver_old\"} 1"), "{page}");
+    assert!(ask("/readyz").starts_with("HTTP/1.1 503") && ask("/healthz").starts_with("HTTP/1.1 200"));
+    let killed = Command::new("kill").args(["-TERM", &running.0.id().to_string()]).status().expect("kill is there");
+    assert!(killed.success());
+    let mut rest = String::new();
+    log.read_to_string(&mut rest).expect("the rest");
+    assert!(rest.contains("ended by SIGTERM") && rest.contains("11.8"), "{rest}");
+    assert_eq!(running.0.wait().expect("it ends").code(), Some(2));
 }

@@ -46,7 +46,7 @@ thread_local! {
     static REFUSED: Cell<Option<(u32, u32)>> = const { Cell::new(None) };
     /// How many times longer than the fake's own time each launch of this thread takes.
     static SLOWNESS: Cell<u64> = const { Cell::new(1) };
-    /// Whether this thread's device is lost.
+    /// Whether the device is lost to this thread.
     static LOST: Cell<bool> = const { Cell::new(false) };
     /// What this thread asked of [`CountingAllocator`] and of the fake's memory.
     static ALLOCATIONS: Cell<Allocations> = const { Cell::new(Allocations { host: 0, device: 0 }) };
@@ -142,15 +142,16 @@ pub fn slow_down(factor: u64) {
     SLOWNESS.set(factor);
 }
 
+/// A context that is gone, as after a kernel that the hardware stopped: what this thread launches or asks of pools and events from now on fails with the status
+/// "launch failed", until it calls this with `false`.
+pub fn lose_device(is_lost: bool) {
+    LOST.set(is_lost);
+}
+
 /// A device that is full: of the requests for device memory that this thread makes from now on, so many are served and so many behind them find
 /// none; `None` serves all. A pool asks twice before it gives up.
 pub fn refuse_memory(served_then_refused: Option<(u32, u32)>) {
     REFUSED.set(served_then_refused);
-}
-
-/// A device that is lost: from now on pools and events that this thread asks fail as after an Xid, until it calls this with `false`.
-pub fn lose_device(is_lost: bool) {
-    LOST.set(is_lost);
 }
 
 /// How many pieces of device memory the process holds on all devices of the fake.
@@ -181,8 +182,7 @@ pub fn context_depth() -> usize {
 /// What a request for this many bytes or more gets: out of memory.
 const TOO_MUCH: usize = 1 << 40;
 const INVALID_CONTEXT: u32 = 201;
-/// `CUDA_ERROR_ILLEGAL_ADDRESS`, which stays with the context.
-const ILLEGAL_ADDRESS: u32 = 700;
+const LAUNCH_FAILED: u32 = 719;
 
 fn in_context() -> bool {
     context_depth() > 0
@@ -295,7 +295,7 @@ extern "C" fn pool_set(_: sys::CUmemoryPool, _: sys::CUmemPool_attribute, _: *mu
 /// All memory of the fake, as held and as in use.
 extern "C" fn pool_get(_: sys::CUmemoryPool, _: sys::CUmemPool_attribute, value: *mut c_void) -> u32 {
     if LOST.get() {
-        return ILLEGAL_ADDRESS;
+        return LAUNCH_FAILED;
     }
     let bytes: usize = MEMORY.lock().unwrap_or_else(PoisonError::into_inner).iter().flatten().map(|(_, bytes)| *bytes).sum();
     give(value.cast::<u64>(), bytes as u64)
@@ -560,6 +560,9 @@ extern "C" fn launch(config: *const sys::CUlaunchConfig, _: sys::CUfunction, par
     if !in_context() {
         return INVALID_CONTEXT;
     }
+    if LOST.get() {
+        return LAUNCH_FAILED;
+    }
     uncounted(|| take_down(config, parameters));
     0
 }
@@ -624,7 +627,7 @@ extern "C" fn event_query(event: sys::CUevent) -> u32 {
         return INVALID_CONTEXT;
     }
     if LOST.get() {
-        return ILLEGAL_ADDRESS;
+        return LAUNCH_FAILED;
     }
     // SAFETY: made by `event_create` and alive.
     let time = unsafe { &*event.cast::<AtomicU64>() }.load(Ordering::Relaxed);

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use verdigris::observe::{Listen, Sampling};
-use verdigris_telemetry::{Error, Guard, Registry};
+use verdigris::observe::{Guards, Listen, Sampling};
+use verdigris_telemetry::{Error, Guard, OtlpCollector, Registry};
 
 use crate::errors::{Kind, raise};
 
@@ -38,7 +38,7 @@ impl Telemetry {
     /// All series, as a scraper gets them.
     fn text(&self, py: Python<'_>) -> String {
         py.detach(|| {
-            verdigris_telemetry::observe::collect();
+            verdigris_telemetry::observe::collect_metrics();
             self.registry.text()
         })
     }
@@ -84,9 +84,15 @@ enum Address {
 }
 
 /// Starts what is named, once in a process. `sample` is (N, a second): every Nth execution of a plan has its time taken, at most so many a second; (0, 0)
-/// takes none.
+/// takes none. `check_numbers` likewise says whose results are looked through for NaN and infinity, `check_drift` whose results are held against the reference;
+/// without them nobody's. `otlp_endpoint` is the collector that metrics and spans are pushed to; its headers and the name of the service are those of
+/// OpenTelemetry's variables, which by themselves start nothing.
 #[pyfunction]
-#[pyo3(signature = (*, prometheus = None, trace = None, events = None, nvml = None, nvtx = None, sample = None))]
+#[pyo3(signature = (
+    *, prometheus = None, trace = None, events = None, nvml = None, nvtx = None, sample = None, check_numbers = None, check_drift = None,
+    otlp_endpoint = None
+))]
+#[allow(clippy::too_many_arguments, reason = "they are the keywords of one function of Python")]
 fn telemetry(
     py: Python<'_>,
     prometheus: Option<Address>,
@@ -94,7 +100,10 @@ fn telemetry(
     events: Option<PathBuf>,
     nvml: Option<f64>,
     nvtx: Option<PathBuf>,
-    sample: Option<(u32, u32)>,
+    sample: Option<Bound<'_, PyAny>>,
+    check_numbers: Option<Bound<'_, PyAny>>,
+    check_drift: Option<Bound<'_, PyAny>>,
+    otlp_endpoint: Option<String>,
 ) -> PyResult<Telemetry> {
     let mut telemetry = verdigris_telemetry::Telemetry::builder();
     if let Some(address) = prometheus {
@@ -118,9 +127,25 @@ fn telemetry(
     if let Some(injection) = nvtx {
         telemetry = telemetry.nvtx(Some(injection));
     }
-    if let Some((every, per_second)) = sample {
-        telemetry = telemetry.listen(Listen { sampling: Sampling { every, per_second }, ..Listen::default() });
+    if let Some(endpoint) = otlp_endpoint {
+        let config = verdigris::Config::from_environment().map_err(|error| raise(Kind::Config, error.to_string()))?;
+        let mut collector = OtlpCollector::new(endpoint).headers(config.otlp_headers.as_deref().unwrap_or_default()).map_err(exception)?;
+        if let Some(name) = config.service {
+            collector = collector.service(name);
+        }
+        telemetry = telemetry.otlp(collector);
     }
+    let usual = Listen::default();
+    let listen = Listen {
+        sampling: rate("sample", sample)?.unwrap_or(usual.sampling),
+        guards: Guards {
+            numbers: rate("check_numbers", check_numbers)?.unwrap_or(usual.guards.numbers),
+            drift: rate("check_drift", check_drift)?.unwrap_or(usual.guards.drift),
+            ..usual.guards
+        },
+        ..usual
+    };
+    telemetry = telemetry.listen(listen);
     let guard = py.detach(|| telemetry.install()).map_err(exception)?;
     Ok(Telemetry {
         registry: std::sync::Arc::clone(guard.registry()),
@@ -136,10 +161,24 @@ fn _write_workloads(py: Python<'_>) {
     py.detach(verdigris::observe::write_workloads);
 }
 
+/// (N, a second): both more than 0, or both 0 for none.
+fn rate(name: &str, value: Option<Bound<'_, PyAny>>) -> PyResult<Option<Sampling>> {
+    let Some(value) = value else { return Ok(None) };
+    let both = value.extract::<(u32, u32)>().ok().filter(|(every, per_second)| (*every == 0) == (*per_second == 0));
+    let Some((every, per_second)) = both else {
+        let given = value.repr().map_or_else(|_| "?".to_owned(), |text| text.to_string());
+        let rule = "two whole numbers, as (100, 5) for one run of a plan in 100 and at most 5 a second, or (0, 0) for none";
+        return Err(raise(Kind::Config, format!("{name} = {given}: {rule}")));
+    };
+    Ok(Some(Sampling { every, per_second }))
+}
+
 /// Whose fault it is decides the class.
 fn exception(error: Error) -> PyErr {
     match &error {
-        Error::Address { .. } | Error::Endpoint { .. } | Error::Bound { .. } => raise(Kind::Config, error.to_string()),
+        Error::Address { .. } | Error::Endpoint { .. } | Error::Headers { .. } | Error::Bound { .. } => {
+            raise(Kind::Config, error.to_string())
+        }
         Error::NotBuilt { .. } => raise(Kind::Unsupported, error.to_string()),
         Error::Listen { .. } | Error::File { .. } | Error::FileInUse { .. } => PyOSError::new_err(error.to_string()),
         _ => PyRuntimeError::new_err(error.to_string()),

@@ -142,12 +142,130 @@ def test_nobody_listens_in_a_pause():
     )
 
 
+GUARDED = """
+import time
+import numpy as np
+import verdigris as vd
+
+def of(running, name, *labels):
+    lines = [line for line in running.text().splitlines() if line.startswith(name + "{") and all(label in line for label in labels)]
+    return sum(float(line.split()[-1]) for line in lines)
+
+def run(value):
+    g = vd.Graph("logs")
+    x = g.tensor("x", "f32", (4,))
+    g.store(g.unary("log", x), "y", "f32")
+    y = np.full(4, 77, "f4")
+    vd.Device("cpu").plan(g).execute({"x": np.array([1, 2, value, 4], "f4"), "y": y})
+    return y
+
+# Looks are made by a thread, one a second.
+def wait(until):
+    end = time.monotonic() + 30
+    while not until():
+        assert time.monotonic() < end, running.text()
+        time.sleep(0.05)
+"""
+
+
+def test_a_planted_nan_and_a_shadow_execution_are_counted():
+    done(
+        GUARDED
+        + textwrap.dedent("""
+        running = vd.telemetry(check_numbers=(1, 1000), check_drift=(1, 1000))
+        run(3)
+        wait(lambda: of(running, "verdigris_number_checks_total", 'device="cpu"') == 1)
+        assert of(running, "verdigris_nonfinite_total") == 0, running.text()
+        assert np.isnan(run(-1)[2])
+        wait(lambda: of(running, "verdigris_number_checks_total", 'device="cpu"') == 2)
+        assert of(running, "verdigris_nonfinite_total", 'device="cpu"') == 1, running.text()
+        wait(lambda: of(running, "verdigris_drift_checks_total", 'outcome="within"', 'device="cpu"') == 2)
+        assert of(running, "verdigris_drift_checks_total", 'outcome="beyond"') == 0, running.text()
+        """)
+    )
+
+
+def test_one_guard_is_on_without_the_other_and_none_unless_asked_for():
+    for words, numbers, drift in (("check_numbers=(1, 1000)", 1, 0), ("check_drift=(1, 1000), check_numbers=(0, 0)", 0, 1), ("", 0, 0)):
+        done(
+            GUARDED
+            + textwrap.dedent(f"""
+            with vd.telemetry({words}) as running:
+                run(-1)
+                counted = lambda: (of(running, "verdigris_number_checks_total"), of(running, "verdigris_drift_checks_total"))
+                wait(lambda: sum(counted()) >= {numbers + drift})
+                time.sleep(2.5 if not {numbers + drift} else 0)
+                assert counted() == ({numbers}, {drift}), running.text()
+                assert of(running, "verdigris_executions_total") == 1, running.text()
+            """)
+        )
+
+
+def test_rates_that_are_none_are_named():
+    said = done(
+        """
+        import verdigris as vd
+
+        for name in ("sample", "check_numbers", "check_drift"):
+            for wrong in ("often", 5, (1,), (1, 2, 3), (-1, 5), (1, 2**32), (1.5, 1), (5, 0), (0, 5)):
+                try:
+                    vd.telemetry(**{name: wrong})
+                except vd.ConfigError as error:
+                    print(error)
+        """
+    ).splitlines()
+    assert len(said) == 27, said
+    assert said[9 + 4] == (
+        "check_numbers = (-1, 5): two whole numbers, as (100, 5) for one run of a plan in 100 and at most 5 a second, or (0, 0) for none"
+    )
+
+
+def test_a_collector_is_pushed_to_or_the_build_says_what_it_lacks():
+    said = done(
+        """
+        import http.server, threading
+        import verdigris as vd
+
+        class Collector(http.server.BaseHTTPRequestHandler):
+            paths = []
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["content-length"]))
+                Collector.paths.append((self.path, b"verdigris_build_info" in body))
+                self.send_response(200)
+                self.send_header("content-length", "0")
+                self.end_headers()
+            def log_message(self, *words):
+                pass
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            vd.telemetry(otlp_endpoint=f"http://127.0.0.1:{server.server_port}").close()
+            assert ("/v1/metrics", True) in Collector.paths, Collector.paths
+            print("pushed")
+        except vd.UnsupportedError as error:
+            assert not Collector.paths
+            print(error)
+            # Nothing was taken: the next call has everything.
+            vd.telemetry().close()
+        """
+    )
+    assert said == "pushed\n" or "feature `otlp`" in said, said
+
+
 def test_mistakes_are_named(tmp_path):
     said = done(
         """
-        import sys
+        import os, sys
         import verdigris as vd
 
+        os.environ["OTEL_EXPORTER_OTLP_HEADERS"] = "hunter2"
+        try:
+            vd.telemetry(otlp_endpoint="http://127.0.0.1:1")
+        except vd.ConfigError as error:
+            assert "entry 1 of the headers" in str(error) and "hunter2" not in str(error), error
+        else:
+            raise AssertionError("headers that are none")
         for wrong in ({"prometheus": "here"}, {"prometheus": 70000}, {"trace": sys.argv[1] + "/no/such/folder"}, {"nvml": 0.0}, {"nvml": -1.0}):
             try:
                 vd.telemetry(**wrong)

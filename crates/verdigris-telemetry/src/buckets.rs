@@ -2,7 +2,7 @@
 
 use crate::observe::{Metric, Unit};
 
-/// Device times: 1 µs to 10 s, three to a power of ten.
+/// Device times: 1 µs to 10 s, three to a power of ten. They tell the order of a time; what compares times takes the mean, from sum and count.
 const DEVICE_SECONDS: &[f64] =
     &[1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0];
 
@@ -39,7 +39,7 @@ const BYTES: &[f64] = &[
 /// Rows of a batch, by powers of two.
 const ROWS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0];
 
-/// An error over its bound: beyond 1 is beyond the bound.
+/// Something over its bound. Of an error, beyond 1 is beyond the bound; of a magnitude, 1 is the largest that the type holds, and there is nothing beyond.
 const RATIOS: &[f64] = &[1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0, 1000.0];
 
 /// The largest magnitude over the largest of the type, by powers of two over what types hold: a result of order 1 lies at 2^-128 for f32 and bf16, at 2^-16 for f16 and

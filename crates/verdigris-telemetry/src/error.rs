@@ -65,6 +65,12 @@ pub enum Error {
         /// What was given.
         text: String,
     },
+    /// Text that names no headers.
+    #[error("entry {entry} of the headers for OTLP is no NAME=VALUE: separate entries by commas, and write %2C for a comma within one")]
+    Headers {
+        /// Which one, from 1 on. What stands there may be a password, and is not shown.
+        entry: usize,
+    },
     /// The exporter of spans could not be built.
     #[error("cannot set up OTLP to {endpoint}: {detail}")]
     Otlp {
@@ -74,7 +80,7 @@ pub enum Error {
         detail: String,
     },
     /// The build has no such exporter.
-    #[error("this build has no {exporter}: build verdigris-telemetry with the feature `{feature}`")]
+    #[error("this build has no {exporter}: build it with the feature `{feature}`")]
     NotBuilt {
         /// The exporter.
         exporter: &'static str,

@@ -322,7 +322,7 @@ impl Texts {
     }
 
     fn render(&self, format: Format, length_bytes: usize, holder: Arc<()>) -> Bytes {
-        observe::collect();
+        observe::collect_metrics();
         let mut text = String::with_capacity(length_bytes + length_bytes / 8);
         self.registry.render(format, &mut text);
         Bytes::from_owner(Held { text, _holder: holder })

@@ -11,7 +11,7 @@
 //! | [`TraceFile`], [`TraceLayer`] | a trace of host and device that Perfetto opens, also if the process was killed |
 //! | [`NvtxLayer`] | spans as ranges in NVIDIA's profilers, loaded at run time |
 //! | [`nvml`] | what the GPUs say of themselves, loaded at run time |
-//! | `otlp` (feature) | spans and metrics pushed to a collector of OpenTelemetry |
+//! | [`OtlpCollector`], `otlp` (feature) | spans and metrics pushed to a collector of OpenTelemetry |
 //!
 //! Nothing goes over a network unless it is asked for. Once they run, exporters do not fail an application: what they cannot write, they count.
 //!
@@ -25,6 +25,7 @@
 #![forbid(unsafe_code)]
 
 mod buckets;
+mod collector;
 mod error;
 mod exposition;
 mod fields;
@@ -36,16 +37,18 @@ pub mod observe;
 #[cfg(feature = "otlp")]
 pub mod otlp;
 mod registry;
+mod stderr;
 mod telemetry;
 mod trace;
 
+pub use collector::{MetricsPush, OTLP_INTERVAL, OtlpCollector};
 pub use error::Error;
 pub use exposition::Format;
 pub use files::{RotatingFile, path_of_process};
 pub use http::{CONNECTION_TIME, Exporter, HEADER_TIME, ListenAddress, MOST_CONNECTIONS, PORT};
 pub use nvtx::NvtxLayer;
 pub use registry::{Bounds, Registry};
-pub use telemetry::{EVENT_BYTES, Guard, OTLP_INTERVAL, Settings, Telemetry};
+pub use telemetry::{EVENT_BYTES, Guard, Settings, Severity, Telemetry};
 pub use trace::{TRACE_BYTES, TraceFile, TraceLayer};
 
 /// The page for operators, whose lines of Rust are tests.

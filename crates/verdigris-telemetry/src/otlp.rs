@@ -2,16 +2,19 @@
 //!
 //! Spans go through OpenTelemetry's own kit, in batches; what does not fit its queue is dropped. Metrics are written from the [`Registry`], so that
 //! a scraper and a collector see the same numbers. A collector that does not answer costs nothing but what it misses: counts are cumulative.
+//!
+//! The library tells of a device's times, and of what is slow, overdue or wrong, when they are seen and not where they happened: in no span. Such events become
+//! spans of their own here, under the span `execute` of the execution whose number they have.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use opentelemetry::trace::TracerProvider;
 use opentelemetry::{Key, Value as Attribute};
-use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig};
+use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig, WithHttpConfig};
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue, any_value};
 use opentelemetry_proto::tonic::metrics::v1::{
@@ -20,52 +23,59 @@ use opentelemetry_proto::tonic::metrics::v1::{
 };
 use opentelemetry_proto::tonic::resource::v1::Resource as ResourceMessage;
 use opentelemetry_sdk::Resource;
-use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider};
+use opentelemetry_sdk::trace::SdkTracerProvider;
 use prost::Message;
-use tracing_opentelemetry::OpenTelemetryLayer;
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::filter_fn;
 
+use crate::collector::OtlpCollector;
 use crate::error::Error;
 use crate::exposition::families;
-use crate::observe::{self, MetricKind, Unit};
+use crate::observe::{self, DEVICE_TARGET, MetricKind, Unit};
 use crate::registry::{REFUSED, Registry, Series, Value, read};
+use seen::SeenSpans;
 
-/// How long a collector has for an answer.
+mod seen;
+
+/// How long a collector has for an answer, and at the end for all of them.
 const TIME: Duration = Duration::from_secs(5);
 
 /// Who speaks.
 const SCOPE: &str = "verdigris";
 
-/// A running push. Dropping it sends what is left, for which the collector has five seconds.
+/// A running push. Dropping it sends what is left, for which the collector has five seconds in all.
 #[derive(Debug)]
 #[must_use = "nothing is pushed any more once this is dropped"]
 pub struct Otlp {
     provider: SdkTracerProvider,
     stop: Option<Sender<()>>,
     pusher: Option<JoinHandle<()>>,
+    /// Nothing comes through it; it ends with the pusher's thread.
+    is_done: Receiver<()>,
     failed: Arc<AtomicU64>,
 }
 
 impl Otlp {
-    /// Begins to push: spans of the layer that it gives in batches, metrics at the interval.
+    /// Begins to push: spans of the layer that it gives in batches, metrics at the collector's interval.
     ///
     /// ```
     /// use std::sync::Arc;
-    /// use std::time::Duration;
     /// use verdigris_telemetry::otlp::Otlp;
-    /// use verdigris_telemetry::{Bounds, Registry};
+    /// use verdigris_telemetry::{Bounds, OtlpCollector, Registry};
     ///
     /// let registry = Arc::new(Registry::new(Bounds::default()));
-    /// let started = Otlp::start::<tracing_subscriber::Registry>("collector:4318", Duration::from_secs(15), registry);
+    /// let started = Otlp::start::<tracing_subscriber::Registry>(&OtlpCollector::new("collector:4318"), registry);
     /// assert!(started.is_err_and(|error| error.to_string().contains("write http://HOST:PORT")));
     /// ```
     ///
     /// # Errors
     /// [`Error::Endpoint`] for what is no address of HTTP (this build speaks no TLS: a collector on the same machine or network takes it on),
     /// [`Error::Otlp`], [`Error::Thread`].
-    pub fn start<S>(endpoint: &str, interval: Duration, registry: Arc<Registry>) -> Result<(OpenTelemetryLayer<S, SdkTracer>, Otlp), Error>
+    pub fn start<S>(collector: &OtlpCollector, registry: Arc<Registry>) -> Result<(impl Layer<S> + Send + Sync + use<S>, Otlp), Error>
     where
-        S: tracing::Subscriber + for<'span> tracing_subscriber::registry::LookupSpan<'span>,
+        S: tracing::Subscriber + for<'span> tracing_subscriber::registry::LookupSpan<'span> + Send + Sync,
     {
+        let OtlpCollector { endpoint, headers, service, interval } = collector;
         let base = endpoint.trim().trim_end_matches('/');
         let is_address = base.strip_prefix("http://").is_some_and(|rest| !rest.is_empty());
         let url = reqwest::Url::parse(base).ok().filter(|url| is_address && url.has_host());
@@ -78,24 +88,34 @@ impl Otlp {
             .with_endpoint(format!("{base}/v1/traces"))
             .with_protocol(Protocol::HttpBinary)
             .with_timeout(TIME)
+            .with_headers(headers.iter().cloned().collect())
             .build()
             .map_err(|error| wrong(error.to_string()))?;
-        let resource = resource();
+        let resource = resource(service.as_deref());
         let provider = SdkTracerProvider::builder().with_batch_exporter(spans).with_resource(resource.clone()).build();
-        let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer(SCOPE));
+        // Times of the device are spans, and no events of the span in which they were told of.
+        let around = tracing_opentelemetry::layer()
+            .with_tracer(provider.tracer(SCOPE))
+            .with_filter(filter_fn(|what| !(what.is_event() && what.target() == DEVICE_TARGET)));
+        let layer = around.and_then(SeenSpans::new(provider.tracer(SCOPE)));
         let failed = Arc::<AtomicU64>::default();
         let metrics = Metrics {
             url: format!("{base}/v1/metrics"),
+            headers: headers.clone(),
             resource: message(&resource),
             registry,
             begun_ns: now_ns(),
             failed: Arc::clone(&failed),
         };
         let (stop, stopped) = channel();
-        let name = "verdigris-otlp";
-        let body = move || metrics.push_on(interval, &stopped);
+        let (done, is_done) = channel();
+        let (name, interval) = ("verdigris-otlp", *interval);
+        let body = move || {
+            metrics.push_on(interval, &stopped);
+            drop(done);
+        };
         let pusher = std::thread::Builder::new().name(name.to_owned()).spawn(body).map_err(|source| Error::Thread { name, source })?;
-        Ok((layer, Otlp { provider, stop: Some(stop), pusher: Some(pusher), failed }))
+        Ok((layer, Otlp { provider, stop: Some(stop), pusher: Some(pusher), is_done, failed }))
     }
 
     /// Pushes of metrics that the collector did not take.
@@ -106,18 +126,23 @@ impl Otlp {
 
 impl Drop for Otlp {
     fn drop(&mut self) {
+        let end = Instant::now() + TIME;
         self.stop = None;
-        if let Some(pusher) = self.pusher.take() {
-            // A panic there was printed there; the end is reached all the same.
+        // Spans that a collector does not take are lost, as they are while we run. Meanwhile the other thread pushes the last metrics.
+        let _ = self.provider.shutdown_with_timeout(TIME);
+        let is_late = self.is_done.recv_timeout(end.saturating_duration_since(Instant::now())) == Err(RecvTimeoutError::Timeout);
+        if let (false, Some(pusher)) = (is_late, self.pusher.take()) {
+            // A panic there was printed there; the end is reached all the same. A thread that waits still for a collector goes with the process.
             let _ = pusher.join();
         }
-        // Spans that a collector does not take are lost, as they are while we run.
-        let _ = self.provider.shutdown_with_timeout(TIME);
     }
 }
 
-/// Who this process is: what the variables of OpenTelemetry say, else the name of the program.
-fn resource() -> Resource {
+/// Who this process is: by the name that was given, else what the variables of OpenTelemetry say, else the name of the program.
+fn resource(service: Option<&str>) -> Resource {
+    if let Some(service) = service {
+        return Resource::builder().with_service_name(service.to_owned()).build();
+    }
     let found = Resource::builder().build();
     let is_named = found.get(&Key::from_static_str("service.name")).is_some_and(|name| !name.as_str().starts_with("unknown_service"));
     if is_named {
@@ -146,6 +171,7 @@ fn now_ns() -> u64 {
 /// What the pusher's thread has.
 struct Metrics {
     url: String,
+    headers: Vec<(String, String)>,
     resource: ResourceMessage,
     registry: Arc<Registry>,
     begun_ns: u64,
@@ -164,8 +190,9 @@ impl Metrics {
         let mut is_told = false;
         loop {
             let is_last = stopped.recv_timeout(interval) != Err(RecvTimeoutError::Timeout);
-            observe::collect();
+            observe::collect_metrics();
             let request = client.post(&self.url).header("content-type", "application/x-protobuf").body(self.message().encode_to_vec());
+            let request = self.headers.iter().fold(request, |request, (name, value)| request.header(name, value));
             match request.send().and_then(reqwest::blocking::Response::error_for_status) {
                 Ok(_) => is_told = false,
                 Err(error) => {

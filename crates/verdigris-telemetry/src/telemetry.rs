@@ -13,6 +13,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::Registry as Spans;
 use tracing_subscriber::util::SubscriberInitExt;
 
+use crate::collector::{self, Layers, Otlp, OtlpCollector};
 use crate::error::Error;
 use crate::files::{RotatingFile, path_of_process};
 use crate::http::{Exporter, ListenAddress};
@@ -20,6 +21,8 @@ use crate::nvml::{Collector, DeviceNames};
 use crate::nvtx::NvtxLayer;
 use crate::observe::{self, Listen, Listening};
 use crate::registry::{Bounds, Registry};
+use crate::stderr;
+pub use crate::stderr::Severity;
 use crate::trace::{TRACE_BYTES, TraceFile};
 
 /// Size of a file of events unless told otherwise.
@@ -27,9 +30,6 @@ pub const EVENT_BYTES: u64 = 64 << 20;
 
 /// Older files of events that are kept.
 const OLDER_FILES: u32 = 2;
-
-/// How often OTLP's metrics are pushed unless told otherwise.
-pub const OTLP_INTERVAL: Duration = Duration::from_secs(15);
 
 /// How often samples of devices are read.
 const READ_INTERVAL: Duration = Duration::from_secs(1);
@@ -62,7 +62,8 @@ pub struct Telemetry {
     event_bytes: Option<u64>,
     nvml: Option<Duration>,
     nvtx: Option<Option<PathBuf>>,
-    otlp: Option<(String, Duration)>,
+    otlp: Option<OtlpCollector>,
+    stderr: Option<Severity>,
     bounds: Bounds,
     listen: Listen,
 }
@@ -75,8 +76,10 @@ pub struct Telemetry {
 /// | `trace` | `VERDIGRIS_TRACE` | `trace-%p.json` |
 /// | `events` | `VERDIGRIS_EVENTS` | `events-%p.jsonl` |
 /// | `otlp` | `OTEL_EXPORTER_OTLP_ENDPOINT` | `http://127.0.0.1:4318` |
+/// | `otlp_headers` | `OTEL_EXPORTER_OTLP_HEADERS` | `authorization=Basic%20…,tenant=a` |
+/// | `service` | `OTEL_SERVICE_NAME` | `trainer` |
 /// | `nvtx_injection` | `NVTX_INJECTION64_PATH` | set by the profiler |
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Default)]
 pub struct Settings {
     /// Where to listen for scrapers; device metrics come with it.
     pub metrics: Option<String>,
@@ -86,8 +89,28 @@ pub struct Settings {
     pub events: Option<PathBuf>,
     /// The collector of OpenTelemetry.
     pub otlp: Option<String>,
+    /// What it is sent with each push, as [`OtlpCollector::headers`] reads it.
+    pub otlp_headers: Option<String>,
+    /// Who speaks to it.
+    pub service: Option<String>,
     /// The profiler's library.
     pub nvtx_injection: Option<PathBuf>,
+}
+
+impl Settings {
+    /// The collector that is named, if one is. Headers and service without an endpoint name none.
+    ///
+    /// # Errors
+    /// [`Error::Headers`].
+    pub fn collector(&self) -> Result<Option<OtlpCollector>, Error> {
+        let said = |text: &Option<String>| text.clone().filter(|text| !text.trim().is_empty());
+        let Some(endpoint) = said(&self.otlp) else { return Ok(None) };
+        let mut collector = OtlpCollector::new(endpoint).headers(&said(&self.otlp_headers).unwrap_or_default())?;
+        if let Some(service) = said(&self.service) {
+            collector = collector.service(service);
+        }
+        Ok(Some(collector))
+    }
 }
 
 impl Telemetry {
@@ -106,7 +129,7 @@ impl Telemetry {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Address`].
+    /// [`Error::Address`], [`Error::Headers`].
     pub fn from_settings(settings: &Settings) -> Result<Telemetry, Error> {
         let file = |path: &Option<PathBuf>| path.clone().filter(|path| !path.as_os_str().is_empty());
         let mut telemetry = Telemetry::builder();
@@ -115,7 +138,7 @@ impl Telemetry {
             telemetry.nvml = cfg!(feature = "nvml").then_some(Duration::from_secs(1));
         }
         (telemetry.trace, telemetry.events) = (file(&settings.trace), file(&settings.events));
-        telemetry.otlp = settings.otlp.clone().filter(|endpoint| !endpoint.is_empty()).map(|endpoint| (endpoint, OTLP_INTERVAL));
+        telemetry.otlp = settings.collector()?;
         telemetry.nvtx = file(&settings.nvtx_injection).map(Some);
         Ok(telemetry)
     }
@@ -123,7 +146,8 @@ impl Telemetry {
     /// Whether nothing is asked for.
     pub fn is_nothing(&self) -> bool {
         let no_file = self.trace.is_none() && self.events.is_none();
-        self.prometheus.is_none() && no_file && self.nvml.is_none() && self.nvtx.is_none() && self.otlp.is_none()
+        let no_line = self.stderr.is_none_or(|severity| severity == Severity::Off);
+        self.prometheus.is_none() && no_file && no_line && self.nvml.is_none() && self.nvtx.is_none() && self.otlp.is_none()
     }
 
     /// Metrics for scrapers, at `/metrics` of this address.
@@ -169,9 +193,15 @@ impl Telemetry {
         self
     }
 
-    /// Spans and metrics pushed to a collector of OpenTelemetry, such as `http://127.0.0.1:4318`; metrics at this interval (feature `otlp`).
-    pub fn otlp(mut self, endpoint: impl Into<String>, interval: Duration) -> Telemetry {
-        self.otlp = Some((endpoint.into(), interval));
+    /// Spans and metrics pushed to a collector of OpenTelemetry (feature `otlp`).
+    pub fn otlp(mut self, collector: OtlpCollector) -> Telemetry {
+        self.otlp = Some(collector);
+        self
+    }
+
+    /// Events of this severity as lines of JSON on standard error, at most fifty warnings and fifty errors a second: what is beyond is counted there.
+    pub fn stderr_lines(mut self, least: Severity) -> Telemetry {
+        self.stderr = Some(least);
         self
     }
 
@@ -195,7 +225,7 @@ impl Telemetry {
     pub fn install(self) -> Result<Guard, Error> {
         let registry = Arc::new(Registry::new(self.bounds));
         let mut absent = Vec::new();
-        let mut layers: Vec<Box<dyn Layer<Spans> + Send + Sync>> = Vec::new();
+        let mut layers = Layers::new();
         // What may fail comes before what cannot be taken back.
         let trace = match &self.trace {
             Some(path) => {
@@ -214,6 +244,7 @@ impl Telemetry {
             }
             None => None,
         };
+        layers.extend(self.stderr.and_then(stderr::layer));
         if let Some(injection) = &self.nvtx {
             match NvtxLayer::load(injection.as_deref()) {
                 Ok(layer) => layers.push(layer.boxed()),
@@ -221,7 +252,7 @@ impl Telemetry {
             }
         }
         let otlp = match &self.otlp {
-            Some((endpoint, interval)) => Some(push(endpoint, *interval, &registry, &mut layers)?),
+            Some(collector) => Some(collector::start(collector, &registry, &mut layers)?),
             None => None,
         };
         let exporter = self.prometheus.map(|address| Exporter::start(Arc::clone(&registry), address)).transpose()?;
@@ -261,7 +292,7 @@ impl Telemetry {
 }
 
 /// What files are told of: all of the library, and of an application what it calls information or worse.
-fn interesting() -> Targets {
+pub(crate) fn interesting() -> Targets {
     Targets::new().with_target("verdigris", LevelFilter::TRACE).with_default(LevelFilter::INFO)
 }
 
@@ -311,31 +342,6 @@ impl io::Write for LineWriter {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
-}
-
-#[cfg(feature = "otlp")]
-use crate::otlp::Otlp;
-
-#[cfg(feature = "otlp")]
-fn push(
-    endpoint: &str,
-    interval: Duration,
-    registry: &Arc<Registry>,
-    layers: &mut Vec<Box<dyn Layer<Spans> + Send + Sync>>,
-) -> Result<Otlp, Error> {
-    let (layer, otlp) = Otlp::start(endpoint, interval, Arc::clone(registry))?;
-    layers.push(layer.with_filter(interesting()).boxed());
-    Ok(otlp)
-}
-
-/// Stands for what this build does not have.
-#[cfg(not(feature = "otlp"))]
-#[derive(Debug)]
-struct Otlp;
-
-#[cfg(not(feature = "otlp"))]
-fn push(_: &str, _: Duration, _: &Arc<Registry>, _: &mut Vec<Box<dyn Layer<Spans> + Send + Sync>>) -> Result<Otlp, Error> {
-    Err(Error::NotBuilt { exporter: "OTLP", feature: "otlp" })
 }
 
 /// Reads what devices have passed, also where nobody scrapes.

@@ -18,7 +18,7 @@ fn everything_that_was_asked_for_runs_until_the_guard_goes() {
     assert!(matches!(refused, Error::File { .. }) && refused.to_string().contains("no/such/folder"), "{refused}");
     #[cfg(not(feature = "otlp"))]
     {
-        let refused = Telemetry::builder().otlp("http://127.0.0.1:1", std::time::Duration::from_secs(1)).install();
+        let refused = Telemetry::builder().otlp(verdigris_telemetry::OtlpCollector::new("http://127.0.0.1:1")).install();
         assert!(refused.map(|_| ()).expect_err("not built").to_string().contains("feature `otlp`"));
     }
 

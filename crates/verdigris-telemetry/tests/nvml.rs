@@ -1,22 +1,25 @@
 //! Device metrics from devices that do as they are told.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use verdigris_telemetry::nvml::{
-    Clocks, Collector, DeviceNames, EccErrors, Memory, Nvml, NvmlError, ProcessMemory, Reading, Throttling, Utilization, Xid,
+    Clocks, Collector, DeviceNames, EccErrors, Memory, Nvml, NvmlError, ProcessMemory, Reading, Throttling, Utilization, Xid, XidNews,
 };
 use verdigris_telemetry::{Bounds, Registry};
 
 /// Devices with readings that a test changes, and events that it plants.
-#[derive(Default)]
 struct Fake {
     devices: Mutex<Vec<Result<Reading, NvmlError>>>,
     xids: Mutex<Vec<Xid>>,
     reads: AtomicUsize,
+    /// The device whose events cannot be watched.
+    refuses_xids: AtomicU32,
+    /// Whether the next wait fails.
+    fails_to_wait: AtomicBool,
 }
 
 fn reading() -> Reading {
@@ -51,13 +54,24 @@ impl Nvml for Fake {
         self.devices.lock().expect("not poisoned")[device as usize].clone()
     }
 
-    fn watch_xids(&self, pause: Duration, tell: &mut dyn FnMut(Option<Xid>) -> bool) -> Result<(), NvmlError> {
+    fn watch_xids(&self, pause: Duration, tell: &mut dyn FnMut(XidNews) -> bool) -> Result<(), NvmlError> {
+        let refused = self.refuses_xids.load(Ordering::Relaxed);
+        for device in 0..self.device_count()? {
+            let lost = || NvmlError::Lost { detail: "planted refusal".to_owned() };
+            let news = if device == refused { XidNews::Refused(device, lost()) } else { XidNews::Watched(device) };
+            if !tell(news) {
+                return Ok(());
+            }
+        }
         loop {
+            if self.fails_to_wait.swap(false, Ordering::Relaxed) {
+                return Err(NvmlError::Other { detail: "planted failure to wait".to_owned() });
+            }
             let xid = self.xids.lock().expect("not poisoned").pop();
             if xid.is_none() {
                 std::thread::sleep(pause.min(Duration::from_millis(5)));
             }
-            if !tell(xid) {
+            if !tell(xid.map_or(XidNews::Pause, XidNews::Event)) {
                 return Ok(());
             }
         }
@@ -83,7 +97,13 @@ fn next(fake: &Fake) {
 }
 
 fn fake(devices: Vec<Result<Reading, NvmlError>>) -> Arc<Fake> {
-    Arc::new(Fake { devices: Mutex::new(devices), ..Fake::default() })
+    Arc::new(Fake {
+        devices: Mutex::new(devices),
+        xids: Mutex::default(),
+        reads: AtomicUsize::new(0),
+        refuses_xids: AtomicU32::new(u32::MAX),
+        fails_to_wait: AtomicBool::new(false),
+    })
 }
 
 #[test]
@@ -211,6 +231,94 @@ fn critical_events_are_counted_by_number() {
         assert!(text.contains(&format!("verdigris_gpu_xid_events_total{line}\n")), "{line} is not in\n{text}");
     }
     assert!(!text.contains("xid=\"13\""), "a device that is not told of");
+}
+
+/// Waits until the text of all series has this line.
+fn until(registry: &Registry, line: &str) {
+    let end = Instant::now() + Duration::from_secs(30);
+    while !registry.text().contains(&format!("{line}\n")) {
+        assert!(Instant::now() < end, "{line} is not in\n{}", registry.text());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_device_that_refuses_to_be_watched_leaves_the_others_watched_and_is_tried_again() {
+    let fake = fake(vec![Ok(reading()), Ok(reading())]);
+    fake.refuses_xids.store(0, Ordering::Relaxed);
+    let (registry, _collector) = collect(&fake, DeviceNames::ByNumber);
+    until(&registry, "verdigris_gpu_xid_watched{device=\"cuda:1\"} 1");
+    assert!(registry.text().contains("verdigris_gpu_xid_watched{device=\"cuda:0\"} 0\n"), "{}", registry.text());
+    fake.xids.lock().expect("not poisoned").push(Xid { device: Some(1), number: Some(79) });
+    until(&registry, "verdigris_gpu_xid_events_total{device=\"cuda:1\",xid=\"79\"} 1");
+    fake.refuses_xids.store(u32::MAX, Ordering::Relaxed);
+    until(&registry, "verdigris_gpu_xid_watched{device=\"cuda:0\"} 1");
+}
+
+#[test]
+fn a_wait_that_fails_is_told_by_the_metric_and_begun_again() {
+    let fake = fake(vec![Ok(reading())]);
+    let (registry, _collector) = collect(&fake, DeviceNames::ByNumber);
+    until(&registry, "verdigris_gpu_xid_watched{device=\"cuda:0\"} 1");
+    fake.fails_to_wait.store(true, Ordering::Relaxed);
+    until(&registry, "verdigris_gpu_xid_watched{device=\"cuda:0\"} 0");
+    fake.xids.lock().expect("not poisoned").push(Xid { device: Some(0), number: Some(48) });
+    until(&registry, "verdigris_gpu_xid_events_total{device=\"cuda:0\",xid=\"48\"} 1");
+    assert!(registry.text().contains("verdigris_gpu_xid_watched{device=\"cuda:0\"} 1\n"), "{}", registry.text());
+}
+
+#[test]
+fn memory_errors_go_on_rising_where_a_reset_begins_the_devices_count_anew() {
+    let fake = fake(vec![Ok(reading())]);
+    let (registry, _collector) = collect(&fake, DeviceNames::ByNumber);
+    let is = |corrected: u64, uncorrected: u64| {
+        let (ecc, series) = (EccErrors { corrected, uncorrected }, "verdigris_gpu_ecc_errors_total{device=\"cuda:0\",kind=");
+        fake.devices.lock().expect("not poisoned")[0] = Ok(Reading { ecc_errors: Ok(ecc), ..reading() });
+        next(&fake);
+        let text = registry.text();
+        let of = |kind: &str| text.lines().find_map(|line| line.strip_prefix(&format!("{series}\"{kind}\"}} "))).map(str::to_owned);
+        (of("corrected").expect("a series"), of("uncorrected").expect("a series"))
+    };
+    let pair = |corrected: &str, uncorrected: &str| (corrected.to_owned(), uncorrected.to_owned());
+    assert_eq!(is(3, 0), pair("3", "0"), "what the driver has counted before");
+    assert_eq!(is(5, 1), pair("5", "1"));
+    // Reset: 5 and 1 are forgotten, and the same numbers come again.
+    assert_eq!(is(0, 0), pair("5", "1"));
+    assert_eq!(is(2, 1), pair("7", "2"));
+}
+
+#[test]
+fn devices_that_come_later_are_found() {
+    let fake = fake(vec![]);
+    let (registry, _collector) = collect(&fake, DeviceNames::ByNumber);
+    assert!(!registry.text().contains("verdigris_gpu_"), "{}", registry.text());
+    *fake.devices.lock().expect("not poisoned") = vec![Ok(reading())];
+    until(&registry, "verdigris_gpu_temperature_celsius{device=\"cuda:0\"} 61");
+    until(&registry, "verdigris_gpu_xid_watched{device=\"cuda:0\"} 1");
+}
+
+/// As when the driver is loaded anew below an exporter: its library has to be opened again.
+#[test]
+fn a_library_that_is_no_more_there_is_opened_again() {
+    let gone = NvmlError::NotThere { detail: "uninitialized".to_owned() };
+    let (first, second) =
+        (fake(vec![Ok(reading())]), fake(vec![Ok(Reading { temperature_celsius: Ok(30.0), ..reading() }), Ok(reading())]));
+    let registry = Arc::new(Registry::new(Bounds::default()));
+    let opened = Arc::new(AtomicUsize::new(0));
+    let (of_first, of_second, counted) = (Arc::clone(&first), Arc::clone(&second), Arc::clone(&opened));
+    let open = move || match counted.fetch_add(1, Ordering::Relaxed) {
+        0 => Ok(Arc::clone(&of_first) as Arc<dyn Nvml>),
+        1 => Err(NvmlError::NotThere { detail: "not yet".to_owned() }),
+        _ => Ok(Arc::clone(&of_second) as Arc<dyn Nvml>),
+    };
+    let _collector = Collector::start(open, Arc::clone(&registry), Duration::from_millis(100), DeviceNames::ByNumber).expect("a thread");
+    first.devices.lock().expect("not poisoned")[0] = Err(gone);
+    until(&registry, "verdigris_gpu_up{device=\"cuda:0\"} 0");
+    until(&registry, "verdigris_gpu_temperature_celsius{device=\"cuda:0\"} 30");
+    until(&registry, "verdigris_gpu_up{device=\"cuda:1\"} 1");
+    assert_eq!(opened.load(Ordering::Relaxed), 3);
+    // The same count of memory errors is none that is new.
+    assert!(registry.text().contains("verdigris_gpu_ecc_errors_total{device=\"cuda:0\",kind=\"corrected\"} 3\n"), "{}", registry.text());
 }
 
 #[test]

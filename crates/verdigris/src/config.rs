@@ -78,6 +78,17 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable { name: "VERDIGRIS_TRACE", meaning: "file of a trace for Perfetto; `%p` is the number of the process", default: "none" },
     Variable { name: "VERDIGRIS_EVENTS", meaning: "file of events as JSON lines; `%p` is the number of the process", default: "none" },
+    Variable {
+        name: "OTEL_EXPORTER_OTLP_ENDPOINT",
+        meaning: "collector of OpenTelemetry to which the program pushes metrics and spans, as http://HOST:PORT; a program that was built without the feature `otlp` refuses it",
+        default: "none, and nothing is sent",
+    },
+    Variable {
+        name: "OTEL_EXPORTER_OTLP_HEADERS",
+        meaning: "what that collector is sent with each push, as NAME=VALUE,NAME=VALUE",
+        default: "none",
+    },
+    Variable { name: "OTEL_SERVICE_NAME", meaning: "who speaks to that collector", default: "the name of the program" },
     Variable { name: "NVTX_INJECTION64_PATH", meaning: "library of a profiler, which the profiler sets", default: "none" },
     Variable {
         name: "VERDIGRIS_CUBLASLT",
@@ -128,6 +139,12 @@ pub struct Config {
     pub trace: Option<PathBuf>,
     /// File of events.
     pub events: Option<PathBuf>,
+    /// Collector of OpenTelemetry.
+    pub otlp: Option<String>,
+    /// What it is sent with each push; a password may be in it.
+    pub otlp_headers: Option<String>,
+    /// Who speaks to it.
+    pub service: Option<String>,
     /// Library of a profiler.
     pub nvtx_injection: Option<PathBuf>,
     /// Path of cuBLASLt, where the system's loader would not find it.
@@ -151,6 +168,9 @@ impl Default for Config {
             guards: Guards::default(),
             trace: None,
             events: None,
+            otlp: None,
+            otlp_headers: None,
+            service: None,
             nvtx_injection: None,
             cublas_lt: None,
             ptxas: None,
@@ -208,7 +228,8 @@ impl Config {
             }
         };
         let file = |variable: &str| read(variable).map(PathBuf::from);
-        let metrics = read("VERDIGRIS_METRICS").map(|text| text.to_string_lossy().into_owned());
+        let text = |variable: &str| read(variable).map(|text| text.to_string_lossy().into_owned());
+        let metrics = text("VERDIGRIS_METRICS");
         let sampled = |variable: &'static str, usual: Sampling| match read(variable) {
             None => Ok(usual),
             Some(text) => sampling_of(&text.to_string_lossy()).ok_or_else(|| Error::Config {
@@ -236,6 +257,9 @@ impl Config {
             guards,
             trace: file("VERDIGRIS_TRACE"),
             events: file("VERDIGRIS_EVENTS"),
+            otlp: text("OTEL_EXPORTER_OTLP_ENDPOINT"),
+            otlp_headers: text("OTEL_EXPORTER_OTLP_HEADERS"),
+            service: text("OTEL_SERVICE_NAME"),
             nvtx_injection: file("NVTX_INJECTION64_PATH"),
             cublas_lt: file("VERDIGRIS_CUBLASLT"),
             ptxas,

@@ -409,6 +409,40 @@ fn a_hang_between_samples_is_seen_at_the_default_rate() {
     });
 }
 
+/// F4: a device that is lost, as after an Xid: the typed error, its kind in metric and event, samples that were on their way counted as lost, and each further
+/// call of the process fails alike.
+#[test]
+fn a_lost_device_is_counted_and_told_by_each_call() {
+    let _turn = turn();
+    hear(|heard| {
+        seen(every(1), |read| {
+            let device = Device::gpu(handle(&Config::default()), Policy::default());
+            let handle = device.handle().expect("a GPU");
+            let plan = device.plan(&graph()).expect("plans");
+            let buffers = buffers(handle, plan.on_a_gpu().expect("a GPU's"));
+            let run = || plan.run(&mut bound(&buffers), Some(handle.stream()), verdigris::Workspace::Own);
+            run().expect("the device is there");
+            observe::collect();
+            assert_eq!(read().count("verdigris_errors_total", &[]), 0);
+            // A sample is on its way when it happens.
+            fake::hang_behind(Some(1));
+            run().expect("submitted");
+            fake::lose_device(true);
+            let lost = [run(), run()].map(|ran| ran.expect_err("there is no device"));
+            observe::collect();
+            fake::lose_device(false);
+            fake::hang_behind(None);
+            assert!(lost.iter().all(|error| error.kind() == "device_lost" && error.to_string().contains("719")), "{lost:?}");
+            let seen = read();
+            assert_eq!(seen.count("verdigris_errors_total", &["kind=device_lost", "device=cuda:0"]), 2);
+            assert_eq!(seen.count("verdigris_samples_total", &["outcome=lost"]), 1);
+            let told = heard.take("error");
+            assert_eq!(told.iter().map(|error| error.field("kind")).collect::<Vec<_>>(), ["device_lost"; 2]);
+            assert_eq!(told[0].field("device"), "cuda:0");
+        })
+    });
+}
+
 /// Those who are told may execute themselves: nothing is locked while they are.
 #[test]
 fn a_subscriber_may_execute() {

@@ -5,6 +5,9 @@ use serde_json::Value;
 use verdigris_cli::say;
 use verdigris_cli::table::wrapped;
 
+/// What a wrong variable of the environment is about: whatever is required cannot be had under it.
+pub(super) const CONFIGURATION: &str = "configuration";
+
 /// Something that a user or operator may want to mend.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(super) struct Finding {
@@ -94,7 +97,8 @@ pub(super) fn of(report: &Value) -> Vec<Finding> {
     found.extend(frameworks(report));
     found.extend(permissions(report));
     if let Some(error) = text(&report["configuration"]["error"]) {
-        found.push(finding("gpu", false, error, "env | grep VERDIGRIS_ # and mend the value"));
+        // What is judged above is by the defaults, and the programs that start with this environment end at once.
+        found.push(finding(CONFIGURATION, true, error, "env | grep -e VERDIGRIS_ -e OTEL_ # and mend the value"));
     }
     found
 }
@@ -233,6 +237,11 @@ mod tests {
         let files = |name: &str, error: &str| json!({ "files": [{ "path": format!("/dev/{name}"), "error": error }] });
         one("permissions", files("nvidia0", "Permission denied (os error 13)"), true, ["/dev/nvidia0: Permission denied", "usermod"]);
         one("permissions", files("nvidia-uvm", "No such file or directory (os error 2)"), true, ["nvidia-uvm", "nvidia-modprobe"]);
+    }
+
+    #[test]
+    fn a_wrong_variable_is_missing_and_no_warning() {
+        one(CONFIGURATION, json!({ "error": "VERDIGRIS_DEVICE is `first`" }), true, ["`first`", "env | grep"]);
     }
 
     #[test]

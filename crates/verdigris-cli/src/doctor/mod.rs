@@ -15,7 +15,7 @@ use verdigris_cuda::trust::Distrust;
 use verdigris_cuda::{Device, DiskCache, Driver};
 
 use verdigris_cli::table::wrapped;
-use verdigris_cli::{Verdict, say};
+use verdigris_cli::{Verdict, say, telemetry};
 
 /// Options of `doctor`.
 #[derive(clap::Args)]
@@ -56,7 +56,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         "variables": VARIABLES.iter().map(|variable| json!({ "name": variable.name, "meaning": variable.meaning, "default": variable.default })).collect::<Vec<_>>(),
     });
     let config = match config {
-        Ok(config) => config,
+        Ok(config) => {
+            if let Err(error) = telemetry::check(&config) {
+                report["configuration"] = json!({ "error": verdigris_cli::chain(&error) });
+            }
+            config
+        }
         Err(error) => {
             report["configuration"] = json!({ "error": error.to_string() });
             Config::default()
@@ -107,7 +112,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         print(&report, arguments.refusals);
         findings::print(&findings, COLUMNS);
     }
-    let is_missing = |need: &Need| findings.iter().any(|finding| finding.need == need.name() && finding.is_missing);
+    let is_about = |finding: &findings::Finding, need: &Need| finding.need == need.name() || finding.need == findings::CONFIGURATION;
+    let is_missing = |need: &Need| findings.iter().any(|finding| is_about(finding, need) && finding.is_missing);
     let missing: Vec<&str> = arguments.require.iter().filter(|need| is_missing(need)).map(|need| need.name()).collect();
     if missing.is_empty() {
         return Ok(Verdict::Good);

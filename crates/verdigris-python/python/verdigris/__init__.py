@@ -48,17 +48,31 @@ def tune(graph, device=None, *, candidates=12, budget_ms=500.0, again=False, pol
     return device.plan(graph, measured, progress)
 
 
-def telemetry(*, prometheus=None, trace=None, events=None, nvml=None, nvtx=None, sample=None):
+def telemetry(
+    *, prometheus=None, trace=None, events=None, nvml=None, nvtx=None, sample=None, check_numbers=None, check_drift=None, otlp_endpoint=None
+):
     """Starts exporters and returns what ends them: `close()`, a `with` block, or the end of the program. A process can do so once.
 
     `prometheus` is a port or `"address:port"` for `/metrics`; a port alone is the loopback. `trace` is a file that Perfetto opens, `events` a file of
     JSON lines; `%p` in a name is the number of the process. `nvml` reads the GPUs every so many seconds. `nvtx` is the library of a profiler, the
     value of `NVTX_INJECTION64_PATH`. `sample` is (N, a second): every Nth execution of a plan has its time taken, at most so many a second; without it,
-    (256, 50). Call it before plans are made: they keep the handles of their metrics. `pause()` and `resume()` stop and go on listening.
+    (256, 50). `check_numbers` likewise says whose results are looked through for NaN and infinity, `check_drift` whose results are held against the
+    reference; without them nobody's. `otlp_endpoint` is a collector of OpenTelemetry, `"http://host:4318"`, for builds with the feature `otlp`; its headers
+    and the name of the service are those of OTEL_EXPORTER_OTLP_HEADERS and OTEL_SERVICE_NAME. Call it before plans are made: they keep the handles of their metrics. `pause()` and `resume()` stop and go on listening.
 
         verdigris.telemetry(prometheus="127.0.0.1:9464", trace="trace.json")
     """
-    running = _native.telemetry(prometheus=prometheus, trace=trace, events=events, nvml=nvml, nvtx=nvtx, sample=sample)
+    running = _native.telemetry(
+        prometheus=prometheus,
+        trace=trace,
+        events=events,
+        nvml=nvml,
+        nvtx=nvtx,
+        sample=sample,
+        check_numbers=check_numbers,
+        check_drift=check_drift,
+        otlp_endpoint=otlp_endpoint,
+    )
     _atexit.register(running.close)
     if hasattr(_os, "register_at_fork"):
         _os.register_at_fork(after_in_child=running._forked)

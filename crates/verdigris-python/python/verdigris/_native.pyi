@@ -418,6 +418,9 @@ def telemetry(
     nvml: float | None = None,
     nvtx: str | PathLike[str] | None = None,
     sample: tuple[int, int] | None = None,
+    check_numbers: tuple[int, int] | None = None,
+    check_drift: tuple[int, int] | None = None,
+    otlp_endpoint: str | None = None,
 ) -> Telemetry: ...
 def _write_workloads() -> None: ...
 def device_count() -> int: ...

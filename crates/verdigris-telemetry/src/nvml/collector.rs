@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use metrics::{Gauge, Key, Label, Level, Metadata, Recorder};
 
-use super::{Nvml, NvmlError, Reading, Xid};
+use super::{Nvml, NvmlError, Reading, Xid, XidNews};
 use crate::error::Error;
 use crate::registry::Registry;
 
@@ -19,8 +19,11 @@ const WHERE: Metadata<'static> = Metadata::new(module_path!(), Level::INFO, None
 /// The shortest interval: a reading takes some milliseconds of a core for each device.
 const LEAST_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How often a library that was not there is looked for.
+/// How often a library or devices that were not there are looked for: with every tenth reading, and at least so often.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Looks in that time after which devices whose events are not watched are tried again.
+const XID_SEARCHES: u32 = 6;
 
 /// How long the end of the thread that waits for events is waited for.
 const XID_PAUSE: Duration = Duration::from_millis(200);
@@ -76,7 +79,8 @@ pub struct Collector {
 
 impl Collector {
     /// Asks `open` for NVML, reads all devices once, and goes on reading at the interval (at least 100 ms) from a thread of its own. Where NVML is
-    /// not there, it is asked for again every ten seconds: a driver may come after us.
+    /// not there, or is no more, it is asked for again every ten intervals, or ten seconds if that is sooner: a driver may come after us, and be loaded
+    /// anew. Where it has no devices, they are counted again as often.
     ///
     /// # Errors
     /// [`Error::Thread`].
@@ -139,52 +143,65 @@ impl Drop for Collector {
     }
 }
 
+/// How often what is not there is looked for.
+fn search_interval(interval: Duration) -> Duration {
+    interval.saturating_mul(10).min(SEARCH_INTERVAL).max(interval)
+}
+
 /// The reader's thread.
 fn run(open: &Open, mut reader: Option<Reader>, registry: &Arc<Registry>, interval: Duration, names: &DeviceNames, stopped: &Receiver<()>) {
-    let mut events = reader.as_ref().and_then(Events::start);
+    let search = search_interval(interval);
+    let mut events = reader.as_ref().and_then(|reader| Events::start(reader, search));
+    let mut searched = Instant::now();
     loop {
-        let pause = if reader.is_some() { interval } else { SEARCH_INTERVAL.max(interval) };
+        let pause = if reader.is_some() { interval } else { search };
         if stopped.recv_timeout(pause) != Err(RecvTimeoutError::Timeout) {
             break;
         }
-        if reader.is_none()
-            && let Ok(nvml) = open()
-        {
-            let found = Reader::new(nvml, Arc::clone(registry), names.clone());
-            events = Events::start(&found);
-            reader = Some(found);
+        let is_lacking = reader.as_ref().is_none_or(|reader| reader.is_gone || reader.labels.is_empty());
+        if is_lacking && searched.elapsed() >= search {
+            searched = Instant::now();
+            // The thread that waits has the old library.
+            events = None;
+            match (&mut reader, open()) {
+                (Some(reader), Ok(nvml)) => reader.reopen(nvml),
+                (reader @ None, Ok(nvml)) => *reader = Some(Reader::new(nvml, Arc::clone(registry), names.clone())),
+                // It is looked for again.
+                (_, Err(_)) => {}
+            }
         }
         if let Some(reader) = &mut reader {
             reader.read();
+            if events.is_none() && !reader.is_gone {
+                events = Events::start(reader, search);
+            }
         }
     }
     drop(events);
 }
 
-/// The thread that waits for critical events.
+/// The thread that waits for critical events, again and again.
 struct Events {
     is_stopped: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Events {
-    fn start(reader: &Reader) -> Option<Events> {
+    /// `None` where there is no device to be watched.
+    fn start(reader: &Reader, search: Duration) -> Option<Events> {
+        if reader.labels.is_empty() {
+            return None;
+        }
         let is_stopped = Arc::new(AtomicBool::new(false));
-        let (nvml, registry, names) = (Arc::clone(&reader.nvml), Arc::clone(&reader.registry), reader.labels.clone());
-        let stop = Arc::clone(&is_stopped);
-        let body = move || {
-            let mut tell = |xid: Option<Xid>| {
-                if let Some(xid) = xid {
-                    count_xid(&registry, &names, xid);
-                }
-                !stop.load(Ordering::Relaxed)
-            };
-            if let Err(error) = nvml.watch_xids(XID_PAUSE, &mut tell) {
-                tracing::warn!(target: "verdigris", event = "nvml", field = "xid", reason = %error, "critical events are not counted");
-            }
+        let mut watching = Watching {
+            nvml: Arc::clone(&reader.nvml),
+            registry: Arc::clone(&reader.registry),
+            names: reader.labels.clone(),
+            is_stopped: Arc::clone(&is_stopped),
+            told: HashSet::new(),
         };
-        // Without a thread there are no events; the rest goes on.
-        let thread = std::thread::Builder::new().name("verdigris-xid".to_owned()).spawn(body).ok()?;
+        // Without a thread there are no events, which the metric says; the rest goes on.
+        let thread = std::thread::Builder::new().name("verdigris-xid".to_owned()).spawn(move || watching.go_on(search)).ok()?;
         Some(Events { is_stopped, thread: Some(thread) })
     }
 }
@@ -198,6 +215,70 @@ impl Drop for Events {
         }
     }
 }
+
+/// What that thread has.
+struct Watching {
+    nvml: Arc<dyn Nvml>,
+    registry: Arc<Registry>,
+    names: HashMap<u32, String>,
+    is_stopped: Arc<AtomicBool>,
+    /// What has been told to be the matter.
+    told: HashSet<String>,
+}
+
+impl Watching {
+    fn is_stopped(&self) -> bool {
+        self.is_stopped.load(Ordering::Relaxed)
+    }
+
+    fn go_on(&mut self, search: Duration) {
+        let nvml = Arc::clone(&self.nvml);
+        while !self.is_stopped() {
+            let began = Instant::now();
+            let mut is_one_refused = false;
+            let ended = nvml.watch_xids(XID_PAUSE, &mut |news| {
+                match news {
+                    XidNews::Watched(device) => self.watched(device, true),
+                    XidNews::Refused(device, error) => {
+                        is_one_refused = true;
+                        self.watched(device, false);
+                        self.tell(self.names.get(&device).cloned(), &error);
+                    }
+                    XidNews::Event(xid) => count_xid(&self.registry, &self.names, xid),
+                    XidNews::Pause => {}
+                }
+                let is_tried_again = is_one_refused && began.elapsed() >= search * XID_SEARCHES;
+                !is_tried_again && !self.is_stopped()
+            });
+            let Err(error) = ended else { continue };
+            let devices: Vec<u32> = self.names.keys().copied().collect();
+            devices.into_iter().for_each(|device| self.watched(device, false));
+            self.tell(None, &error);
+            let again = Instant::now() + search;
+            while Instant::now() < again && !self.is_stopped() {
+                std::thread::sleep(XID_PAUSE.min(search));
+            }
+        }
+    }
+
+    fn watched(&self, device: u32, is_watched: bool) {
+        if let Some(name) = self.names.get(&device) {
+            let key = Key::from_parts(WATCHED, vec![Label::new("device", name.clone())]);
+            self.registry.register_gauge(&key, &WHERE).set(f64::from(u8::from(is_watched)));
+        }
+    }
+
+    /// Says once what is the matter.
+    fn tell(&mut self, device: Option<String>, error: &NvmlError) {
+        let device = device.unwrap_or_default();
+        if self.told.insert(format!("{device}: {error}")) {
+            tracing::warn!(target: "verdigris", event = "nvml", device, field = "xid", reason = %error, "critical events are not counted");
+        }
+    }
+}
+
+/// Whether critical events of a device are counted.
+const WATCHED: &str = "verdigris_gpu_xid_watched";
 
 fn count_xid(registry: &Registry, names: &HashMap<u32, String>, xid: Xid) {
     let device = match xid.device {
@@ -216,37 +297,81 @@ fn count_xid(registry: &Registry, names: &HashMap<u32, String>, xid: Xid) {
 struct Reader {
     nvml: Arc<dyn Nvml>,
     registry: Arc<Registry>,
+    names: DeviceNames,
     /// The label of each device that is told of.
     labels: HashMap<u32, String>,
     /// Gauges that have been set, by metric, device and further label.
     gauges: HashMap<(&'static str, u32, &'static str), Gauge>,
+    /// Memory errors as the device counted them last, by its label and their kind.
+    ecc_errors: HashMap<(String, &'static str), u64>,
     /// What has been told to be missing.
     told: HashSet<(u32, &'static str)>,
+    /// Whether NVML said of every device that it is itself no more there.
+    is_gone: bool,
 }
 
 impl Reader {
     fn new(nvml: Arc<dyn Nvml>, registry: Arc<Registry>, names: DeviceNames) -> Reader {
-        let count = nvml.device_count().unwrap_or_else(|error| {
-            tracing::warn!(target: "verdigris", event = "nvml", field = "devices", reason = %error, "devices cannot be counted");
-            0
-        });
-        let label = |number| match &names {
-            DeviceNames::ByNumber => Some(format!("cuda:{number}")),
-            DeviceNames::ByUuid(names) => names.get(&nvml.uuid(number).ok()?).cloned(),
+        let mut reader = Reader {
+            nvml,
+            registry,
+            names,
+            labels: HashMap::new(),
+            gauges: HashMap::new(),
+            ecc_errors: HashMap::new(),
+            told: HashSet::new(),
+            is_gone: false,
         };
-        let labels = (0..count).filter_map(|number| Some((number, label(number)?))).collect();
-        Reader { nvml, registry, labels, gauges: HashMap::new(), told: HashSet::new() }
+        reader.recount();
+        reader
+    }
+
+    /// Goes on with a library that was opened anew. What memory errors were counted is kept.
+    fn reopen(&mut self, nvml: Arc<dyn Nvml>) {
+        self.nvml = nvml;
+        self.recount();
+    }
+
+    /// Which devices there are. Gauges of those before are absent until they are set again: numbers may have changed hands.
+    fn recount(&mut self) {
+        self.is_gone = false;
+        self.gauges.drain().for_each(|(_, gauge)| gauge.set(f64::NAN));
+        let count = match self.nvml.device_count() {
+            Ok(count) => count,
+            Err(error) => {
+                if self.told.insert((u32::MAX, "devices")) {
+                    tracing::warn!(target: "verdigris", event = "nvml", field = "devices", reason = %error, "devices cannot be counted");
+                }
+                0
+            }
+        };
+        let label = |number| match &self.names {
+            DeviceNames::ByNumber => Some(format!("cuda:{number}")),
+            DeviceNames::ByUuid(names) => names.get(&self.nvml.uuid(number).ok()?).cloned(),
+        };
+        self.labels = (0..count).filter_map(|number| Some((number, label(number)?))).collect();
+        for number in self.numbers() {
+            self.set(WATCHED, number, "", 0.0);
+        }
+    }
+
+    fn numbers(&self) -> Vec<u32> {
+        let mut numbers: Vec<u32> = self.labels.keys().copied().collect();
+        numbers.sort_unstable();
+        numbers
     }
 
     fn read(&mut self) {
-        let mut numbers: Vec<u32> = self.labels.keys().copied().collect();
-        numbers.sort_unstable();
+        let numbers = self.numbers();
+        let mut is_gone = !numbers.is_empty();
         for number in numbers {
             let reading = self.nvml.read(number);
+            is_gone &= matches!(reading, Err(NvmlError::NotThere { .. }));
             self.set("verdigris_gpu_up", number, "", f64::from(u8::from(reading.is_ok())));
             self.tell(number, "device", reading.as_ref().err());
             self.take(number, &reading.unwrap_or_else(|error| Reading::nothing(&error)));
         }
+        self.is_gone = is_gone;
     }
 
     fn take(&mut self, device: u32, reading: &Reading) {
@@ -286,7 +411,11 @@ impl Reader {
         if let Ok(errors) = &reading.ecc_errors {
             for (kind, count) in [("corrected", errors.corrected), ("uncorrected", errors.uncorrected)] {
                 let key = self.key("verdigris_gpu_ecc_errors_total", device, kind);
-                self.registry.register_counter(&key, &WHERE).absolute(count);
+                let label = self.labels.get(&device).cloned().unwrap_or_default();
+                let before = self.ecc_errors.insert((label, kind), count);
+                // The device counts from 0 again once it is reset or the driver is loaded anew; ours goes on.
+                let more = before.map_or(count, |before| count.checked_sub(before).unwrap_or(count));
+                self.registry.register_counter(&key, &WHERE).increment(more);
             }
         }
         self.tell(device, "utilization", reading.utilization.as_ref().err());

@@ -8,7 +8,7 @@ use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError as Raw;
 use nvml_wrapper::{Device, Nvml as Wrapper};
 
-use super::{Clocks, EccErrors, Memory, Nvml, NvmlError, ProcessMemory, Reading, Throttling, Utilization, Xid};
+use super::{Clocks, EccErrors, Memory, Nvml, NvmlError, ProcessMemory, Reading, Throttling, Utilization, Xid, XidNews};
 
 /// `libnvidia-ml`, which comes with the driver.
 ///
@@ -122,35 +122,58 @@ impl Nvml for NvmlLibrary {
     }
 
     #[cfg(target_os = "linux")]
-    fn watch_xids(&self, pause: Duration, tell: &mut dyn FnMut(Option<Xid>) -> bool) -> Result<(), NvmlError> {
+    fn watch_xids(&self, pause: Duration, tell: &mut dyn FnMut(XidNews) -> bool) -> Result<(), NvmlError> {
         use nvml_wrapper::bitmasks::event::EventTypes;
         use nvml_wrapper::enums::event::XidError;
 
+        // A set is gone with the first device that refuses, so that each is tried with one of its own.
+        let register = |device, events| {
+            let device = self.device(device)?;
+            device.register_events(EventTypes::CRITICAL_XID_ERROR, events).map_err(|error| ours(error.error))
+        };
         let mut events = self.nvml.create_event_set().map_err(ours)?;
+        let mut refused = None;
+        let mut is_watched = false;
         for device in 0..self.device_count()? {
-            events = self.device(device)?.register_events(EventTypes::CRITICAL_XID_ERROR, events).map_err(|error| ours(error.error))?;
+            let news = match self.nvml.create_event_set().map_err(ours).and_then(|trial| register(device, trial)) {
+                Ok(_) => {
+                    events = register(device, events)?;
+                    is_watched = true;
+                    XidNews::Watched(device)
+                }
+                Err(error) => {
+                    refused = Some(error.clone());
+                    XidNews::Refused(device, error)
+                }
+            };
+            if !tell(news) {
+                return Ok(());
+            }
+        }
+        if let (false, Some(error)) = (is_watched, refused) {
+            return Err(error);
         }
         let pause_ms = u32::try_from(pause.as_millis()).unwrap_or(u32::MAX);
         loop {
-            let xid = match events.wait(pause_ms) {
+            let news = match events.wait(pause_ms) {
                 Ok(event) => {
                     let number = match event.event_data {
                         Some(XidError::Value(number)) => Some(number),
                         Some(XidError::Unknown) | None => None,
                     };
-                    Some(Xid { device: event.device.index().ok(), number })
+                    XidNews::Event(Xid { device: event.device.index().ok(), number })
                 }
-                Err(Raw::Timeout) => None,
+                Err(Raw::Timeout) => XidNews::Pause,
                 Err(error) => return Err(ours(error)),
             };
-            if !tell(xid) {
+            if !tell(news) {
                 return Ok(());
             }
         }
     }
 
     #[cfg(not(target_os = "linux"))]
-    fn watch_xids(&self, _: Duration, _: &mut dyn FnMut(Option<Xid>) -> bool) -> Result<(), NvmlError> {
+    fn watch_xids(&self, _: Duration, _: &mut dyn FnMut(XidNews) -> bool) -> Result<(), NvmlError> {
         Err(NvmlError::NotSupported)
     }
 }

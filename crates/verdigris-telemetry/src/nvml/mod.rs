@@ -82,7 +82,7 @@ pub struct Throttling {
     pub other: bool,
 }
 
-/// Memory errors since the driver was loaded.
+/// Memory errors since the driver was loaded or the device was reset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EccErrors {
     /// Repaired.
@@ -149,6 +149,19 @@ pub struct Xid {
     pub number: Option<u64>,
 }
 
+/// What is heard while critical events are waited for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum XidNews {
+    /// Events of this device are waited for.
+    Watched(u32),
+    /// This device's are not, and those of the others are.
+    Refused(u32, NvmlError),
+    /// One came.
+    Event(Xid),
+    /// None came for a while.
+    Pause,
+}
+
 /// What we read of NVML. Devices are counted as NVML does, by their place on the bus.
 pub trait Nvml: Send + Sync {
     /// How many there are.
@@ -169,10 +182,10 @@ pub trait Nvml: Send + Sync {
     /// [`NvmlError::Lost`] where the device does not answer, and what else the library says.
     fn read(&self, device: u32) -> Result<Reading, NvmlError>;
 
-    /// Waits for critical events and hands them on, until `tell` returns false: it is called with each event, and with none whenever `pause` is
-    /// over without one.
+    /// Waits for critical events and hands on what is heard, until `tell` returns false: of each device whether it is watched, each event, and
+    /// [`XidNews::Pause`] whenever `pause` is over without one.
     ///
     /// # Errors
-    /// [`NvmlError::NotSupported`] where there are no events, and what else the library says.
-    fn watch_xids(&self, pause: Duration, tell: &mut dyn FnMut(Option<Xid>) -> bool) -> Result<(), NvmlError>;
+    /// [`NvmlError::NotSupported`] where there are no events, and what else the library says: nothing is watched then, until it is called again.
+    fn watch_xids(&self, pause: Duration, tell: &mut dyn FnMut(XidNews) -> bool) -> Result<(), NvmlError>;
 }

@@ -66,8 +66,8 @@ pub struct Listen {
 }
 
 /// Which executions have their time taken on the device. A sampled execution has an event before it and one behind each of its parts: some
-/// two microseconds of host time, and its parts do not overlap. Between samples a stream gets an event behind an execution at most every millisecond, by which a hang
-/// is seen ([`Limits`]): of executions as long as that, behind each.
+/// three microseconds of host time where it has one part, and its parts do not overlap. Between samples a stream gets an event behind an execution, at most one in twenty
+/// milliseconds, by which a hang is seen ([`Limits`]).
 ///
 /// The CPU's times cost nothing and are all in the metrics; of its executions so many a second as `per_second` says are told of as spans, the first of each
 /// plan among them, unless `every` is 0.
@@ -75,7 +75,7 @@ pub struct Listen {
 pub struct Sampling {
     /// Of each plan, the second execution and every one of that many; 0 takes none.
     pub every: u32,
-    /// At most so many executions a second on one device.
+    /// At most so many executions a second of one handle; a process has one for each device unless it opens more.
     pub per_second: u32,
 }
 
@@ -160,10 +160,22 @@ pub fn is_listening() -> bool {
 /// microseconds for each handle and each sample. Exporters call it before they answer and at an interval of about a second.
 ///
 /// Where guards are on ([`Guards`]) it then looks at results of executions, for a quarter of a second at most and one at the least: some milliseconds for numbers, up
-/// to some seconds for a shadow execution.
+/// to some seconds for a shadow execution. Who must not be kept waiting for so long calls [`collect_metrics`].
 pub fn collect() {
-    watch::collect(&watches());
+    collect_metrics();
     guard::collect();
+}
+
+/// As [`collect`], without the look at results: for the thread that answers scrapers, beside another one that collects.
+///
+/// ```
+/// use verdigris::observe;
+///
+/// // A scraper asks: samples are read and gauges set, and no shadow execution is waited for.
+/// observe::collect_metrics();
+/// ```
+pub fn collect_metrics() {
+    watch::collect(&watches());
 }
 
 /// Writes the counts of every handle that records its workload ([`Config::record`](crate::Config::record)): for the end of a process whose handles are never dropped.

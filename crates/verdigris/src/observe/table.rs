@@ -228,7 +228,7 @@ pub const METRICS: &[Metric] = &[
         Counter,
         Unit::Count,
         &["device", "kind"],
-        "memory errors since the driver was loaded; kind: corrected, uncorrected",
+        "memory errors since the driver was loaded or, where the device was reset while the exporter ran, in all; kind: corrected, uncorrected",
     ),
     metric(
         "verdigris_gpu_xid_events_total",
@@ -236,6 +236,13 @@ pub const METRICS: &[Metric] = &[
         Unit::Count,
         &["device", "xid"],
         "critical events that the driver reported while the exporter ran, by NVIDIA's number",
+    ),
+    metric(
+        "verdigris_gpu_xid_watched",
+        Gauge,
+        Unit::Count,
+        &["device"],
+        "1 while critical events of the device are counted, 0 while the driver refuses to tell them",
     ),
     metric("verdigris_gpu_mig_enabled", Gauge, Unit::Count, &["device"], "1 if the device is partitioned"),
     metric(
@@ -250,7 +257,7 @@ pub const METRICS: &[Metric] = &[
         Histogram,
         Unit::Seconds,
         &["model"],
-        "from the last byte of a request to the first of its answer",
+        "from the last byte of a request to the first of its answer, of those that got a result; what was refused or cancelled is in verdigris_serve_requests_total alone",
     ),
     metric("verdigris_serve_queue_seconds", Histogram, Unit::Seconds, &["model"], "time that a request waited for its batch"),
     metric("verdigris_serve_batch_rows", Histogram, Unit::Count, &["model"], "rows of requests in a batch, padding not counted"),
