@@ -17,6 +17,9 @@ pub struct CanaryRow {
     pub problem: String,
     /// The device's name.
     pub device: String,
+    /// The driver's release, of a GPU; earlier records do not have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver: Option<String>,
     /// When.
     pub date: String,
     /// Of the library.

@@ -297,7 +297,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
             "seed": seed, "kernels": kernels.len(), "cases": works.len(), "faults": faults, "refusals": refusals,
             "catalog": catalogued.len(), "catalog_interpreted": reached,
             "catalog_unreached": catalog.unreached.iter().map(|(_, kernel)| kernel).collect::<Vec<_>>(),
-            "graphs": graphs.len(), "graph_runs": of_graphs.runs, "pairs": of_pairs.runs + of_graphs.pairs, "parts_taken": of_graphs.taken,
+            "graphs": graphs.len(), "graph_runs": of_graphs.runs, "far_runs": of_far.runs, "pairs": of_pairs.runs + of_graphs.pairs, "parts_taken": of_graphs.taken,
             "parts_refused": of_graphs.refusals.iter()
                 .map(|((engine, reason), count)| serde_json::json!({ "engine": engine, "reason": reason, "count": count }))
                 .collect::<Vec<_>>(),

@@ -85,14 +85,14 @@ pub(crate) struct Plan {
     /// Classes of kernels with turns, and those of them of which one runs with a ragged last group of tiles.
     pub(crate) with_turns: BTreeSet<String>,
     pub(crate) ragged: BTreeSet<String>,
-    /// Classes of which a kernel goes round often enough.
+    /// Of kernels that are [asked together](verify_turns::asked_together), those of which one goes round often enough.
     round: BTreeSet<String>,
 }
 
 /// What a program must be like to be taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Wish {
-    /// Its kernels with turns go round often enough; there is one.
+    /// One of its kernels with turns goes round often enough.
     GoesRound,
     /// Anything.
     Any,
@@ -139,28 +139,28 @@ impl Plan {
             return false;
         }
         let turns = verify_turns::of_program(program, sms);
+        let goes_round = |kernel: &str| turns.iter().filter(|(name, _)| *name == kernel).all(|(_, turns)| turns.goes_round());
         let suits = match wish {
-            Wish::GoesRound => verify_turns::goes_round(&turns),
+            Wish::GoesRound => turns.iter().any(|(kernel, _)| wanted.contains(*kernel) && goes_round(kernel)),
             Wish::Any => true,
             Wish::Ragged => turns.iter().any(|(kernel, turns)| turns.is_ragged && even(kernel)),
         };
         if !suits {
             return false;
         }
-        let goes_round = verify_turns::goes_round(&turns);
-        for (kernel, turns) in turns.into_iter().filter(|(_, turns)| !turns.is_shared_out) {
+        for (kernel, turns) in turns.iter().filter(|(_, turns)| !turns.is_shared_out) {
             self.with_turns.insert(class(kernel));
             if turns.is_ragged {
                 self.ragged.insert(class(kernel));
             }
-            if goes_round {
-                self.round.insert(class(kernel));
-            }
-            if !goes_round && wanted.contains(kernel) {
-                self.short.insert(kernel.to_owned(), (problem.to_owned(), turns));
+            if goes_round(kernel) {
+                self.round.insert(verify_turns::asked_together(kernel));
+            } else if *wish == Wish::Any && wanted.contains(*kernel) {
+                self.short.insert((*kernel).to_owned(), (problem.to_owned(), *turns));
             }
         }
-        for kernel in kernels() {
+        // What goes round here too seldom may do so elsewhere.
+        for kernel in kernels().filter(|kernel| *wish != Wish::GoesRound || goes_round(kernel)) {
             if wanted.remove(kernel) {
                 self.kernels.insert(kernel.to_owned());
             }
@@ -246,9 +246,8 @@ fn of_engine(engine: &'static dyn Engine, wanted: &str, seed: u64) -> Result<Pla
             }
         }
     }
-    let round = std::mem::take(&mut plan.round);
-    plan.short.retain(|kernel, _| !(verify_turns::is_asked_by_class(&class(kernel)) && round.contains(&class(kernel))));
-    plan.round = round;
+    let Plan { short, round, .. } = &mut plan;
+    short.retain(|kernel, _| !round.contains(&verify_turns::asked_together(kernel)));
     plan.unreached = wanted.into_iter().map(|kernel| (engine.id().name, kernel)).collect();
     Ok(plan)
 }

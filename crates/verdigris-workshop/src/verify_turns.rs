@@ -5,12 +5,17 @@
 //! it. Two consumers that alternate in whole tiles also need as many steps in a tile as the ring has stages: one that goes ahead of its turn
 //! takes an older phase for its own only then, and surely. And one kernel of each class runs with a last group of tiles that is ragged.
 //!
-//! Most kernels with turns are handed their tiles by `tile::schedule`; those of convolutions that go round in their own way say in their
-//! parameters how much there is and among how many it is shared ([`Shared`]). With these, ragged is what gives some CTAs one piece more.
-//! Of a class whose tiles hold too much for four to each CTA of each kernel, one kernel goes round ([`is_asked_by_class`]).
+//! Most kernels with turns are handed their tiles by `tile::schedule`; others say in their parameters how much there is and among how many it is
+//! shared ([`Way`]). With these, ragged is what gives some CTAs one piece more, or what ends within a piece. A kernel each of whose CTAs has one
+//! tile on any device, and brings that through a ring, goes round by the pieces of the tile: blocks of keys, of queries, K-tiles.
+//!
+//! Where many kernels go round by the same text, and differ in types and extents alone, one of them is asked to ([`asked_together`]). What is not
+//! counted has its reason ([`ALONE`]): a test holds every kernel of the catalogs that has a ring, or a loop in which threads meet, to one or the other.
 
 use verdigris_kir::ir::KernelBody;
 use verdigris_kir::program::{Arg, Launch, Program};
+
+use crate::classes::class;
 
 /// Tiles that each CTA (or cluster) gets, at least.
 const LEAST_TILES: u32 = 4;
@@ -32,6 +37,173 @@ pub(crate) struct Turns {
     pub(crate) is_shared_out: bool,
 }
 
+/// Who hands out what, told by the names of a kernel's parameters and, where several kernels have the same, by its own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    /// `tile::schedule`: tiles with their steps of depth, to workers.
+    Schedule,
+    /// conv.small_channels: boxes to CTAs; a box has one patch for each K-tile of its taps.
+    Boxes,
+    /// conv.halo, pixels: boxes to workers, a block of channels at a time.
+    HaloBoxes,
+    /// conv.halo, filter: each part has its boxes in a row.
+    BoxesOfParts,
+    /// conv.grouped by TMA: whole channel tiles and the last are shared out among CTAs of their own.
+    ChannelTiles,
+    /// conv.grouped by copies of threads.
+    Lanes,
+    /// conv.depthwise.
+    Items,
+    /// conv.direct, filter: a part of the depth in K-tiles.
+    PartOfDepth,
+    /// gemm.mma and gemm.simt: K-tiles of one tile.
+    KTiles,
+    /// attention.forward: tiles of queries to CTAs that stay, each with its blocks of keys.
+    QueryTiles,
+    /// attention.decode: blocks of keys of one part.
+    KeyBlocks,
+    /// attention.backward: blocks of queries, of all heads that share the CTA's keys.
+    QueryBlocks,
+    /// The gradient of attention's bias: what the bias was repeated over.
+    Repeated,
+    /// norm.rows: rows to teams that stay, the next one loaded while one is computed.
+    Rows,
+    /// scan.rows: a part of a row turn by turn, what each comes to carried into the next.
+    Carried,
+    /// norm.groups and batch_norm.channels: the points of a part, some of each thread fetched together.
+    Points,
+    /// reduce.simt: the elements of a part of a result, likewise.
+    Elements,
+    /// softmax.rows, of columns: the elements of a column, likewise.
+    Column,
+}
+
+impl Way {
+    /// Of a kernel by its name and the names of its parameters; `None` of one that goes round in none of these ways.
+    fn of(kernel: &str, params: &[&str]) -> Option<Way> {
+        let has = |names: &[&str]| names.iter().all(|name| params.contains(name));
+        let ways: [(Way, bool); 18] = [
+            (Way::Boxes, has(&["boxes", "ctas"])),
+            (Way::HaloBoxes, has(&["boxes", "workers"])),
+            (Way::BoxesOfParts, has(&["least_boxes", "parts_of_one_more"])),
+            (Way::ChannelTiles, has(&["count", "whole_parts", "last_parts"])),
+            (Way::Lanes, has(&["tile_count", "lanes"])),
+            (Way::Items, has(&["items", "parts", "all_tap_blocks"])),
+            (Way::PartOfDepth, has(&["depth", "part_depth", "column_tiles"])),
+            (Way::KTiles, has(&["k_tiles", "last_depth"])),
+            (Way::Repeated, has(&["turns", "turns_of_part"])),
+            (Way::QueryBlocks, has(&["query_blocks", "group", "tiles"])),
+            (Way::QueryTiles, has(&["key_blocks", "group", "tiles"])),
+            (Way::KeyBlocks, has(&["row_tiles", "heads_of_keys", "parts"])),
+            (Way::Rows, kernel.starts_with("norm_rows_") && !kernel.contains("_once") && has(&["rows", "step"])),
+            (Way::Carried, kernel.starts_with("scan_") && has(&["extent", "part", "parts"])),
+            (Way::Points, has(&["channels", "points", "points_of_part"]) && !kernel.contains("_join")),
+            (Way::Elements, kernel.starts_with("reduce_") && has(&["depth", "part_depth"])),
+            (Way::Column, kernel.starts_with("softmax_") && kernel.contains("_columns")),
+            (Way::Schedule, has(&["tiles", "steps", "group_rows"])),
+        ];
+        ways.into_iter().find(|(_, is)| *is).map(|(way, _)| way)
+    }
+}
+
+/// A launch, and the numbers among its arguments by name.
+struct Numbers<'l> {
+    launch: &'l Launch,
+    body: KernelBody,
+    names: Vec<&'l str>,
+}
+
+impl Numbers<'_> {
+    /// The first of that name; what is not known when a program is made, such as a number of the host, is none.
+    fn get(&self, wanted: &str) -> Option<u32> {
+        let (_, arg) = self.names.iter().zip(self.launch.args.iter()).find(|(name, _)| **name == wanted)?;
+        match arg {
+            Arg::Scalar(_, bits) => u32::try_from(*bits).ok(),
+            Arg::Divisor(divisor) => Some(*divisor),
+            _ => None,
+        }
+    }
+
+    /// One that may be negative.
+    fn signed(&self, wanted: &str) -> Option<i64> {
+        let (_, arg) = self.names.iter().zip(self.launch.args.iter()).find(|(name, _)| **name == wanted)?;
+        let Arg::Scalar(_, bits) = arg else { return None };
+        // The bits of an i32, widened in whichever way.
+        Some(i64::from(*bits as u32 as i32))
+    }
+
+    /// What stands behind `word` in the kernel's name, to the next `_` or letter.
+    fn named(&self, word: &str) -> Option<u32> {
+        number_behind(self.launch.kernel.name(), word)
+    }
+
+    /// Stages of the ring that has the most; `None` of a kernel without one.
+    fn stages(&self) -> Option<u32> {
+        self.body.barriers.iter().filter(|barrier| barrier.name.contains("full")).map(|barrier| barrier.count.max(1)).max()
+    }
+
+    /// Keys that the query with the most attends to; if `turned`, queries that attend to the key with the most.
+    fn attended(&self, queries: u32, keys: u32, turned: bool) -> u32 {
+        let (queries, keys) = (i64::from(queries), i64::from(keys));
+        let corner = if self.get("bottom_right") == Some(1) { keys - queries } else { 0 };
+        // Without a band all are attended to.
+        let behind = self.signed("behind").map_or(keys, |behind| corner + behind);
+        let before = self.signed("before").map_or(-queries, |before| corner + before);
+        let most = match turned {
+            false => (0..queries).map(|query| keys.min(query + behind) - (query + before).max(0)).max(),
+            true => (0..keys).map(|key| queries.min(key - before + 1) - (key - behind + 1).max(0)).max(),
+        };
+        u32::try_from(most.unwrap_or(0)).unwrap_or(0)
+    }
+}
+
+/// The number that begins behind `word`, which is followed by a digit there and nowhere before.
+fn number_behind(name: &str, word: &str) -> Option<u32> {
+    name.match_indices(word).find_map(|(at, _)| {
+        let rest = &name[at + word.len()..];
+        rest[..rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len())].parse().ok()
+    })
+}
+
+/// The elements of a K-tile along the depth: the third extent of a tile's name, `_128x128x32`.
+fn depth_of_tile(name: &str) -> Option<u32> {
+    name.split('_').find_map(|word| {
+        let extents: Vec<u32> = word.split('x').map(str::parse).collect::<Result<_, _>>().ok()?;
+        if let [_, _, depth] = extents[..] { Some(depth) } else { None }
+    })
+}
+
+/// Elements of a thread that are on their way together, where it goes on alone: `UNROLL` of norm.groups, batch_norm.channels, reduce.simt and softmax.rows.
+const FETCHED_TOGETHER: u32 = 4;
+/// Stages of a kernel that copies by threads: one is worked on, one is on its way.
+const COPIED_AHEAD: u32 = 2;
+
+/// Pieces of the CTA with the fewest, what each brings through the kernel's stages, and whether some CTA has one more or a piece is ragged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Shared {
+    least: u32,
+    steps: u32,
+    is_ragged: bool,
+}
+
+impl Shared {
+    fn among(pieces: u32, workers: u32, steps: u32) -> Shared {
+        let workers = workers.max(1);
+        Shared { least: pieces / workers, steps, is_ragged: !pieces.is_multiple_of(workers) }
+    }
+
+    /// Whole pieces of a length, and whether there is a rest, which goes its own way.
+    fn of_whole(length: u32, piece: u32) -> Shared {
+        Shared::among(length, piece, 1)
+    }
+
+    /// Pieces of a length, the last of which may be shorter.
+    fn of_length(length: u32, piece: u32) -> Shared {
+        let piece = piece.max(1);
+        Shared { least: length.div_ceil(piece), steps: 1, is_ragged: !length.is_multiple_of(piece) }
+    }
+}
+
 impl Turns {
     /// The turns of a launch on a device of so many SMs; `None` of one that has no tiles to hand out.
     fn of(launch: &Launch, sms: u32) -> Option<Turns> {
@@ -42,127 +214,222 @@ impl Turns {
             Some(body) => body.params.iter().map(|param| param.name).collect(),
             None => launch.args.names().collect(),
         };
-        let number = |wanted: &str| {
-            let (_, arg) = names.iter().zip(launch.args.iter()).find(|(name, _)| **name == wanted)?;
-            match arg {
-                Arg::Scalar(_, bits) => u32::try_from(*bits).ok(),
-                Arg::Divisor(divisor) => Some(*divisor),
-                _ => None,
-            }
-        };
-        let built = || body.clone().unwrap_or_else(|| launch.kernel.build());
-        match Shared::of(&number) {
-            Some(shared) => {
+        let way = Way::of(launch.kernel.name(), &names)?;
+        let body = body.unwrap_or_else(|| launch.kernel.build());
+        let numbers = Numbers { launch, body, names };
+        match way {
+            Way::Schedule => Turns::of_schedule(&numbers, sms),
+            Way::QueryTiles => Turns::of_query_tiles(&numbers),
+            _ => {
+                let shared = numbers.shared(way)?;
                 let workers: u32 = launch.grid.iter().product();
+                let stages = match way {
+                    Way::KTiles => numbers.named("_s").unwrap_or(COPIED_AHEAD),
+                    Way::Points | Way::Elements | Way::Column | Way::Carried => 1,
+                    _ => numbers.stages().unwrap_or(COPIED_AHEAD),
+                };
+                let is_handed_out = matches!(way, Way::Boxes | Way::HaloBoxes | Way::ChannelTiles | Way::Lanes | Way::Items);
                 Some(Turns {
                     tiles: shared.least,
-                    wraps: shared.least * shared.steps / stages(&built()).unwrap_or(COPIED_AHEAD),
+                    wraps: shared.least * shared.steps / stages.max(1),
                     is_shallow: false,
                     is_ragged: shared.is_ragged,
-                    is_shared_out: shared.least <= 1 && !shared.is_ragged && workers > sms,
+                    is_shared_out: is_handed_out && shared.least <= 1 && !shared.is_ragged && workers > sms,
                 })
             }
-            None => Turns::of_schedule(launch, sms, &number, built),
         }
     }
 
     /// Of a launch whose tiles `tile::schedule` hands out.
-    fn of_schedule(launch: &Launch, sms: u32, number: &dyn Fn(&str) -> Option<u32>, built: impl Fn() -> KernelBody) -> Option<Turns> {
-        let (tiles, steps, group_rows) = (number("tiles")?, number("steps")?, number("group_rows")?);
-        let body = built();
+    fn of_schedule(numbers: &Numbers<'_>, sms: u32) -> Option<Turns> {
+        let Numbers { launch, body, .. } = numbers;
+        let (tiles, steps, group_rows) = (numbers.get("tiles")?, numbers.get("steps")?, numbers.get("group_rows")?);
         let workers = (launch.grid[0] / body.cluster.max(1)).max(1);
-        let split = number("split_tiles").unwrap_or(0);
-        let share = number("share").unwrap_or(0);
+        let split = numbers.get("split_tiles").unwrap_or(0);
+        let share = numbers.get("share").unwrap_or(0);
         let pieces_of_split = if split > 0 { 1 } else { 0 };
         let whole = (tiles - split) / workers;
-        let stages = stages(&body).unwrap_or(1);
+        let stages = numbers.stages().unwrap_or(1);
         Some(Turns {
             tiles: whole + pieces_of_split,
             wraps: (whole * steps + pieces_of_split * share) / stages,
             is_shallow: launch.kernel.name().contains("_pingpong") && steps < stages,
-            is_ragged: number("last_group")? > 0 && number("last_group_rows")? != group_rows,
+            is_ragged: numbers.get("last_group")? > 0 && numbers.get("last_group_rows")? != group_rows,
             is_shared_out: split == tiles || (workers >= tiles && workers > (sms / body.cluster.max(1)).max(1)),
+        })
+    }
+
+    /// Of attention.forward. Under a mask, tiles have different numbers of blocks: the CTA with the longest tile has that many, and the one with the fewest tiles at
+    /// least one block for each.
+    fn of_query_tiles(numbers: &Numbers<'_>) -> Option<Turns> {
+        let (tiles, workers) = (numbers.get("tiles")?, numbers.launch.grid[0].max(1));
+        let (queries, keys, key_blocks) = (numbers.get("queries")?, numbers.get("keys")?, numbers.get("key_blocks")?);
+        let (least, stages) = (tiles / workers, numbers.stages().unwrap_or(1));
+        let most = numbers.attended(queries, keys, false);
+        let steps = if most == keys && numbers.signed("behind").is_none() {
+            least * key_blocks
+        } else {
+            least.max(most / (keys.div_ceil(key_blocks)).max(1))
+        };
+        Some(Turns {
+            tiles: least,
+            wraps: steps / stages,
+            is_shallow: false,
+            is_ragged: !tiles.is_multiple_of(workers) || !keys.is_multiple_of(numbers.named("_n").unwrap_or(1).max(1)),
+            // A CTA for each tile is one order of them; the kernel is the one whose CTAs stay.
+            is_shared_out: false,
         })
     }
 
     fn is_enough(self) -> bool {
         self.tiles >= LEAST_TILES && self.wraps >= LEAST_WRAPS && !self.is_shallow
     }
-}
 
-/// Stages of the ring that has the most; `None` of a kernel without one.
-fn stages(body: &KernelBody) -> Option<u32> {
-    body.barriers.iter().filter(|barrier| barrier.name.contains("full")).map(|barrier| barrier.count.max(1)).max()
-}
-
-/// Stages of a kernel that copies by threads: one is worked on, one is on its way.
-const COPIED_AHEAD: u32 = 2;
-
-/// Work that a kernel shares out among its CTAs in its own way: pieces by turns, or so many in a row.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Shared {
-    /// Pieces of the CTA with the fewest.
-    least: u32,
-    /// What a piece brings through the kernel's stages.
-    steps: u32,
-    /// Some CTAs have one more.
-    is_ragged: bool,
-}
-
-impl Shared {
-    /// From the numbers among a launch's arguments.
-    fn of(number: &dyn Fn(&str) -> Option<u32>) -> Option<Shared> {
-        let shared = |pieces: u32, workers: u32, steps: u32| {
-            let workers = workers.max(1);
-            Some(Shared { least: pieces / workers, steps, is_ragged: !pieces.is_multiple_of(workers) })
-        };
-        if let (Some(boxes), Some(ctas)) = (number("boxes"), number("ctas")) {
-            // conv.small_channels: a box has one patch for each K-tile of its taps.
-            shared(boxes, ctas, number("slabs").unwrap_or(1))
-        } else if let (Some(boxes), Some(workers)) = (number("boxes"), number("workers")) {
-            // conv.halo, pixels.
-            shared(boxes, workers, number("channel_blocks").unwrap_or(1))
-        } else if let (Some(least), Some(one_more)) = (number("least_boxes"), number("parts_of_one_more")) {
-            // conv.halo, filter: each part has its boxes in a row.
-            Some(Shared { least, steps: 1, is_ragged: one_more > 0 })
-        } else if let (Some(tiles), Some(whole), Some(last)) = (number("count"), number("whole_parts"), number("last_parts")) {
-            // conv.grouped by TMA: whole channel tiles and the last are shared out among CTAs of their own.
-            shared(tiles, whole.max(last), 1)
-        } else if let (Some(tiles), Some(lanes)) = (number("tile_count"), number("lanes")) {
-            // conv.grouped by copies of threads.
-            shared(tiles, lanes, 1)
-        } else if let (Some(items), Some(parts), Some(tap_blocks)) = (number("items"), number("parts"), number("all_tap_blocks")) {
-            // conv.depthwise.
-            shared(items, parts, tap_blocks)
-        } else {
-            None
-        }
+    /// Whether every CTA goes round often enough, or not at all on any device.
+    pub(crate) fn goes_round(self) -> bool {
+        self.is_enough() || self.is_shared_out
     }
 }
 
-/// Whether going round is asked of one kernel of a class, and not of each: a tile of conv.depthwise is up to a thousand outputs of each channel, and
-/// its kernels go round by the same text, whatever they copy by and whichever taps they have.
-pub(crate) fn is_asked_by_class(class: &str) -> bool {
-    class.starts_with("conv_depthwise")
+impl Numbers<'_> {
+    /// What a CTA goes round by, of all ways but those with a count of their own.
+    fn shared(&self, way: Way) -> Option<Shared> {
+        let number = |name: &str| self.get(name);
+        let name = self.launch.kernel.name();
+        Some(match way {
+            Way::Boxes => Shared::among(number("boxes")?, number("ctas")?, number("slabs").unwrap_or(1)),
+            Way::HaloBoxes => Shared::among(number("boxes")?, number("workers")?, number("channel_blocks").unwrap_or(1)),
+            Way::BoxesOfParts => Shared { least: number("least_boxes")?, steps: 1, is_ragged: number("parts_of_one_more")? > 0 },
+            Way::ChannelTiles => Shared::among(number("count")?, number("whole_parts")?.max(number("last_parts")?), 1),
+            Way::Lanes => Shared::among(number("tile_count")?, number("lanes")?, 1),
+            Way::Items => Shared::among(number("items")?, number("parts")?, number("all_tap_blocks")?),
+            // The last part may be shorter.
+            Way::PartOfDepth => Shared::of_length(last_part(number("depth")?, number("part_depth")?), depth_of_tile(name)?),
+            Way::KTiles => Shared { least: number("k_tiles")?, steps: 1, is_ragged: number("last_depth")? != depth_of_tile(name)? },
+            Way::KeyBlocks => {
+                let (keys, block) = (self.attended(number("queries")?, number("keys")?, false), number("block")?.max(1));
+                let blocks = keys.div_ceil(block);
+                Shared { least: blocks / number("parts")?.max(1), steps: 1, is_ragged: !number("keys")?.is_multiple_of(block) }
+            }
+            Way::QueryBlocks => {
+                let (keys, blocks) = (number("keys")?, number("query_blocks")?);
+                // Without a band the kernel is not told how many queries there are, and all of them attend.
+                let attending = match self.signed("queries") {
+                    Some(queries) if self.signed("behind").is_some() => {
+                        let queries = u32::try_from(queries).unwrap_or(0).max(1);
+                        u32::try_from(u64::from(self.attended(queries, keys, true)) * u64::from(blocks) / u64::from(queries)).ok()?
+                    }
+                    _ => blocks,
+                };
+                Shared { least: number("group")? * attending, steps: 1, is_ragged: !keys.is_multiple_of(self.named("_n")?.max(1)) }
+            }
+            Way::Repeated => {
+                let (all, own) = (number("turns")?, number("turns_of_part")?);
+                // Queries with keys, and gradients with values.
+                Shared { least: last_part(all, own), steps: 2, is_ragged: !number("keys")?.is_multiple_of(self.named("_n")?.max(1)) }
+            }
+            Way::Rows => Shared::among(number("rows")?, number("step")?, 1),
+            Way::Carried => {
+                let part = last_part(number("extent")?, number("part")?);
+                Shared::of_length(part, carried_in_a_turn(name)?)
+            }
+            Way::Points => {
+                let part = last_part(number("points")?, number("points_of_part")?);
+                let across = ["_lines", "_images"].iter().find_map(|form| number_behind(name, form)).unwrap_or(1);
+                Shared::of_whole(part, self.body.threads / across.max(1) * FETCHED_TOGETHER)
+            }
+            Way::Elements => {
+                let part = last_part(number("depth")?, number("part_depth")?);
+                let at_once = match number_behind(name, "_columns") {
+                    Some(lanes) => self.body.threads / lanes.max(1),
+                    // A vector in front of the reduction, of each thread of a team.
+                    None => number_behind(name, "_row")? * name.split("_d").find_map(|word| number_behind(word, "v")).unwrap_or(1),
+                };
+                Shared::of_whole(part, at_once * FETCHED_TOGETHER)
+            }
+            Way::Column => Shared::of_whole(number("extent")?, number_behind(name, "_columns")? * FETCHED_TOGETHER),
+            Way::Schedule | Way::QueryTiles => return None,
+        })
+    }
 }
+
+/// The length of the last of some parts, each of which but that one has the length `part`.
+fn last_part(length: u32, part: u32) -> u32 {
+    match length % part.max(1) {
+        0 => part.min(length),
+        rest => rest,
+    }
+}
+
+/// What a team of scan.rows takes in a turn, in vectors of a row or elements of columns: `rows32x4v4` has 128, `columns8v4` eight of each of its warps.
+fn carried_in_a_turn(name: &str) -> Option<u32> {
+    if let Some(team) = number_behind(name, "_rows") {
+        return Some(team * number_behind(name, &format!("_rows{team}x"))?);
+    }
+    let team = number_behind(name, "_columns")?;
+    let vector = number_behind(name, &format!("_columns{team}v"))?;
+    Some(team * if vector >= 8 { 4 } else { 8 })
+}
+
+/// Kernels that are asked together: it is enough if one of them goes round. They do so by one text, and differ in what that text does not depend on.
+///
+/// A tile of conv.depthwise is up to a thousand outputs of each channel, and its kernels go round by the same text, whatever they copy by and whichever taps they
+/// have. Those of attention have the marks behind their stages in common (mask, order, what stands between the products), those of norm.rows whether a team is more
+/// than a warp, which then meets at barriers, and those of scan.rows along columns likewise. Of conv.direct all multiply by one loop. Threads that go on alone do so in one way for each
+/// class.
+pub(crate) fn asked_together(kernel: &str) -> String {
+    let class = class(kernel);
+    let wide = |is_wide: bool| if is_wide { format!("{class}, wide") } else { class.clone() };
+    if class.starts_with("conv_depthwise") || class.starts_with("attention_backward_bias") || class.starts_with("conv_direct") {
+        class
+    } else if class.starts_with("attention_") {
+        let stages = number_behind(kernel, "_s").map_or(String::new(), |stages| format!("_s{stages}"));
+        let marks = kernel.rsplit_once(&stages).map_or("", |(_, marks)| marks);
+        // Gradients of long heads have a kernel of their own.
+        let is_long = class == "attention_backward" && number_behind(kernel, "_d").is_some_and(|head| head > LONGEST_WHOLE_HEAD);
+        format!("{}{stages}{marks}", wide(is_long))
+    } else if ["norm_groups_", "batch_norm_", "reduce_", "softmax_"].iter().any(|family| class.starts_with(family)) {
+        class
+    } else if class.starts_with("norm_rows_") {
+        wide(number_behind(kernel, "_team").is_some_and(|team| team > 32))
+    } else if class.starts_with("scan_") {
+        // A row that a team within a warp takes is gone through in one turn.
+        wide(number_behind(kernel, "_columns").is_some_and(|warps| warps > 1))
+    } else {
+        kernel.to_owned()
+    }
+}
+
+/// Kernels with a barrier like a ring's, or with loops in which threads meet, that nobody counts: by a part of their names, and why.
+#[cfg(test)]
+const ALONE: &[(&str, &str)] = &[
+    ("_turn_values", "a CTA waits for one tile, once"),
+    (
+        "conv_direct_pixels",
+        "its loop is that of the filter's gradient (conv_direct_wgrad), and how deep it is stands in a table on the device",
+    ),
+    ("pool_planes_", "threads start the copies of all planes of the CTA, and wait for them once"),
+];
+
+/// The most elements of a head whose gradients one kernel has; longer heads have another.
+const LONGEST_WHOLE_HEAD: u32 = 128;
 
 /// The kernels of a program that have turns, by name.
 pub(crate) fn of_program(program: &Program, sms: u32) -> Vec<(&str, Turns)> {
     program.launches().filter_map(|launch| Some((launch.kernel.name(), Turns::of(launch, sms)?))).collect()
 }
 
-/// Whether a program has tiles to hand out, and every CTA goes round often enough, or not at all on any device.
-pub(crate) fn goes_round(turns: &[(&str, Turns)]) -> bool {
-    !turns.is_empty() && turns.iter().all(|(_, turns)| turns.is_enough() || turns.is_shared_out)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::{BTreeMap, BTreeSet};
     use verdigris::{Limits, Settings, select};
     use verdigris_engines::arch::Arch;
     use verdigris_engines::engine::Knobs;
     use verdigris_graph::{GemmProblem, Problem};
+    use verdigris_kir::inst::Class;
+    use verdigris_kir::ir::{Block, Stmt, Target};
+    use verdigris_kir::program::KernelRef;
     use verdigris_tensor::DType;
 
     /// The turns of the first kernel of gemm.wgmma with these tiles, on a device of so many SMs.
@@ -172,6 +439,77 @@ mod tests {
         let limits = Limits { settings: Settings::Matching(Knobs::new([("split", 0)])), ..Limits::default() };
         let way = select::survey_of([engine], &problem, &Arch::virtual_device(sms), &limits).ranked.swap_remove(0);
         of_program(&way.program, sms)[0].1
+    }
+
+    /// Whether threads meet, or wait for a unit, in a loop.
+    fn hands_on(block: &Block, in_loop: bool) -> bool {
+        block.stmts.iter().any(|stmt| match stmt {
+            Stmt::Inst(inst) => in_loop && matches!(inst.op.class(), Class::Barrier | Class::Async),
+            Stmt::Loop { head, body, .. } => hands_on(head, true) || hands_on(body, true),
+            Stmt::If { then, otherwise, .. } => hands_on(then, in_loop) || hands_on(otherwise, in_loop),
+            Stmt::Roles { roles, .. } => roles.iter().any(|role| hands_on(&role.body, in_loop)),
+            _ => false,
+        })
+    }
+
+    /// One kernel of each class and of those that are asked together, in all catalogs.
+    fn kernels() -> Vec<KernelBody> {
+        let mut one_of_each: BTreeMap<(String, String, bool), KernelRef> = BTreeMap::new();
+        for engine in verdigris_engines::engines() {
+            for kernel in [Target::Sm80, Target::Sm89, Target::Sm90, Target::Sm90a].into_iter().flat_map(|target| engine.catalog(target)) {
+                let name = kernel.name();
+                let together = Some(asked_together(name)).filter(|together| together != name).unwrap_or_default();
+                one_of_each.entry((class(name), together, name.contains("_once"))).or_insert(kernel);
+            }
+        }
+        one_of_each.into_values().map(|kernel| kernel.build()).collect()
+    }
+
+    #[test]
+    fn every_ring_and_every_loop_in_which_threads_meet_is_counted_or_says_why_not() {
+        let (mut used, mut unknown, mut rings) = (BTreeSet::new(), Vec::new(), 0);
+        for body in kernels() {
+            let params: Vec<&str> = body.params.iter().map(|param| param.name).collect();
+            let has_ring = body.barriers.iter().any(|barrier| barrier.name.contains("full"));
+            rings += u32::from(has_ring);
+            if Way::of(&body.name, &params).is_some() || !(has_ring || hands_on(&body.body, false)) {
+                continue;
+            }
+            match ALONE.iter().find(|(word, _)| body.name.contains(word)) {
+                Some((word, _)) => drop(used.insert(*word)),
+                None => unknown.push(format!("{} ({})", body.name, params.join(" "))),
+            }
+        }
+        assert!(
+            unknown.is_empty(),
+            "kernels with a ring, or a loop in which threads meet, that are neither counted nor in the list:\n{}",
+            unknown.join("\n")
+        );
+        assert!(rings > 40, "{rings} kernels with rings");
+        let idle: Vec<&str> = ALONE.iter().map(|(word, _)| *word).filter(|word| !used.contains(word)).collect();
+        assert!(idle.is_empty(), "no kernel needs {idle:?}");
+    }
+
+    #[test]
+    fn kernels_are_asked_together_by_what_they_go_round_by() {
+        for (kernel, wanted) in [
+            ("attention_forward_bf16_d64_v64_m192_n128_s2_end_pingpong", "attention_forward_s2_end_pingpong"),
+            ("attention_forward_e4m3_f16_d128_v128_m128_n128_s2_band_dynamic", "attention_forward_s2_band_dynamic"),
+            ("attention_backward_bf16_d256_m64_n128_s1_end", "attention_backward, wide_s1_end"),
+            ("attention_decode_bf16_d64_v64_n128_s3", "attention_decode_s3"),
+            ("norm_rows_layer_forward_team64x1v4_d1x0_xf32_yf32", "norm_rows_layer_forward_team, wide"),
+            ("norm_rows_layer_forward_team8x1v4_d1x0_xf32_yf32", "norm_rows_layer_forward_team"),
+            ("scan_add_rows64x1v4_d1_f32_f32", "scan_add_rows"),
+            ("scan_add_columns8v4_d1_f32_f32", "scan_add_columns, wide"),
+            ("gemm_mma_bf16_bf16_f32_64x64x32_s4_nt_async_f32", "gemm_mma_bf16_bf16_f32_64x64x32_s4_nt_async_f32"),
+        ] {
+            assert_eq!(asked_together(kernel), wanted, "{kernel}");
+        }
+        assert_eq!(carried_in_a_turn("scan_add_rows32x4v4_d1_f32_f32"), Some(128));
+        assert_eq!(carried_in_a_turn("scan_add_columns8v4_d1_f32_f32"), Some(64));
+        assert_eq!(carried_in_a_turn("scan_add_columns8v8_d1_f16_f16"), Some(32));
+        assert_eq!(depth_of_tile("gemm_mma_bf16_bf16_f32_128x64x32_s4_nt"), Some(32));
+        assert_eq!((last_part(10, 4), last_part(8, 4), last_part(3, 4)), (2, 4, 3));
     }
 
     #[test]

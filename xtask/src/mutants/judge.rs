@@ -184,7 +184,7 @@ fn of_stat(line: &str) -> Option<Duration> {
 /// What `workshop verify --json` says.
 fn of_verify(status: ExitStatus, out: &str, err: &str) -> (Option<Found>, u64) {
     let value: Value = out.lines().rev().find_map(|line| serde_json::from_str(line).ok()).unwrap_or_default();
-    let ran = value["cases"].as_u64().unwrap_or(0) + value["graph_runs"].as_u64().unwrap_or(0);
+    let ran = runs_of(&value);
     if let Some(message) = value["faults"].as_array().and_then(|faults| faults.first()?["message"].as_str()) {
         return (Some(Found::of_message(message)), ran);
     }
@@ -193,6 +193,11 @@ fn of_verify(status: ExitStatus, out: &str, err: &str) -> (Option<Found>, u64) {
     }
     let by = if status.code().is_some_and(|code| !FOUND.contains(&code)) { "error" } else { "panic" };
     (Some(Found::without_line(by, first_line(err))), ran)
+}
+
+/// Everything that a `verify` ran: products, graphs, and problems with far strides.
+fn runs_of(value: &Value) -> u64 {
+    ["cases", "graph_runs", "far_runs"].iter().filter_map(|count| value[count].as_u64()).sum()
 }
 
 /// What a test program says.
@@ -245,6 +250,14 @@ mod tests {
         assert_eq!(of_stat(line), Some(Duration::from_millis(1_750)));
         assert_eq!(of_stat("7 (a"), None);
         assert_eq!(of_stat("7 (a) S 1 2"), None);
+    }
+
+    #[test]
+    fn runs_with_far_strides_count() {
+        let with = |text: &str| runs_of(&serde_json::from_str(text).expect("JSON"));
+        assert_eq!(with(r#"{"cases": 0, "graph_runs": 0, "far_runs": 3, "pairs": 9}"#), 3);
+        assert_eq!(with(r#"{"cases": 2, "graph_runs": 5, "far_runs": 3}"#), 10);
+        assert_eq!(with("{}"), 0);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Gradients of graphs against differences of the reference in f64: each op by itself, random graphs, and rules that are wrong on purpose.
 //!
 //! Along a random direction `v` of the inputs, `Σ g · v` must be what the loss changes by. Where the loss has a kink, differences to both
-//! sides disagree, and the direction is not judged.
+//! sides disagree, and the direction is not judged; nor is one along which a step function or a condition changes.
 #![forbid(unsafe_code)]
 
 mod scans;
@@ -50,9 +50,12 @@ fn errors(graph: &Graph, inputs: &Inputs<Uid>) -> BTreeMap<Uid, Vec<f64>> {
 }
 
 /// How many directions were judged, and the worst relative error.
+#[derive(Debug)]
 struct Judged {
     directions: u32,
     kinks: u32,
+    /// Directions that two steps were asked about.
+    refined: u32,
     worst: f64,
 }
 
@@ -67,18 +70,26 @@ fn judge(
 ) -> Judged {
     let analytic = outputs(with_gradient, inputs);
     let errors = errors(with_gradient, inputs);
-    // The loss, and the sum of the magnitudes of its terms.
-    let terms = |inputs: &Inputs<Uid>| -> (f64, f64) {
+    let decided = deciding(forward);
+    // The loss, the sum of the magnitudes of its terms, and what was decided.
+    let terms = |inputs: &Inputs<Uid>| -> (f64, f64, Vec<u64>) {
         let all = outputs(forward, inputs);
         let weighed =
             |(y, dy): (&Uid, &Uid)| -> Vec<f64> { all[y].iter().zip(read(F64, &inputs.buffers[dy])).map(|(y, dy)| y * dy).collect() };
         let terms: Vec<f64> = results.iter().zip(dys).flat_map(weighed).collect();
-        (terms.iter().sum(), terms.iter().map(|term| term.abs()).sum())
+        let values = |uid: &Uid| -> Vec<f64> {
+            let given = || inputs.buffers.get(uid).map(|bytes| read(forward.tensor(*uid).unwrap().dtype, bytes));
+            all.get(uid).cloned().or_else(given).unwrap_or_default()
+        };
+        let words = |(uid, is_condition): &(Uid, bool)| -> Vec<u64> {
+            values(uid).into_iter().map(|value| if *is_condition { u64::from(value != 0.0) } else { value.to_bits() }).collect()
+        };
+        let decisions = decided.iter().flat_map(words).collect();
+        (terms.iter().sum(), terms.iter().map(|term| term.abs()).sum(), decisions)
     };
-    let loss = |inputs: &Inputs<Uid>| terms(inputs).0;
-    let (at, magnitude) = terms(inputs);
+    let (at, magnitude, decisions_at) = terms(inputs);
     let mut random = Random::new(seed);
-    let mut judged = Judged { directions: 0, kinks: 0, worst: 0.0 };
+    let mut judged = Judged { directions: 0, kinks: 0, refined: 0, worst: 0.0 };
     for (x, gradient) in of.iter().zip(gradients) {
         for _ in 0..3 {
             let values = read(F64, &inputs.buffers[x]);
@@ -87,7 +98,9 @@ fn judge(
                 let moved: Vec<f64> = values.iter().zip(&direction).map(|(x, v)| x + step * v).collect();
                 let mut inputs = Inputs { buffers: inputs.buffers.clone(), scalars: inputs.scalars.clone() };
                 inputs.buffers.insert(*x, write(F64, &moved));
-                loss(&inputs)
+                let (loss, _, decisions) = terms(&inputs);
+                // A jump may be of no height, and many of them look smooth.
+                if decisions == decisions_at { loss } else { f64::NAN }
             };
             let step = 1e-5;
             let (above, below) = (moved(step), moved(-step));
@@ -104,7 +117,18 @@ fn judge(
                 judged.kinks += 1;
                 continue;
             }
-            let off = (ours - slope).abs() / size;
+            let mut off = (ours - slope).abs() / size;
+            if off >= NEAR {
+                // Where the loss bends much (a root or a reciprocal near zero, products of many), a difference errs by the square of its step. Half of the step
+                // tells by how much, whatever the gradient says; where that is no small part, the two do not tell either.
+                judged.refined += 1;
+                let nearer = (moved(0.5 * step) - moved(-0.5 * step)) / step;
+                if (nearer - slope).abs() > MOST_BENT * size {
+                    judged.kinks += 1;
+                    continue;
+                }
+                off = (ours - nearer - (nearer - slope) / 3.0).abs() / size;
+            }
             judged.directions += 1;
             judged.worst = judged.worst.max(if off.is_nan() { f64::INFINITY } else { off });
             if off.is_nan() || off >= NEAR {
@@ -115,8 +139,20 @@ fn judge(
     judged
 }
 
+/// What decides by steps: the outputs of step functions, and the conditions of selects, of which it counts whether they are zero.
+fn deciding(graph: &Graph) -> Vec<(Uid, bool)> {
+    let of_op = |op: &Op| match op {
+        Op::Pointwise(Pointwise::Unary { f, y, .. }) if STEPS.contains(f) => Some((*y, false)),
+        Op::Pointwise(Pointwise::Ternary { f: TernaryOp::Select, t, .. }) => Some((*t, true)),
+        _ => None,
+    };
+    graph.nodes.iter().filter_map(|node| of_op(&node.op)).collect()
+}
+
 /// The relative error that differences of step 1e-5 leave.
 const NEAR: f64 = 2e-6;
+/// The most that the error of a difference may be for two steps to tell the slope: what they leave is of the order of its square.
+const MOST_BENT: f64 = 10.0 * NEAR;
 
 struct Built {
     forward: Graph,
@@ -679,6 +715,9 @@ fn random_graph(seed: u64) -> Option<(Built, Inputs<Uid>)> {
         }
         tensor.layout = rows(tensor.layout.dims());
     }
+    // What decides is looked at, so it is kept.
+    let deciding: Vec<Uid> = deciding(&graph).into_iter().map(|(uid, _)| uid).collect();
+    graph.tensors.iter_mut().filter(|tensor| deciding.contains(&tensor.uid)).for_each(|tensor| tensor.is_virtual = false);
     verdigris_graph::validate::validate(&graph).ok()?;
     let floats = |uid: &Uid| graph.tensor(*uid).is_some_and(|tensor| tensor.dtype == F64 && !tensor.by_value && !tensor.layout.is_empty());
     let results: Vec<Uid> = written.iter().copied().filter(floats).filter(|uid| !graph.tensor(*uid).unwrap().is_virtual).collect();
@@ -872,4 +911,54 @@ fn types_and_names_of_a_stored_gradient() {
     }
     assert!(matches!(graph.part(&gradients, &[sum]), Err(Error::Structure { .. })));
     assert!(matches!(graph.part(&[x], &[]), Err(Error::Structure { .. })));
+}
+
+/// Where a difference jumps, and the jump may be too small to see or too fine to tell from a slope, nothing is judged.
+#[test]
+fn what_decides_by_steps_is_not_judged_where_a_difference_takes_one() {
+    // A condition that is zero is not zero beside: the gradient is that of the side which was taken, the difference that of the other.
+    let mut g = GraphBuilder::new("select");
+    let (x, z) = (input(&mut g, "x", &[3, 4]), input(&mut g, "z", &[3, 4]));
+    let positive = g.unary("exp", UnaryOp::Exp, x).unwrap();
+    let zero = g.unary("not", UnaryOp::Not, positive).unwrap();
+    let y = g.ternary("select", TernaryOp::Select, zero, z, z).unwrap();
+    let bent = g.unary("bent", UnaryOp::Tanh, x).unwrap();
+    let built = with_gradients(g, &[y, bent], &[x, z]).unwrap();
+    let judged = built.judge("select", &built.inputs(2), 3);
+    assert!(judged.worst < NEAR && (judged.directions, judged.kinks) == (3, 3), "{judged:?}");
+    // Numbers beyond what a difference moves by are rounded up many times, and look as smooth as what they are rounded from.
+    let mut g = GraphBuilder::new("round");
+    let x = input(&mut g, "x", &[3, 4]);
+    let large = g.scale("large", x, HostScalar::Fixed(Real(1e9))).unwrap();
+    let rounded = g.unary("round", UnaryOp::Round, large).unwrap();
+    let built = with_gradients(g, &[large, rounded], &[x]).unwrap();
+    let judged = built.judge("round", &built.inputs(2), 3);
+    assert!(judged.worst < NEAR && (judged.directions, judged.kinks) == (0, 3), "{judged:?}");
+}
+
+/// Where the third derivative is large and the second none, a difference errs by more than is allowed, and two of them tell the slope.
+#[test]
+fn what_bends_much_is_judged_by_two_steps() {
+    let mut g = GraphBuilder::new("bend");
+    let x = input(&mut g, "x", &[1]);
+    let steep = g.scale("steep", x, HostScalar::Fixed(Real(400.0))).unwrap();
+    let y = g.unary("bend", UnaryOp::Tanh, steep).unwrap();
+    let mut built = with_gradients(g, &[y], &[x]).unwrap();
+    let mut inputs = built.inputs(2);
+    inputs.buffers.insert(x, write(F64, &[0.0]));
+    inputs.buffers.insert(built.dys[0], write(F64, &[1.0]));
+    let judged: Vec<Judged> = (0..8).map(|seed| built.judge("bend", &inputs, seed)).collect();
+    assert!(judged.iter().all(|judged| judged.worst < NEAR), "{judged:?}");
+    let refined: u32 = judged.iter().map(|judged| judged.refined).sum();
+    let directions: u32 = judged.iter().map(|judged| judged.directions).sum();
+    assert!(refined > 4 && directions > 16, "{judged:?}");
+    // One that is wrong by as much as the single difference errs is seen.
+    let forward = built.forward.nodes.len();
+    for node in &mut built.with_gradient.nodes[forward..] {
+        if let Op::Pointwise(Pointwise::Scale { factor, .. }) = &mut node.op {
+            *factor = HostScalar::Fixed(Real(400.0 * (1.0 - 3.0 * NEAR)));
+        }
+    }
+    let judged: Vec<Judged> = (0..8).map(|seed| built.judge("wrong", &inputs, seed)).collect();
+    assert!(judged.iter().any(|judged| judged.worst > NEAR), "{judged:?}");
 }

@@ -18,6 +18,10 @@ const HEAD: &str = "\
 # those that are set), its text, the types that T stands for, and the scopes that S stands for. A type whose word is another has it behind
 # an equals sign. d are results, a operands, in the order of the table.
 #
+# Read against the manual on 2026-11-23, when all of it was first written: each section against its grammar there, the atomics by their pattern and
+# the lines of wgmma by samples of them; no text was wrong. Lines of later days are read when they are written, as below. A
+# reader of our own that knows the manual's grammar and not the table's templates reads each text back as its instruction.
+#
 # A test compares it with the table; VERDIGRIS_BLESS=1 cargo test -p verdigris-kir golden writes it anew. Whoever does so reads each changed
 # line against the section above it: what is wrong here is wrong on every device.
 ";

@@ -5,6 +5,8 @@
 
 mod draw;
 pub(crate) mod features;
+#[cfg(test)]
+mod known_engine;
 mod pick;
 #[cfg(test)]
 mod right_engine;
