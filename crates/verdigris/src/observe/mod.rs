@@ -66,7 +66,7 @@ pub struct Listen {
 }
 
 /// Which executions have their time taken on the device. A sampled execution has an event before it and one behind each of its parts: some
-/// two microseconds of host time, and its parts do not overlap. Between samples a stream gets an event behind an execution at most every millisecond, by which a hang
+/// two microseconds of host time, and its parts do not overlap. Between samples, and where none are taken, a stream gets an event behind an execution at most every millisecond, by which a hang
 /// is seen ([`Limits`]): of executions as long as that, behind each.
 ///
 /// The CPU's times cost nothing and are all in the metrics; of its executions so many a second as `per_second` says are told of as spans, the first of each
