@@ -18,7 +18,7 @@ use verdigris_tensor::{DType, Layout};
 
 mod heard;
 
-use heard::{Heard, Said, hear};
+use heard::{Heard, Said, Warned, hear};
 
 static TURN: Mutex<()> = Mutex::new(());
 
@@ -455,11 +455,11 @@ fn a_subscriber_may_execute() {
             let plan = handle.plan_graph(&graph(), &Policy::default()).expect("plans");
             let buffers = buffers(&handle, &plan);
             let told = Arc::new(AtomicUsize::new(0));
-            let subscriber = Executes { told: Arc::clone(&told), plan, handle, buffers };
-            let dispatch = tracing::Dispatch::new(subscriber);
-            tracing::dispatcher::with_default(&dispatch, || {
-                let executes: &Executes = dispatch.downcast_ref().expect("ours");
-                (0..2).for_each(|_| executes.run());
+            let run: Arc<dyn Fn() + Send + Sync> =
+                Arc::new(move || drop(plan.execute_from(handle.stream(), &bound(&buffers), handle.pool()).expect("executes")));
+            let subscriber = Warned { told: Arc::clone(&told), then: Arc::clone(&run) };
+            tracing::subscriber::with_default(subscriber, || {
+                (0..2).for_each(|_| run());
                 observe::collect();
             });
             (read().count("verdigris_samples_total", &["outcome=taken"]), told.load(Ordering::Relaxed))
@@ -468,43 +468,6 @@ fn a_subscriber_may_execute() {
     std::thread::spawn(move || done.send(work()));
     let (taken, told) = is_done.recv_timeout(Duration::from_secs(60)).expect("it does not wait for itself");
     assert!(told >= 1 && taken > 1, "{told} told, {taken} taken");
-}
-
-/// Executes whenever it is told of a slow execution.
-struct Executes {
-    told: Arc<AtomicUsize>,
-    plan: GraphPlan,
-    buffers: Vec<(Uid, DeviceBuffer)>,
-    handle: Handle,
-}
-
-impl Executes {
-    fn run(&self) {
-        self.plan.execute_from(self.handle.stream(), &bound(&self.buffers), self.handle.pool()).expect("executes");
-    }
-}
-
-impl tracing::Subscriber for Executes {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        metadata.target() == "verdigris" && *metadata.level() == tracing::Level::WARN
-    }
-
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::Id {
-        tracing::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &tracing::Id, _: &tracing::span::Record<'_>) {}
-
-    fn record_follows_from(&self, _: &tracing::Id, _: &tracing::Id) {}
-
-    fn event(&self, _: &tracing::Event<'_>) {
-        self.told.fetch_add(1, Ordering::Relaxed);
-        self.run();
-    }
-
-    fn enter(&self, _: &tracing::Id) {}
-
-    fn exit(&self, _: &tracing::Id) {}
 }
 
 /// A device that can no longer be asked has what it last had, and one without a handle has nothing.

@@ -66,8 +66,8 @@ pub struct Listen {
 }
 
 /// Which executions have their time taken on the device. A sampled execution has an event before it and one behind each of its parts: some
-/// three microseconds of host time where it has one part, and its parts do not overlap. Between samples a stream gets an event behind an execution, at most one in twenty
-/// milliseconds, by which a hang is seen ([`Limits`]).
+/// three microseconds of host time where it has one part, and its parts do not overlap. Between samples, and where none are taken, a stream gets an event behind an
+/// execution, at most one in twenty milliseconds, by which a hang is seen ([`Limits`]).
 ///
 /// The CPU's times cost nothing and are all in the metrics; of its executions so many a second as `per_second` says are told of as spans, the first of each
 /// plan among them, unless `every` is 0.

@@ -4,6 +4,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tracing::field::{Field, Visit};
@@ -144,4 +145,33 @@ impl Subscriber for Heard {
             left.map(|left| entered.remove(left));
         });
     }
+}
+
+/// Does something whenever the library warns.
+pub(crate) struct Warned {
+    pub(crate) told: Arc<AtomicUsize>,
+    pub(crate) then: Arc<dyn Fn() + Send + Sync>,
+}
+
+impl Subscriber for Warned {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target() == "verdigris" && *metadata.level() == tracing::Level::WARN
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, _: &Event<'_>) {
+        self.told.fetch_add(1, Ordering::Relaxed);
+        (self.then)();
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
 }
