@@ -456,7 +456,7 @@ fn a_subscriber_may_execute() {
             let buffers = buffers(&handle, &plan);
             let told = Arc::new(AtomicUsize::new(0));
             let run: Arc<dyn Fn() + Send + Sync> =
-                Arc::new(move || drop(plan.execute_from(handle.stream(), &bound(&buffers), handle.pool()).expect("executes")));
+                Arc::new(move || plan.execute_from(handle.stream(), &bound(&buffers), handle.pool()).expect("executes"));
             let subscriber = Warned { told: Arc::clone(&told), then: Arc::clone(&run) };
             tracing::subscriber::with_default(subscriber, || {
                 (0..2).for_each(|_| run());
