@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 use metrics::{Key, Label, Level, Metadata, Recorder};
 use verdigris::Config;
 use verdigris_telemetry::nvml::{Collector, DeviceNames};
-use verdigris_telemetry::{Bounds, Exporter, ListenAddress, Registry};
+use verdigris_telemetry::{Bounds, Exporter, ListenAddress, Registry, Severity, log_to_stderr};
 
 use crate::ending::Ending;
 use verdigris_cli::{Verdict, say, telemetry};
@@ -24,6 +24,9 @@ pub(crate) struct Arguments {
     /// Seconds between two readings of the devices.
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
     interval: f64,
+    /// What is written to standard error as lines of JSON: off, error, warning (and errors) or information (and both).
+    #[arg(long, default_value_t, value_name = "SEVERITY")]
+    log: Severity,
     /// Print one reading as JSON, and end.
     #[arg(long)]
     json: bool,
@@ -36,6 +39,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         bail!("--interval {seconds}: between 0.1 and 3600 seconds");
     }
     let config = Config::from_environment()?;
+    log_to_stderr(arguments.log)?;
     let registry = Arc::new(Registry::new(Bounds::default()));
     let labels = vec![Label::new("version", env!("CARGO_PKG_VERSION")), Label::new("source", &verdigris_engines::SOURCE_HASH[..12])];
     let here = Metadata::new(module_path!(), Level::INFO, None);

@@ -48,7 +48,8 @@ pub use files::{RotatingFile, path_of_process};
 pub use http::{CONNECTION_TIME, Exporter, HEADER_TIME, ListenAddress, MOST_CONNECTIONS, PORT};
 pub use nvtx::NvtxLayer;
 pub use registry::{Bounds, Registry};
-pub use telemetry::{EVENT_BYTES, Guard, Settings, Severity, Telemetry};
+pub use stderr::{Severity, log_to_stderr};
+pub use telemetry::{EVENT_BYTES, Guard, Settings, Telemetry};
 pub use trace::{TRACE_BYTES, TraceFile, TraceLayer};
 
 /// The page for operators, whose lines of Rust are tests.

@@ -8,7 +8,11 @@ use tracing::{Level, Metadata};
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::Registry as Spans;
+use tracing_subscriber::util::SubscriberInitExt;
+
+use crate::error::Error;
 
 /// Lines of one level that are written in a second; further ones are counted, and the count is said.
 const LINES_PER_SECOND: u32 = 50;
@@ -56,6 +60,26 @@ impl std::fmt::Display for Severity {
             Severity::Warning => "warning",
             Severity::Information => "information",
         })
+    }
+}
+
+/// Writes events of that severity to standard error and does nothing else, for a program that installs no telemetry of its own work. It becomes the process's
+/// subscriber of `tracing`, which can be done once; [`Telemetry::stderr_lines`](crate::Telemetry::stderr_lines) does the same beside other layers.
+///
+/// # Errors
+/// [`Error::SubscriberTaken`].
+///
+/// ```
+/// use verdigris_telemetry::{Severity, log_to_stderr};
+///
+/// log_to_stderr(Severity::Warning)?;
+/// assert!(log_to_stderr(Severity::Off).is_ok() && log_to_stderr(Severity::Error).is_err());
+/// # Ok::<(), verdigris_telemetry::Error>(())
+/// ```
+pub fn log_to_stderr(least: Severity) -> Result<(), Error> {
+    match layer(least) {
+        None => Ok(()),
+        Some(layer) => tracing_subscriber::registry().with(layer).try_init().map_err(|_| Error::SubscriberTaken),
     }
 }
 

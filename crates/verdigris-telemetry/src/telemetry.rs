@@ -21,8 +21,7 @@ use crate::nvml::{Collector, DeviceNames};
 use crate::nvtx::NvtxLayer;
 use crate::observe::{self, Listen, Listening};
 use crate::registry::{Bounds, Registry};
-use crate::stderr;
-pub use crate::stderr::Severity;
+use crate::stderr::{self, Severity};
 use crate::trace::{TRACE_BYTES, TraceFile};
 
 /// Size of a file of events unless told otherwise.
