@@ -165,6 +165,11 @@ fn number_behind(name: &str, word: &str) -> Option<u32> {
     })
 }
 
+/// The stages that a name ends with, `_64x64x64_s4_nt`: in front of them stand types, of which some are spelled alike (`_s8`).
+fn stages_named(name: &str) -> Option<u32> {
+    name.split('_').rev().find_map(|word| word.strip_prefix('s')?.parse().ok())
+}
+
 /// The elements of a K-tile along the depth: the third extent of a tile's name, `_128x128x32`.
 fn depth_of_tile(name: &str) -> Option<u32> {
     name.split('_').find_map(|word| {
@@ -224,7 +229,7 @@ impl Turns {
                 let shared = numbers.shared(way)?;
                 let workers: u32 = launch.grid.iter().product();
                 let stages = match way {
-                    Way::KTiles => numbers.named("_s").unwrap_or(COPIED_AHEAD),
+                    Way::KTiles => stages_named(launch.kernel.name()).unwrap_or(COPIED_AHEAD),
                     Way::Points | Way::Elements | Way::Column | Way::Carried => 1,
                     _ => numbers.stages().unwrap_or(COPIED_AHEAD),
                 };
@@ -508,6 +513,8 @@ mod tests {
         assert_eq!(carried_in_a_turn("scan_add_rows32x4v4_d1_f32_f32"), Some(128));
         assert_eq!(carried_in_a_turn("scan_add_columns8v4_d1_f32_f32"), Some(64));
         assert_eq!(carried_in_a_turn("scan_add_columns8v8_d1_f16_f16"), Some(32));
+        assert_eq!(stages_named("gemm_mma_s8_s8_i32_64x64x64_s4_nt_async_i32_exact"), Some(4));
+        assert_eq!(stages_named("gemm_simt_i8_i8_i32_32x4x32_i32s_exact"), None);
         assert_eq!(depth_of_tile("gemm_mma_bf16_bf16_f32_128x64x32_s4_nt"), Some(32));
         assert_eq!((last_part(10, 4), last_part(8, 4), last_part(3, 4)), (2, 4, 3));
     }

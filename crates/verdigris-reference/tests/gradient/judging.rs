@@ -1,6 +1,41 @@
-//! Where a difference says little of a slope, and what the judge makes of it.
+//! The judge of gradients by itself: what is wrong is seen, and what differences do not tell is not judged.
 
-use super::*;
+use verdigris_graph::{BinaryOp, GraphBuilder, HostScalar, Op, Pointwise, Precision, Real, ReductionOp, TernaryOp, UnaryOp};
+
+use super::{F64, Judged, NEAR, input, with_gradients, write};
+
+/// Each way in which a gradient may be wrong by one op is seen: planted into the gradient of a small network, op by op.
+#[test]
+fn a_wrong_rule_is_found() {
+    let mut g = GraphBuilder::new("network");
+    let (x, w, b) = (input(&mut g, "x", &[3, 4]), input(&mut g, "w", &[4, 5]), input(&mut g, "b", &[5]));
+    let product = g.matmul("product", x, w, Precision::F64).unwrap();
+    let sum = g.binary("sum", BinaryOp::Sub, product, b).unwrap();
+    let bent = g.unary("bent", UnaryOp::Tanh, sum).unwrap();
+    let scaled = g.scale("scaled", bent, HostScalar::Fixed(Real(3.0))).unwrap();
+    let y = g.softmax("softmax", scaled, 1, false).unwrap();
+    let mut built = with_gradients(g, &[y], &[x, w, b]).unwrap();
+    let inputs = built.inputs(2);
+    assert!(built.judge("right", &inputs, 3).worst < NEAR);
+    let mut planted = 0;
+    let right = built.with_gradient.clone();
+    for at in built.forward.nodes.len()..right.nodes.len() {
+        let mut wrong = right.clone();
+        match &mut wrong.nodes[at].op {
+            Op::Matmul(op) => op.alpha = HostScalar::Fixed(Real(1.01)),
+            Op::Pointwise(Pointwise::Unary { f, .. }) => *f = if *f == UnaryOp::Neg { UnaryOp::Identity } else { UnaryOp::Neg },
+            Op::Pointwise(Pointwise::Binary { f: f @ BinaryOp::Backward(_), .. }) => *f = BinaryOp::Backward(UnaryOp::Sigmoid),
+            Op::Pointwise(Pointwise::Scale { factor, .. }) => *factor = HostScalar::Fixed(Real(2.99)),
+            Op::SoftmaxBackward(op) => op.log = !op.log,
+            Op::Reduction(op) => op.f = ReductionOp::Avg,
+            _ => continue,
+        }
+        built.with_gradient = wrong;
+        planted += 1;
+        assert!(built.judge("wrong", &inputs, 3).worst > 10.0 * NEAR, "not seen: {:?}", right.nodes[at]);
+    }
+    assert!(planted >= 7, "{planted}");
+}
 
 /// Where a difference jumps, and the jump may be too small to see or too fine to tell from a slope, nothing is judged.
 #[test]
