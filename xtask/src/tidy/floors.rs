@@ -104,6 +104,7 @@ const HOUSE: &[Room] = &[
             "verdigris-probes",
             "verdigris-reference",
             "verdigris-serve",
+            "verdigris-telemetry",
             "verdigris-tensor",
         ],
         tests_may_use: &[],

@@ -14,6 +14,7 @@ use verdigris_kir::face::{Header, build};
 use verdigris_kir::ir::{KernelBody, Target};
 use verdigris_kir::program::KernelRef;
 use verdigris_reference::data::Random;
+use verdigris_telemetry::Telemetry;
 use verdigris_tensor::DType;
 
 use super::measure::quantile;
@@ -24,7 +25,7 @@ use verdigris_cli::{Verdict, device, say};
 /// Options of `bench overhead`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Random sizes that are planned after the warm-up.
+    /// Random sizes that are planned once the whole catalog is loaded, which takes minutes where no pack has it; 0 leaves both out.
     #[arg(long, default_value_t = 1000)]
     sizes: usize,
     /// Executions of the one-launch plan whose host time is taken.
@@ -71,7 +72,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     let Some(handle) = device::open("bench overhead", &config, arguments.json)? else {
         return Ok(Verdict::Good);
     };
-    let mut rows = Rows::new(&handle);
+    let mut rows = Rows::new(&handle, arguments.json);
     let problem = problem(1024, 1024, 1024, DType::Bf16, Order::RowMajor, Order::ColumnMajor)?;
     let way = handle.survey(&problem, &Limits::default())?;
     let way = way.ranked.first().context("no engine takes a bf16 product here")?;
@@ -103,13 +104,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     }
 
     execute(&handle, &problem, arguments.executions, &mut rows)?;
-    let new_modules = sizes(&handle, arguments, &mut rows)?;
+    let new_modules = if arguments.sizes == 0 { 0 } else { sizes(&handle, arguments, &mut rows)? };
 
-    if arguments.json {
-        for row in &rows.list {
-            say!("{}", serde_json::to_string(row)?);
-        }
-    } else {
+    if !arguments.json {
         rows.print();
     }
     if arguments.record.as_ref().is_none_or(|path| path.as_os_str() != "none") {
@@ -122,8 +119,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     Ok(if new_modules == 0 { Verdict::Good } else { Verdict::Bad })
 }
 
-/// Host time of an execution, and in turns with it that of the driver alone: an empty kernel without parameters, launched without a plan.
+/// Host time of an execution with nobody listening and with metrics on, and in turns with these that of the driver alone: an empty kernel without parameters, launched
+/// without a plan.
 fn execute(handle: &Handle, problem: &Problem, executions: usize, rows: &mut Rows) -> Result<()> {
+    // Before the plan is made, which keeps the handles of its metrics.
+    let mut telemetry = Telemetry::builder().install()?;
     let plan = handle.plan(problem, &Limits::default())?;
     let (pool, stream) = (handle.pool(), handle.stream());
     let buffers = [pool.alloc_zeroed(stream, 2 << 20)?, pool.alloc_zeroed(stream, 2 << 20)?, pool.alloc_zeroed(stream, 2 << 20)?];
@@ -140,17 +140,25 @@ fn execute(handle: &Handle, problem: &Problem, executions: usize, rows: &mut Row
         }
         Ok(begun.elapsed().as_secs_f64() * 1e6 / BATCH as f64)
     };
-    let (mut executed, mut bare) = (Vec::new(), Vec::new());
+    let (mut unheard, mut heard, mut bare) = (Vec::new(), Vec::new(), Vec::new());
     for batch in 0..executions.div_ceil(BATCH) + 1 {
-        let execution = host_us(&|| Ok(plan.execute(stream, &bindings, workspace.slice())?))?;
+        telemetry.pause();
+        let without = host_us(&|| Ok(plan.execute(stream, &bindings, workspace.slice())?))?;
+        telemetry.resume();
+        let with = host_us(&|| Ok(plan.execute(stream, &bindings, workspace.slice())?))?;
+        telemetry.pause();
         let launch = host_us(&|| Ok(empty.launch_bare(stream)?))?;
         if batch > 0 {
-            executed.push(execution);
+            unheard.push(without);
+            heard.push(with);
             bare.push(launch);
         }
     }
     stream.synchronize()?;
-    rows.add(&format!("host time of an execution, {} launch(es)", plan.program().launch_count()), &executed, "µs", Some(3.2));
+    rows.add(&format!("host time of an execution, {} launch(es)", plan.program().launch_count()), &unheard, "µs", Some(3.2));
+    rows.add("the same with metrics on", &heard, "µs", None);
+    let more: Vec<f64> = heard.iter().zip(&unheard).map(|(with, without)| with - without).collect();
+    rows.add("what metrics add to it, batch by batch", &more, "µs", None);
     rows.add("host time of a bare launch: an empty kernel, the driver alone", &bare, "µs", None);
     Ok(())
 }
@@ -238,6 +246,8 @@ fn ms(duration: Duration) -> f64 {
 /// The figures so far, and the machine.
 struct Rows {
     list: Vec<Row>,
+    /// Each is printed as it is found.
+    json: bool,
     machine: String,
     driver: String,
     versions: String,
@@ -245,10 +255,11 @@ struct Rows {
 }
 
 impl Rows {
-    fn new(handle: &Handle) -> Rows {
+    fn new(handle: &Handle, json: bool) -> Rows {
         let properties = handle.context().properties();
         Rows {
             list: Vec::new(),
+            json,
             machine: format!("{} {}", properties.name, properties.uuid),
             driver: format!("{}.{}", properties.driver_version / 1000, properties.driver_version % 1000 / 10),
             versions: format!("verdigris {} ({})", env!("CARGO_PKG_VERSION"), &verdigris_engines::SOURCE_HASH[..12]),
@@ -257,7 +268,7 @@ impl Rows {
     }
 
     fn add(&mut self, what: &str, samples: &[f64], unit: &'static str, bar: Option<f64>) {
-        self.list.push(Row {
+        let row = Row {
             suite: "overhead",
             problem: what.to_owned(),
             value: quantile(samples, 0.5),
@@ -270,7 +281,11 @@ impl Rows {
             driver: self.driver.clone(),
             versions: self.versions.clone(),
             date: self.date.clone(),
-        });
+        };
+        if let (true, Ok(text)) = (self.json, serde_json::to_string(&row)) {
+            say!("{text}");
+        }
+        self.list.push(row);
     }
 
     fn print(&self) {
