@@ -10,7 +10,7 @@
 //! tile on any device, and brings that through a ring, goes round by the pieces of the tile: blocks of keys, of queries, K-tiles.
 //!
 //! Where many kernels go round by the same text, and differ in types and extents alone, one of them is asked to ([`asked_together`]). What is not
-//! counted has its reason ([`ALONE`]): a test holds every kernel of the catalogs that has a ring, or a loop in which threads meet, to one or the other.
+//! counted has its reason (`ALONE`): a test holds every kernel of the catalogs that has a ring, or a loop in which threads meet, to one or the other.
 
 use verdigris_kir::ir::KernelBody;
 use verdigris_kir::program::{Arg, Launch, Program};
