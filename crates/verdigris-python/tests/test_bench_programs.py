@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from verdigris.bench import cli, latency, listened, models, ours, record, train
+from verdigris.bench import cli, latency, models, ours, record, telemetry, train
 
 torch.set_num_threads(1)
 
@@ -125,24 +125,24 @@ class FakeTelemetry:
 
 
 def test_each_side_of_a_pair_comes_first_in_turn():
-    telemetry = FakeTelemetry()
-    listening = lambda is_on: (telemetry.resume if is_on else telemetry.pause)()
-    found = listened.pairs(lambda: 2.0 if telemetry.on else 1.0, listening, 4, False)
+    exporter = FakeTelemetry()
+    listening = lambda is_on: (exporter.resume if is_on else exporter.pause)()
+    found = telemetry.pairs(lambda: 2.0 if exporter.on else 1.0, listening, 4, False)
     assert found == [(2.0, 1.0)] * 4
-    assert telemetry.turns == ["on", "paused", "paused", "on"] * 2
-    assert listened.pairs(lambda: 2.0 if telemetry.on else 1.0, listening, 3, True) == [(1.0, 1.0)] * 3
-    mean, error = listened.mean_and_error([1.0, 1.2])
+    assert exporter.turns == ["on", "paused", "paused", "on"] * 2
+    assert telemetry.pairs(lambda: 2.0 if exporter.on else 1.0, listening, 3, True) == [(1.0, 1.0)] * 3
+    mean, error = telemetry.mean_and_error([1.0, 1.2])
     assert mean == pytest.approx(1.1) and error == pytest.approx(0.1)
-    assert listened.mean_and_error([1.0])[1] == float("inf")
+    assert telemetry.mean_and_error([1.0])[1] == float("inf")
 
 
 def test_what_metrics_cost_is_told_with_its_error(small, tmp_path, monkeypatch):
-    telemetry = FakeTelemetry()
+    exporter = FakeTelemetry()
 
     class Heard(Door):
         def listen(self, **options):
-            assert options == {"prometheus": 0, "nvml": listened.EACH_S}
-            return telemetry
+            assert options == {"prometheus": 0, "nvml": telemetry.EACH_S}
+            return exporter
 
         def conv2d(self):
             return lambda x, w: torch.nn.functional.conv2d(x, w, None, 1, 1)
@@ -151,7 +151,7 @@ def test_what_metrics_cost_is_told_with_its_error(small, tmp_path, monkeypatch):
     words = ["telemetry", "--device", "cpu", "--batch", "2", "--extent", "32", "--pairs", "4", "--steps", "1", "--calls", "800"]
     status = cli.main([*words, "--json", str(tmp_path / "a.jsonl")])
     facts = record.read(tmp_path / "a.jsonl")[-1].rows["telemetry/resnet50"]
-    assert status == 0 and telemetry.ended
+    assert status == 0 and exporter.ended
     assert (facts["listened"]["pairs"], facts["paused"]["pairs"]) == (4, 2)
     low, high = facts["listened_interval"]
     assert low < facts["listened"]["ratio"] < high and facts["host_us"] > 0

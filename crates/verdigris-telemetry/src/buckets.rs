@@ -97,7 +97,9 @@ mod tests {
         for metric in METRICS.iter().filter(|metric| metric.kind == MetricKind::Histogram) {
             let bounds = of(metric);
             assert!(bounds.windows(2).all(|pair| pair[0] < pair[1]), "{}", metric.name);
-            assert!(bounds.iter().all(|bound| bound.is_finite()) && bounds.len() <= 36, "{}", metric.name);
+            // Only what spans the range of f32 needs more.
+            let most = if metric.name == "verdigris_amax_ratio" { 36 } else { 24 };
+            assert!(bounds.iter().all(|bound| bound.is_finite()) && bounds.len() <= most, "{}", metric.name);
         }
         let device = of(crate::observe::metric_of("verdigris_device_seconds").expect("in the table"));
         assert_eq!((device.first(), device.last()), (Some(&1e-6), Some(&10.0)));

@@ -93,7 +93,8 @@ fn plain(tree: &Tree) -> Vec<String> {
 /// Runs one command of cargo in the copy; the programs that it made, by package and target. Unit tests are of target `lib`, those of a program of target `bin`.
 ///
 /// The copy shares the folder in which cargo builds with the sources that it is of, and so what that has of other people's crates. Its own crates are others
-/// there for the way in which they are compiled ([`plain`]), and its programs go elsewhere.
+/// there for the way in which they are compiled ([`plain`]), and its programs go elsewhere. Unit tests alone are built by package, with the features which that
+/// package asks for: what lies below is then compiled for it once more.
 fn cargo(arguments: &[&str], plain: &[String], root: &Path, copy: &Path) -> Result<BTreeMap<(String, String), PathBuf>> {
     let shared = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |folder| root.join(folder));
     let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))

@@ -330,7 +330,7 @@ def main(words: Optional[Sequence[str]] = None) -> int:
 
             return run(arguments, _device(arguments.device), _say)
         if arguments.command == "telemetry":
-            from .listened import run
+            from .telemetry import run
 
             return run(arguments, _device(arguments.device), _say)
         from .latency import run

@@ -9,7 +9,7 @@ import gzip
 import json
 import math
 from pathlib import Path
-from typing import Dict, Iterable, List, Optional
+from typing import Callable, Dict, Iterable, List, Optional
 
 #: Told apart from the records of the program ``workshop bench`` by this.
 BY = "verdigris.bench"
@@ -83,6 +83,12 @@ class Writer:
             return
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(_plain({"by": BY, "kind": kind, **content}), ensure_ascii=False) + "\n")
+
+
+def say_facts(facts: dict, say: Callable[[str], None]) -> None:
+    """Each fact of a row on a line of its own."""
+    for fact, value in facts.items():
+        say(f"  {fact}: {value if not isinstance(value, float) else format(value, '.4g')}")
 
 
 def read(path: Path) -> List[Run]:

@@ -216,8 +216,7 @@ def run(arguments, device: torch.device, say: Callable[[str], None]) -> int:
         except (RuntimeError, MemoryError) as error:
             facts["fault"] = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
         writer.line("row", facts)
-        for fact, value in facts.items():
-            say(f"  {fact}: {value if not isinstance(value, float) else format(value, '.4g')}")
+        record.say_facts(facts, say)
         status = status or (1 if facts.get("fault") else 0)
         gc.collect()
         if device.type == "cuda":

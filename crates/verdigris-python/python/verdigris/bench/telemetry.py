@@ -174,8 +174,7 @@ def run(arguments, device: torch.device, say: Callable[[str], None]) -> int:
         facts["fault"] = (str(error).splitlines() or [type(error).__name__])[0][:300]
     writer.line("row", facts)
     writer.line("foot", {"date": machine.now(), "clocks": machine.clocks(device), "rows": 1})
-    for fact, value in facts.items():
-        say(f"  {fact}: {value if not isinstance(value, float) else format(value, '.4g')}")
+    record.say_facts(facts, say)
     if path is not None:
         say(f"record: {path}")
     return 1 if facts.get("fault") else 0
