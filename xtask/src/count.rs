@@ -2,17 +2,16 @@
 //!
 //! A toy stands in `xtask/count/NAME`: new files at their paths, and `edits.toml` with what it changes in files that are there, what commands
 //! write of it, and the commands that test it. CONTRIBUTING says how to add either; where that grows by a file, or where the toy no longer
-//! builds, the command fails. The copy and its builds stay below `target/count`, apart from those in daily use; only files that changed are
-//! written again.
+//! builds, the command fails. The copy and its programs stay below `target/count`; only files that changed are written again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
+use crate::source_copy::SourceCopy;
 use crate::tree::Tree;
 
 /// Something small of a kind that is added often.
@@ -32,8 +31,8 @@ const LEFT_OUT: &str = "bench/record/";
 /// Crates above all others: where they are right, all are.
 const CHECKED: &str = "check --package verdigris-python --package verdigris-workshop";
 
-/// A toy is run on numbers that a debug build without optimization is quick enough for.
-const PROFILE: &str = "[profile.dev]\ndebug = false\n";
+/// Codegen units of the copy's crates: see [`SourceCopy`]. None is optimized: a toy is run on numbers that this is quick enough for.
+const UNITS_OF_CODE: u32 = 24;
 
 /// `edits.toml` of a toy.
 #[derive(Deserialize)]
@@ -118,18 +117,13 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
         commands.extend(edits.commands);
         written.extend(edits.written);
     }
-    let manifest = files.get_mut("Cargo.toml").context("the workspace has no Cargo.toml")?;
-    let (head, _) = manifest.split_once("[profile.").context("Cargo.toml has no profiles")?;
-    *manifest = format!("{head}{PROFILE}");
-
-    let target = root.join("target").join("count");
-    let copy = target.join("sources");
-    tree.write_copy(&files, &[LEFT_OUT], &copy)?;
+    let copy = SourceCopy::new(root, &tree, "count", UNITS_OF_CODE, &[]);
+    tree.write_copy(&files, &[LEFT_OUT], &copy.folder)?;
     commands.push(CHECKED.to_owned());
     for command in &commands {
-        cargo(command, &copy, &target.join("build"))?;
+        cargo(command, &copy)?;
     }
-    let changed = files.iter().filter(|(path, text)| !fs::read_to_string(copy.join(path)).is_ok_and(|now| now == **text));
+    let changed = files.iter().filter(|(path, text)| !fs::read_to_string(copy.folder.join(path)).is_ok_and(|now| now == **text));
     let unnamed: Vec<&str> = changed.map(|(path, _)| path.as_str()).filter(|path| !written.contains(*path)).collect();
     if !unnamed.is_empty() {
         bail!("commands wrote {}, which no toy names under `written`", unnamed.join(", "));
@@ -138,22 +132,15 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
 }
 
 /// Runs one command of cargo in the copy. A command that tests has to find a test.
-fn cargo(command: &str, copy: &Path, target: &Path) -> Result<()> {
+fn cargo(command: &str, copy: &SourceCopy) -> Result<()> {
     println!("count: cargo {command}");
-    let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(command.split_whitespace().take(1).chain(["--quiet", "--locked"]))
-        .args(command.split_whitespace().skip(1))
-        .env("CARGO_TARGET_DIR", target)
-        .env("CARGO_INCREMENTAL", "1")
-        .current_dir(copy)
-        .output()
-        .context("running cargo")?;
+    let output = copy.cargo(command.split_whitespace()).output().context("running cargo")?;
     let said = String::from_utf8_lossy(&output.stdout);
     if !output.status.success() {
-        bail!("cargo {command}, in {}:\n{said}{}", copy.display(), String::from_utf8_lossy(&output.stderr));
+        bail!("cargo {command}, in {}:\n{said}{}", copy.folder.display(), String::from_utf8_lossy(&output.stderr));
     }
     if command.starts_with("test ") && passed(&said) == 0 {
-        bail!("cargo {command} finds no test in {}", copy.display());
+        bail!("cargo {command} finds no test in {}", copy.folder.display());
     }
     Ok(())
 }

@@ -15,6 +15,7 @@ mod pack;
 mod ptxas;
 mod replay;
 mod source;
+mod source_copy;
 mod tidy;
 mod tree;
 mod versions;

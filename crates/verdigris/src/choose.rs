@@ -484,7 +484,6 @@ mod tests {
 
     #[test]
     fn another_setting_of_the_same_engine_may_be_the_one_that_is_ready() {
-        let kernels = |way: &Ranked| way.program.launches().map(|launch| launch.kernel.name().to_owned()).collect::<Vec<_>>();
         let all =
             |problem: &Problem| handle().survey(problem, &Limits { settings: Settings::All, ..Limits::default() }).expect("asks").ranked;
         // Estimates move, so that the first of several products with such settings is taken.
@@ -513,6 +512,10 @@ mod tests {
         assert_eq!(warm.choose(&problem, &Limits::default()).expect("chooses").explanation.chosen_by, ChosenBy::Ready);
     }
 
+    fn kernels(way: &Ranked) -> Vec<String> {
+        way.program.launches().map(|launch| launch.kernel.name().to_owned()).collect()
+    }
+
     #[test]
     fn what_is_measured_holds_what_would_be_chosen_at_once_and_keeps_to_its_budget() {
         let handle = handle();
@@ -521,7 +524,9 @@ mod tests {
         let tuning = Tuning { candidates: 8, budget: Duration::ZERO, ..Tuning::default() };
         let hurried = handle.tune(&problem(), &Limits::default(), &tuning, &mut |_, _, _| {}).expect("chooses");
         let summary = hurried.explanation.tuning.expect("was measured");
-        assert!(is_same(&hurried.way, &at_once) && summary.instant == hurried.explanation.chosen, "{}", hurried.explanation);
+        // One of the same kernels with another argument needs no compiler, and may be the quicker one.
+        assert!(kernels(&hurried.way).iter().all(|kernel| kernels(&at_once).contains(kernel)), "{}", hurried.explanation);
+        assert!(hurried.explanation.ways[summary.instant].measured.is_some(), "{}", hurried.explanation);
         let measured = hurried.explanation.ways.iter().filter(|way| way.measured.is_some()).count();
         let told =
             hurried.explanation.ways.iter().filter(|way| way.trouble.as_ref().is_some_and(|text| text.contains("within the budget")));

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
@@ -10,6 +9,7 @@ use serde_json::Value;
 
 use super::list::{List, Mutant};
 use super::plant;
+use crate::source_copy::SourceCopy;
 use crate::tree::Tree;
 
 /// What nothing in the copy reads, and is large.
@@ -19,6 +19,9 @@ const KEPT: &str = "bench/record/h200/2026-11-23-choice-90210.jsonl";
 
 /// The crates that the runs of mutants spend their time in. The others make kernels and do not run them, or are not asked at all, and are compiled without optimization.
 const HOT: [&str; 3] = ["verdigris-kir", "verdigris-reference", "verdigris-tensor"];
+
+/// Codegen units of its crates: see [`SourceCopy`].
+const UNITS_OF_CODE: u32 = 32;
 
 /// What unit tests are called: those of a library, and those of a program.
 const UNITS: [&str; 2] = ["lib", "bin"];
@@ -38,10 +41,8 @@ pub(super) struct Programs {
 /// A mutant that does not fit the sources, or does not compile.
 pub(super) fn programs(root: &Path, tree: &Tree, list: &List, selected: &[&Mutant]) -> Result<Programs> {
     let begun = Instant::now();
-    let folder = root.join("target").join("mutants");
-    let copy = folder.join("tree");
-    write(tree, list, &copy)?;
-    let plain = plain(tree);
+    let copy = SourceCopy::new(root, tree, "mutants", UNITS_OF_CODE, &HOT);
+    write(tree, list, &copy.folder)?;
     // By the programs' names and not their packages', so that dependencies have the features that the whole workspace asks for; and one at least, for where
     // nothing is tested they have fewer.
     let tests_of = |mutants: &mut dyn Iterator<Item = &Mutant>| -> BTreeSet<(String, String)> {
@@ -61,12 +62,12 @@ pub(super) fn programs(root: &Path, tree: &Tree, list: &List, selected: &[&Mutan
     let commands: Vec<Vec<&str>> = std::iter::once(command).chain(of_units).collect();
     let mut built = BTreeMap::new();
     for command in &commands {
-        built.extend(cargo(command, &plain, root, &copy)?);
+        built.extend(cargo(command, &copy)?);
     }
     let program = |key: &(String, String)| built.get(key).cloned().with_context(|| format!("cargo built no {} of {}", key.1, key.0));
     let workshop = program(&("verdigris-workshop".to_owned(), "workshop".to_owned()))?;
     let tests = wanted.into_iter().map(|key| program(&key).map(|path| (key, path))).collect::<Result<_>>()?;
-    Ok(Programs { folder: copy, workshop, tests, build_seconds: begun.elapsed().as_secs_f64() })
+    Ok(Programs { folder: copy.folder, workshop, tests, build_seconds: begun.elapsed().as_secs_f64() })
 }
 
 /// Writes the copy; files that are as they should be are left alone, and with them what was built of them.
@@ -77,36 +78,10 @@ fn write(tree: &Tree, list: &List, copy: &Path) -> Result<()> {
     tree.write_copy(&files, &LEFT_OUT, copy)
 }
 
-/// How the crates of the copy are compiled, in cargo's words: otherwise than those of the sources, for cargo names what it builds by path below the root and by
-/// how it is compiled, and would take the one for the other; and only those in [`HOT`] optimized.
-fn plain(tree: &Tree) -> Vec<String> {
-    let members = tree.files().filter_map(|(path, _)| path.strip_prefix("crates/")?.strip_suffix("/Cargo.toml"));
-    members
-        .flat_map(|name| {
-            let units = format!("profile.dev.package.{name}.codegen-units=32");
-            let level = (!HOT.contains(&name)).then(|| format!("profile.dev.package.{name}.opt-level=0"));
-            std::iter::once(units).chain(level)
-        })
-        .collect()
-}
-
 /// Runs one command of cargo in the copy; the programs that it made, by package and target. Unit tests are of target `lib`, those of a program of target `bin`.
-///
-/// The copy shares the folder in which cargo builds with the sources that it is of, and so what that has of other people's crates. Its own crates are others
-/// there for the way in which they are compiled ([`plain`]), and its programs go elsewhere. Unit tests alone are built by package, with the features which that
-/// package asks for: what lies below is then compiled for it once more.
-fn cargo(arguments: &[&str], plain: &[String], root: &Path, copy: &Path) -> Result<BTreeMap<(String, String), PathBuf>> {
-    let shared = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |folder| root.join(folder));
-    let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(arguments)
-        .args(["--quiet", "--locked", "--message-format=json"])
-        .args(plain.iter().flat_map(|plain| ["--config", plain]))
-        .env("CARGO_BUILD_BUILD_DIR", shared)
-        .env("CARGO_TARGET_DIR", root.join("target").join("mutants").join("programs"))
-        .env("CARGO_INCREMENTAL", std::env::var_os("CARGO_INCREMENTAL").unwrap_or_else(|| "1".into()))
-        .current_dir(copy)
-        .output()
-        .context("running cargo")?;
+/// Unit tests alone are built by package, with the features which that package asks for: what lies below is then compiled for it once more.
+fn cargo(arguments: &[&str], copy: &SourceCopy) -> Result<BTreeMap<(String, String), PathBuf>> {
+    let output = copy.cargo(arguments.iter().copied().chain(["--message-format=json"])).output().context("running cargo")?;
     let said = String::from_utf8_lossy(&output.stdout);
     let messages: Vec<Value> = said.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     if !output.status.success() {
@@ -114,7 +89,13 @@ fn cargo(arguments: &[&str], plain: &[String], root: &Path, copy: &Path) -> Resu
             .filter(|message| message["message"]["level"] == "error")
             .filter_map(|message| message["message"]["rendered"].as_str())
             .collect();
-        bail!("cargo {}, in {}:\n{}{}", arguments.join(" "), copy.display(), errors.concat(), String::from_utf8_lossy(&output.stderr));
+        bail!(
+            "cargo {}, in {}:\n{}{}",
+            arguments.join(" "),
+            copy.folder.display(),
+            errors.concat(),
+            String::from_utf8_lossy(&output.stderr)
+        );
     }
     Ok(messages.iter().filter_map(program).collect())
 }

@@ -43,19 +43,24 @@ impl<'k> Kernel<'k> {
     /// Runs `body` where the condition holds.
     #[track_caller]
     pub fn when(self, condition: impl AsVal<'k, bool>, body: impl Fn()) {
-        let loc = self.here();
-        let cond = self.condition(condition.operand());
-        let then = self.block(body);
-        self.push(Stmt::If { cond, then, otherwise: Block::default(), loc });
+        self.when_operand(condition.operand(), &body, None);
     }
 
     /// Runs `then` where the condition holds and `otherwise` elsewhere.
     #[track_caller]
     pub fn when_else(self, condition: impl AsVal<'k, bool>, then: impl Fn(), otherwise: impl Fn()) {
+        self.when_operand(condition.operand(), &then, Some(&otherwise));
+    }
+
+    // The verbs that run a closure are generic for their callers' sake. What they do stands in functions that are not, or it would be compiled anew for each of
+    // some thousand closures: a sixth of all that the engines' crate had compiled.
+
+    #[track_caller]
+    fn when_operand(self, condition: Operand, then: &dyn Fn(), otherwise: Option<&dyn Fn()>) {
         let loc = self.here();
-        let cond = self.condition(condition.operand());
+        let cond = self.condition(condition);
         let then = self.block(then);
-        let otherwise = self.block(otherwise);
+        let otherwise = otherwise.map_or_else(Block::default, |otherwise| self.block(otherwise));
         self.push(Stmt::If { cond, then, otherwise, loc });
     }
 
@@ -72,21 +77,24 @@ impl<'k> Kernel<'k> {
     /// Runs `body` for `first`, `first + step`, … as long as it is below `end`.
     #[track_caller]
     pub fn range_step(self, first: impl AsVal<'k, u32>, end: impl AsVal<'k, u32>, step: impl AsVal<'k, u32>, body: impl Fn(Val<'k, u32>)) {
-        let loc = self.here();
         // The bound is read once, also where it is a variable that the body sets.
-        let end = match end.operand() {
-            Operand::Reg(_) => end.operand_val(self).operand(),
-            constant => constant,
-        };
+        let end = end.operand_val(self).operand();
+        self.range_operands((first.operand(), end, step.operand()), &|i| body(Val::new(self, i.into())));
+    }
+
+    /// `(first, end, step)`.
+    #[track_caller]
+    fn range_operands(self, (first, end, step): (Operand, Operand, Operand), body: &dyn Fn(Reg)) {
+        let loc = self.here();
         let i = self.new_register(Ty::U32, RegKind::Mutable, None, loc);
         let cond = self.new_register(Ty::Pred, RegKind::Mutable, None, loc);
-        self.mov_at(loc, Op::Mov { ty: Ty::U32 }, i, &[first.operand()]);
-        let head = self.block(|| {
+        self.mov_at(loc, Op::Mov { ty: Ty::U32 }, i, &[first]);
+        let head = self.block(&|| {
             self.mov_at(loc, Op::Setp { cmp: crate::inst::Cmp::Lt, ty: Ty::U32, ftz: false }, cond, &[i.into(), end]);
         });
-        let body = self.block(|| {
-            body(Val::new(self, i.into()));
-            self.mov_at(loc, Op::IAdd { ty: Ty::U32 }, i, &[i.into(), step.operand()]);
+        let body = self.block(&|| {
+            body(i);
+            self.mov_at(loc, Op::IAdd { ty: Ty::U32 }, i, &[i.into(), step]);
         });
         self.push(Stmt::Loop { head, cond, body, name: "range", loc });
     }
@@ -123,10 +131,15 @@ impl<'k> Kernel<'k> {
     /// Runs `body` as long as `condition`, evaluated before each turn, holds.
     #[track_caller]
     pub fn while_<C: AsVal<'k, bool>>(self, condition: impl Fn() -> C, body: impl Fn()) {
+        self.while_operand(&|| condition().operand(), &body);
+    }
+
+    #[track_caller]
+    fn while_operand(self, condition: &dyn Fn() -> Operand, body: &dyn Fn()) {
         let loc = self.here();
         let cond = self.new_register(Ty::Pred, RegKind::Mutable, None, loc);
-        let head = self.block(|| {
-            let holds = condition().operand();
+        let head = self.block(&|| {
+            let holds = condition();
             self.mov_at(loc, Op::Mov { ty: Ty::Pred }, cond, &[holds]);
         });
         let body = self.block(body);
@@ -136,10 +149,15 @@ impl<'k> Kernel<'k> {
     /// Runs `body` until the condition that it returns holds.
     #[track_caller]
     pub fn repeat_until<C: AsVal<'k, bool>>(self, body: impl Fn() -> C) {
+        self.repeat_operand(&|| body().operand());
+    }
+
+    #[track_caller]
+    fn repeat_operand(self, body: &dyn Fn() -> Operand) {
         let loc = self.here();
         let cond = self.new_register(Ty::Pred, RegKind::Mutable, None, loc);
-        let head = self.block(|| {
-            let done = self.condition(body().operand());
+        let head = self.block(&|| {
+            let done = self.condition(body());
             self.mov_at(loc, Op::Not { ty: Ty::Pred }, cond, &[done.into()]);
         });
         self.push(Stmt::Loop { head, cond, body: Block::default(), name: "repeat", loc });
@@ -165,7 +183,7 @@ impl<'k> Kernel<'k> {
         let mut built = Vec::new();
         for role in roles {
             self.with(|state| state.role = (first_warp, role.warps));
-            let body = self.block(|| {
+            let body = self.block(&|| {
                 if let Some(registers) = role.registers {
                     let op = Op::Setmaxnreg { increase: registers > entry, registers };
                     self.push(Stmt::Inst(Inst { op, outs: vec![], ins: vec![], guard: None, loc }));

@@ -106,7 +106,16 @@ impl std::fmt::Debug for Kernel<'_> {
 /// Builds a kernel: runs `describe` once and returns what it recorded.
 #[track_caller]
 pub fn build(header: Header, describe: impl for<'k> FnOnce(Kernel<'k>)) -> KernelBody {
-    let here = Location::caller();
+    let mut describe = Some(describe);
+    record(header, Location::caller(), &mut |k| {
+        if let Some(describe) = describe.take() {
+            describe(k);
+        }
+    })
+}
+
+/// What [`build`] does, once for all closures: like every verb that runs one, it is compiled here and not again for each kernel.
+fn record(header: Header, here: &'static Location<'static>, describe: &mut dyn for<'k> FnMut(Kernel<'k>)) -> KernelBody {
     let first = LocInfo { file: here.file(), line: here.line(), column: here.column(), inlined_at: None };
     let body = KernelBody {
         name: header.name,
@@ -205,15 +214,24 @@ impl<'k> Kernel<'k> {
     /// [`Caller::run`] keeps its own lines.
     pub fn scope_around<R>(self, at: &'static Location<'static>, f: impl FnOnce(Caller<'k>) -> R) -> R {
         let inner = self.locate(at);
-        let caller = Caller { kernel: self, scope: self.with(|state| state.scope) };
+        let caller = Caller { kernel: self, scope: self.scope_now() };
         self.in_scope(Some(inner), || f(caller))
     }
 
     fn in_scope<R>(self, scope: Option<Loc>, f: impl FnOnce() -> R) -> R {
-        let outer = self.with(|state| std::mem::replace(&mut state.scope, scope));
+        let outer = self.enter(scope);
         let result = f();
-        self.with(|state| state.scope = outer);
+        self.enter(outer);
         result
+    }
+
+    /// Opens a scope; the one that was open.
+    fn enter(self, scope: Option<Loc>) -> Option<Loc> {
+        self.with(|state| std::mem::replace(&mut state.scope, scope))
+    }
+
+    fn scope_now(self) -> Option<Loc> {
+        self.with(|state| state.scope)
     }
 
     fn new_register(self, ty: Ty, kind: RegKind, name: Option<&'static str>, loc: Loc) -> Reg {
@@ -232,7 +250,7 @@ impl<'k> Kernel<'k> {
     }
 
     /// Records what `f` emits as a block of its own.
-    fn block(self, f: impl FnOnce()) -> Block {
+    fn block(self, f: &dyn Fn()) -> Block {
         self.with(|state| state.blocks.push(Block::default()));
         f();
         self.with(|state| state.blocks.pop()).unwrap_or_default()
