@@ -7,7 +7,7 @@ use verdigris_tensor::DType;
 
 use super::super::half::Half;
 use super::super::testing::{Numbers, cut_off, from_half, halves, schedules};
-use super::{Backward, Spec};
+use super::{Backward, Spec, keys_of};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 
@@ -26,6 +26,8 @@ struct Case {
     right: Option<u32>,
     bottom_right: bool,
     score_mod: Mods,
+    /// Shares are such that the bits of their sum show the order in which they were added ([`oppose`]).
+    shows_order: bool,
 }
 
 /// What stands between the products.
@@ -55,6 +57,7 @@ const SMALL: Case = Case {
     right: None,
     bottom_right: false,
     score_mod: PLAIN,
+    shows_order: false,
 };
 
 const SCALE: f64 = 0.25;
@@ -76,6 +79,29 @@ impl Sum {
     }
 }
 
+/// Makes the shares of the second of four blocks of keys and of the fourth opposites of each other, and in every other element so large that what is added
+/// between them loses bits: those of the sum show which shares that were. Queries hold nothing in these elements, so that no score changes.
+fn oppose(case: &Case, q: &mut [f32], k: &mut [f32], v: &mut [f32]) {
+    /// Its 64ths are numbers of f16, and the last bit of sums of so much is about the last one that f16 has of the others' sum.
+    const LARGE: f32 = 16_384.0;
+    let Case { batch, keys, kv_heads, head, value, .. } = *case;
+    let block = keys_of(head as u32) as usize;
+    assert_eq!(keys, 4 * block, "four blocks of keys");
+    q.chunks_mut(head).for_each(|row| row.iter_mut().skip(1).step_by(2).for_each(|x| *x = 0.0));
+    for b in 0..batch {
+        // Rows of all heads of these keys.
+        let rows = block * kv_heads;
+        let (second, fourth) = ((4 * b + 1) * rows, (4 * b + 3) * rows);
+        v.copy_within(second * value..(second + rows) * value, fourth * value);
+        k.copy_within(second * head..(second + rows) * head, fourth * head);
+        for (first, factor) in [(second, LARGE), (fourth, -LARGE)] {
+            for row in k[first * head..(first + rows) * head].chunks_mut(head) {
+                row.iter_mut().skip(1).step_by(2).for_each(|x| *x *= factor);
+            }
+        }
+    }
+}
+
 /// Runs the problem in order by every other schedule, and with orders left open by the others.
 fn run(case: Case) {
     let gradients = run_under(case, schedules().into_iter().map(|options| (options.seed % 2 == 1, options)).collect());
@@ -87,8 +113,11 @@ fn run(case: Case) {
 fn run_under(case: Case, schedules: Vec<(bool, interp::Options)>) -> Vec<Vec<u8>> {
     let Case { ty, batch, heads, kv_heads, queries, keys, head, value, .. } = case;
     let mut numbers = Numbers::new((queries * 1000 + keys + head) as u64);
-    let (q, d_o) = (numbers.take(batch * queries * heads * head), numbers.take(batch * queries * heads * value));
-    let (k, v) = (numbers.take(batch * keys * kv_heads * head), numbers.take(batch * keys * kv_heads * value));
+    let (mut q, d_o) = (numbers.take(batch * queries * heads * head), numbers.take(batch * queries * heads * value));
+    let (mut k, mut v) = (numbers.take(batch * keys * kv_heads * head), numbers.take(batch * keys * kv_heads * value));
+    if case.shows_order {
+        oppose(&case, &mut q, &mut k, &mut v);
+    }
     let mods = case.score_mod;
     let bias = numbers.take(heads * queries * keys);
     // A query in five attends to nothing.
@@ -257,9 +286,8 @@ fn run_under(case: Case, schedules: Vec<(bool, interp::Options)>) -> Vec<Vec<u8>
 }
 
 /// Four blocks of keys share a gradient. Without an order its bits follow the schedule, so that a lost wait would be seen.
-#[test]
-fn shares_are_added_in_the_order_of_keys() {
-    let case = Case { ty: Half::F16, heads: 2, queries: 64, keys: 512, ..SMALL };
+fn adds_in_the_order_of_keys(case: Case) {
+    let case = Case { ty: Half::F16, heads: 2, queries: 64, shows_order: true, ..case };
     let of = |in_order: bool| {
         let mut all = schedules();
         all.iter_mut().for_each(|options| options.resident_ctas = 4);
@@ -268,6 +296,11 @@ fn shares_are_added_in_the_order_of_keys() {
     let is_one = |gradients: Vec<Vec<u8>>| gradients.windows(2).all(|pair| pair[0] == pair[1]);
     assert!(is_one(of(true)), "dq is of another order");
     assert!(!is_one(of(false)), "no schedule changes the order: the case shows nothing");
+}
+
+#[test]
+fn shares_are_added_in_the_order_of_keys() {
+    adds_in_the_order_of_keys(Case { keys: 512, ..SMALL });
 }
 
 #[test]
@@ -328,6 +361,11 @@ fn the_gradient_of_a_bias_over_batches_in_parts_and_whole() {
 }
 
 const LONG: Case = Case { head: 256, value: 256, keys: 64, ..SMALL };
+
+#[test]
+fn shares_of_long_heads_are_added_in_the_order_of_keys() {
+    adds_in_the_order_of_keys(Case { head: 192, value: 128, keys: 256, ..LONG });
+}
 
 #[test]
 fn long_heads_in_whole_blocks() {
