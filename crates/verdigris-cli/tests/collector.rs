@@ -1,6 +1,5 @@
 //! What the programs send to a collector of OpenTelemetry: nothing unless the environment names one, and an error where they cannot.
 
-#[cfg(feature = "otlp")]
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::path::Path;
@@ -56,20 +55,6 @@ fn headers_that_are_none_are_told_without_what_stands_in_them() {
 }
 
 #[test]
-#[cfg(not(feature = "otlp"))]
-fn a_program_without_the_feature_names_it() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let collector = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1");
-    let metrics = Command::new(VERDIGRIS).args(["serve-metrics", "--listen", "127.0.0.1:0"]).envs([collector]).output().expect("runs");
-    for output in [run(folder.path(), &[collector]), metrics] {
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(2), "{said}");
-        assert!(said.contains("OTEL_EXPORTER_OTLP_ENDPOINT") && said.contains("build it with the feature `otlp`"), "{said}");
-    }
-}
-
-#[test]
-#[cfg(feature = "otlp")]
 fn metrics_and_spans_reach_the_collector_that_is_named() {
     let folder = tempfile::tempdir().expect("a folder");
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");

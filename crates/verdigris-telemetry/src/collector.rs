@@ -142,12 +142,4 @@ mod tests {
             assert!(error.contains(&format!("entry {entry} of the headers")) && !error.contains("secret"), "{wrong}: {error}");
         }
     }
-
-    #[test]
-    #[cfg(not(feature = "otlp"))]
-    fn a_build_without_it_says_which_feature_it_lacks() {
-        let registry = Arc::new(Registry::new(crate::registry::Bounds::default()));
-        let error = OtlpCollector::new("http://127.0.0.1:4318").push_metrics(&registry).expect_err("not built");
-        assert!(matches!(error, Error::NotBuilt { feature: "otlp", .. }), "{error}");
-    }
 }

@@ -16,11 +16,6 @@ fn everything_that_was_asked_for_runs_until_the_guard_goes() {
     assert!(matches!(refused, Error::Listen { .. }), "{refused}");
     let refused = Telemetry::builder().trace_file(file("no/such/folder/trace.json")).install().map(|_| ()).expect_err("no folder");
     assert!(matches!(refused, Error::File { .. }) && refused.to_string().contains("no/such/folder"), "{refused}");
-    #[cfg(not(feature = "otlp"))]
-    {
-        let refused = Telemetry::builder().otlp(verdigris_telemetry::OtlpCollector::new("http://127.0.0.1:1")).install();
-        assert!(refused.map(|_| ()).expect_err("not built").to_string().contains("feature `otlp`"));
-    }
 
     let settings = Settings {
         metrics: Some("127.0.0.1:0".to_owned()),

@@ -467,6 +467,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                 });
             }
             for warpgroup in 0..CONSUMERS {
+                k.warp_sync();
                 k.barrier_sync(WRITTEN + barriers + warpgroup, SENDER_AND_CONSUMER);
                 k.when(leader & adds, || {
                     let to = params.dq.at(tile.block_number(&params, head, block) * CONSUMERS + warpgroup, piece_bytes);
@@ -544,7 +545,6 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
             (k.select(key.lt(tile.keys), from, NEVER) - column.signed(), until - column.signed())
         });
 
-        // Keys by queries, both along the head.
         // The first queries bring the keys, and the first gradients of results the values.
         q_cursor.wait();
         slots.clear_keys(k, spec, &tile);
