@@ -43,7 +43,7 @@ CHECKS = {
     "dashboards-schema": dashboards.dashboards_schema,
     "dashboards-form": dashboards.dashboards_form,
     "dashboards-queries": dashboards.dashboards_queries,
-    "dashboard-picture": picture.picture_fresh,
+    "dashboard-pictures": picture.pictures_fresh,
     "kubernetes-build": kubernetes.build,
     "kubernetes-schema": kubernetes.schema,
     "kubernetes-references": kubernetes.references,
@@ -130,7 +130,7 @@ def parser():
     made.add_argument("--only", metavar="A,B", help=f"some of: {', '.join(CHECKS)}")
     made.add_argument("--json", action="store_true", help="one JSON object")
     made.add_argument("--strict", action="store_true", help="what is skipped fails too")
-    what = "dashboards, the PrometheusRule, pictures of the trace and the on-call dashboard, and docs/performance/tested.json"
+    what = "dashboards, the PrometheusRule, pictures of the trace and the dashboards, and docs/performance/tested.json"
     made.add_argument("--write", action="store_true", help=f"write {what} anew, then check")
     made.add_argument("--pictures", type=Path, metavar="FOLDER", help="where the check `browser` leaves screenshots of what it opens")
     made.add_argument("--advisories", type=Path, metavar="FOLDER", help="a copy of RustSec's database, in place of the one of deploy/advisory-db.toml")
@@ -158,9 +158,9 @@ def write(tree):
     records.write_tested(tree)
     subprocess.run([sys.executable, tree.root / "deploy/grafana/dashboards.py"], check=True)
     try:
-        picture.write_picture(tree)
+        picture.write_pictures(tree)
     except Skipped as reason:
-        print(f"{picture.PICTURE} is as it was: {reason}", file=sys.stderr)
+        print(f"the pictures of the dashboards are as they were: {reason}", file=sys.stderr)
 
 
 def main():

@@ -23,6 +23,8 @@ CHECK = ROOT / "deploy/check.py"
 sys.path.insert(0, str(CHECK.parent))
 
 import check  # noqa: E402
+import checks  # noqa: E402
+from checks import picture  # noqa: E402
 
 # Checks that take seconds each time; `--quick` leaves these out, and the whole tree, which check.py itself judges.
 SLOW = ("promtool-tests", "prometheus-live", "browser", "kubernetes-schema", "supply-chain")
@@ -227,16 +229,37 @@ class Planted(unittest.TestCase):
 
     def test_a_picture_of_another_dashboard(self):
         self.plant(self.BOARD, '"title": "Queue"', '"title": "The queue"')
-        self.find("dashboard-picture", "is of another dashboard, other rules or another story")
-        self.find("dashboard-picture", "has no panel `The queue`")
+        self.find("dashboard-pictures", "is of another dashboard, other rules or another story")
+        self.find("dashboard-pictures", "has no panel `The queue`")
+
+    def test_a_picture_of_another_debug_dashboard(self):
+        self.plant("deploy/grafana/debug.json", '"title": "Pool growth"', '"title": "Growth of the pool"')
+        self.find("dashboard-pictures", "docs/operations/debug-dashboard.svg is of another dashboard")
+        self.find("dashboard-pictures", "docs/operations/debug-dashboard.svg has no panel `Growth of the pool`")
+
+    def test_a_picture_of_the_overview_that_is_not_there(self):
+        (self.root / "docs/operations/executive-dashboard.svg").unlink()
+        self.find("dashboard-pictures", "executive-dashboard.svg")
+
+    def test_a_picture_of_other_buckets(self):
+        self.plant("crates/verdigris-telemetry/src/buckets.rs", "7.5e-2, 0.1, 0.15", "7.5e-2, 0.15")
+        self.find("dashboard-pictures", "is of another dashboard, other rules or another story")
 
     def test_a_picture_of_other_rules(self):
         self.plant(self.RULES, "vector(0.5)", "vector(0.25)")
-        self.find("dashboard-picture", "is of another dashboard, other rules or another story")
+        self.find("dashboard-pictures", "is of another dashboard, other rules or another story")
 
     def test_a_story_of_metrics_that_do_not_exist(self):
         self.plant("docs/metrics.md", "| verdigris_serve_queue_rows |", "| verdigris_serve_rows_queued |")
-        self.find("dashboard-picture", "the story has `verdigris_serve_queue_rows`, which stands in no row of the table")
+        self.find("dashboard-pictures", "the story has `verdigris_serve_queue_rows`, which stands in no row of the table")
+
+    def test_a_story_of_a_histogram_that_is_none(self):
+        self.plant("docs/metrics.md", "| verdigris_plan_seconds | histogram |", "| verdigris_plan_seconds | gauge |")
+        self.find("dashboard-pictures", "the story has `verdigris_plan_seconds` as a histogram; the table says gauge")
+
+    def test_a_bucket_of_a_metric_whose_bounds_are_counted(self):
+        self.plant("deploy/grafana/debug.json", "verdigris_amax_ratio_bucket{", 'verdigris_amax_ratio_bucket{le=\\"0.1\\", ')
+        self.find("alerts-buckets", 'verdigris_amax_ratio has no bucket le="0.1"')
 
     # Kubernetes.
 
@@ -683,6 +706,46 @@ server.serve_forever()
 
     def test_an_exporter_that_does_not_answer(self):
         self.find("prometheus-live", "Connection refused", "--scrape", "http://127.0.0.1:9/metrics")
+
+
+class Pictures(unittest.TestCase):
+    """What the pictures of the dashboards are drawn by."""
+
+    def test_an_alert_fires_after_its_wait_and_is_kept(self):
+        # Three minutes of truth, with a gap behind which it has to wait again, were it not kept.
+        begin = picture.END - picture.SHOWN
+        true = [*range(begin, begin + 181, picture.FINE), *range(begin + 240, begin + 271, picture.FINE)]
+
+        class Answers:
+            def ask(self, _, **__):
+                return {"result": [{"metric": {"node": "a"}, "values": [[at, "1"] for at in true]}]}
+
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "deploy/prometheus").mkdir(parents=True)
+            rule = {"alert": "Late", "expr": "x", "for": "1m", "keep_firing_for": "2m", "labels": {"severity": "page"}}
+            (Path(folder) / "deploy/prometheus/alerts.yml").write_text(json.dumps({"groups": [{"name": "g", "rules": [rule]}]}))
+            try:
+                samples = list(picture.firing(checks.Tree(Path(folder), Path(folder)), Answers()))
+            except checks.Skipped as reason:
+                self.skipTest(str(reason))
+        self.assertEqual({series for series, _, _ in samples}, {'ALERTS{alertname="Late",alertstate="firing",node="a",severity="page"}'})
+        self.assertEqual([at - begin for _, at, _ in samples], list(range(60, 270 + 120, picture.FINE)))
+
+    def test_values_as_a_person_writes_them(self):
+        told = [picture.amount(value, unit) for value, unit in (
+            (0.981, "percentunit"), (1.98e9, "hertz"), (4e-6, "s"), (0.25, "s"), (30, "s"), (55.4, "celsius"), (1600, "ops"), (0, "bytes"), (12, "short"), (999.6, "short"))]
+        self.assertEqual(told, ["98.1 %", "1.98 GHz", "4 µs", "250 ms", "30 s", "55.4 °C", "1.6 k/s", "0 B", "12", "1000"])
+
+    def test_lines_upon_each_other_and_buckets_within_each_other(self):
+        self.assertEqual(picture.stacked([("a", [(0, 1), (1, 2)]), ("b", [(1, 5)])]), [("a", [(0, 1.0), (1, 2.0)]), ("b", [(1, 7.0)])])
+        drawing, panel = picture.Drawing(), {"fieldConfig": {"defaults": {"unit": "short"}}}
+        at = picture.END - picture.SHOWN
+        # Buckets hold what is below them as well: all of it lies between 1 and 2, and nothing beyond.
+        drawing.heatmap(panel, (0, 0, 400, 200), [("+Inf", [(at, 8.0)]), ("1", [(at, 0.0)]), ("2", [(at, 8.0)])])
+        cells = [part for part in drawing.parts if part.startswith("<path")]
+        self.assertEqual((len(cells), cells[0].count("z")), (1, 1))
+        self.assertIn(picture.SHADES[-1], cells[0])
+        self.assertTrue(any(">≤ 2</text>" in part for part in drawing.parts), drawing.parts)
 
 
 if __name__ == "__main__":
