@@ -334,7 +334,7 @@ class Planted(unittest.TestCase):
         self.find("container", "unexpected")
 
     def test_a_pipe_that_hides_a_failure(self):
-        self.plant("deploy/container/Containerfile", "-o /tmp/rustup.sh https://sh.rustup.rs \\\n && sh /tmp/rustup.sh", "https://sh.rustup.rs \\\n | sh -s --")
+        self.plant("deploy/container/Containerfile", "-o /tmp/rustup.sh https://sh.rustup.rs \\\n        && sh /tmp/rustup.sh", "https://sh.rustup.rs \\\n        | sh -s --")
         self.find("container", "DL4006")
 
     def test_an_image_with_the_toolkit(self):
