@@ -533,8 +533,9 @@ class Planted(unittest.TestCase):
         for name in ("__init__", "record", "tested"):
             self.copy_sources(f"crates/verdigris-python/python/verdigris/bench/{name}.py")
         self.copy_sources("docs/performance/tested.json")
-        for path in (ROOT / "bench/record").glob("h*/*python*.jsonl*"):
-            self.copy_sources(path.relative_to(ROOT))
+        for pattern in ("bench/record/h*/*python*.jsonl*", "bench/record/h*/*canary*.jsonl", "bench/record/h*/*conformance*.jsonl", "cases/canary/*.jsonl"):
+            for path in ROOT.glob(pattern):
+                self.copy_sources(path.relative_to(ROOT))
 
     def test_a_record_that_the_table_of_what_was_tested_lacks(self):
         self.plant_records()
@@ -542,7 +543,13 @@ class Planted(unittest.TestCase):
         text = next(text for text in texts if '"row"' in text)
         (self.root / "bench/record/another-chip").mkdir()
         (self.root / "bench/record/another-chip/2026-01-01-python.jsonl.gz").write_bytes(gzip.compress(text.encode().replace(b"NVIDIA H100", b"NVIDIA B200")))
-        self.find("tested-fresh", "docs/performance/tested.json is not what the records under bench/record give")
+        self.find("tested-fresh", "docs/performance/tested.json is not what the records under bench/record, and")
+
+    def test_a_canary_that_the_table_of_what_was_tested_lacks(self):
+        self.plant_records()
+        text = next((self.root / "bench/record/h100").glob("*27-canary.jsonl")).read_text(encoding="utf-8")
+        (self.root / "cases/canary/record-another.jsonl").write_text(text.replace("NVIDIA H100 80GB HBM3", "NVIDIA B200"), encoding="utf-8")
+        self.find("tested-fresh", "and those of canaries that ship, give")
 
     def test_a_table_of_what_was_tested_that_was_edited(self):
         self.plant_records()
