@@ -3,7 +3,8 @@
 
 What it judges with is installed into target/deploy-venv at the first call (deploy/requirements.txt); promtool, prometheus and
 amtool come from the system (Debian: apt-get install prometheus prometheus-alertmanager). A check that lacks its program is told
-as `skipped` with the reason, and fails nothing unless --strict is given. Exit code: 0 all good, 1 a finding, 2 wrong usage.
+as `skipped` with the reason, and fails nothing unless --strict is given. Where a program is known to be there, as in CI that has
+just installed it, --expect names it: that it is not found is then a finding. Exit code: 0 all good, 1 a finding, 2 wrong usage.
 
     python3 deploy/check.py                                     everything, on an exposition made from docs/metrics.md
     python3 deploy/check.py --scrape http://127.0.0.1:9464/metrics     on what a running exporter shows
@@ -28,9 +29,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from checks import Skipped, Tree, advisories, browser, dashboards, documents, failures, kubernetes, live  # noqa: E402
-from checks import picture, records, rules, supply, traces  # noqa: E402
+from checks import picture, records, rules, supply, tools, traces  # noqa: E402
 
 CHECKS = {
+    "tools": tools.tools,
     "promtool-rules": rules.promtool_rules,
     "promtool-tests": rules.promtool_tests,
     "alerts-tested": rules.alerts_tested,
@@ -129,6 +131,7 @@ def parser():
     made.add_argument("--verdigris", type=Path, metavar="PATH", help="the program whose commands and options are looked up")
     made.add_argument("--only", metavar="A,B", help=f"some of: {', '.join(CHECKS)}")
     made.add_argument("--json", action="store_true", help="one JSON object")
+    made.add_argument("--expect", metavar="A,B", default="", help="programs that are to be here: the check `tools` fails for one that is not")
     made.add_argument("--strict", action="store_true", help="what is skipped fails too")
     what = "dashboards, the PrometheusRule, pictures of the trace and the dashboards, and docs/performance/tested.json"
     made.add_argument("--write", action="store_true", help=f"write {what} anew, then check")
@@ -143,6 +146,8 @@ def checked(arguments):
     root = arguments.root.resolve()
     tree = Tree(root, arguments.metrics or root / "docs/metrics.md", arguments.scrape, arguments.verdigris and arguments.verdigris.resolve())
     tree.advisories = arguments.advisories and arguments.advisories.resolve()
+    tree.expected = tuple(filter(None, arguments.expect.split(",")))
+    tree.has_environment = MARK in os.environ
     tree.pictures = arguments.pictures and arguments.pictures.resolve()
     if arguments.write:
         write(tree)

@@ -24,7 +24,7 @@ sys.path.insert(0, str(CHECK.parent))
 
 import check  # noqa: E402
 import checks  # noqa: E402
-from checks import picture  # noqa: E402
+from checks import picture, tools  # noqa: E402
 
 # Checks that take seconds each time; `--quick` leaves these out, and the whole tree, which check.py itself judges.
 SLOW = ("promtool-tests", "prometheus-live", "browser", "kubernetes-schema", "supply-chain")
@@ -57,6 +57,30 @@ class Tree(unittest.TestCase):
             os.environ["PATH"] = path
         self.assertEqual((code, strict, results["promtool-rules"]["status"]), (0, 1, "skipped"))
         self.assertIn("apt-get install prometheus", results["promtool-rules"]["summary"])
+
+    def test_a_program_that_was_to_be_there_is_a_finding(self):
+        path = os.environ["PATH"]
+        try:
+            os.environ["PATH"] = "/nonexistent"
+            code, results = run(ROOT, "--only", "tools,promtool-rules", "--expect", "promtool,amtool")
+        finally:
+            os.environ["PATH"] = path
+        self.assertEqual((code, results["tools"]["status"], results["promtool-rules"]["status"]), (1, "failed", "skipped"))
+        self.assertEqual([finding.split()[0] for finding in results["tools"]["findings"]], ["promtool", "amtool"])
+        shell = Path(shutil.which("sh")).name
+        code, results = run(ROOT, "--only", "tools", "--expect", shell)
+        self.assertEqual((code, results["tools"]["status"]), (0, "passed"), results)
+
+    def test_a_package_of_another_version_than_the_environment_was_to_have(self):
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "deploy").mkdir()
+            (Path(folder) / "deploy/requirements.txt").write_text("# Two.\npip==0.0.1   # older\nno-such-package[extra]==1.0\n")
+            tree = checks.Tree(Path(folder), Path(folder), has_environment=True)
+            _, findings = tools.tools(tree)
+            self.assertEqual([finding.split()[0] for finding in findings], ["pip", "no-such-package"])
+            self.assertIn("not there, and deploy/requirements.txt says 1.0", findings[1])
+            with self.assertRaises(checks.Skipped):
+                tools.tools(checks.Tree(Path(folder), Path(folder)))
 
     def test_wrong_usage(self):
         for arguments, said in ((["--only", "nothing"], "no check is called nothing"), (["--verdigris", "/nonexistent"], "is no file")):
