@@ -60,6 +60,7 @@ CHECKS = {
     "failures": failures.failures,
     "measures": failures.measures,
     "traces": traces.traces,
+    "traces-schema": traces.schema,
     "trace-picture": traces.picture_fresh,
     "tested-fresh": records.tested_fresh,
     "browser": browser.browser,

@@ -536,6 +536,21 @@ class Planted(unittest.TestCase):
                 for path, content in saved.items():
                     path.write_bytes(content)
 
+    def test_traces_that_perfettos_schema_does_not_take(self):
+        def change(key, value):
+            return lambda events: events[-1].update({key: value})
+
+        for number, (key, value, said) in enumerate((
+            ("pid", 1 << 31, "pid is no process_id of Perfetto's schema"), ("colour", "red", "Perfetto's schema has no `colour` of an event"),
+            ("cat", 7, "cat is no category_group_name"), ("args", {"count": 1 << 63}, "the argument count is no int_value"),
+        )):
+            with self.subTest(number):
+                saved = {path: path.read_bytes() for path in self.root.glob("bench/record/**/*trace*.json.gz")}
+                self.change_trace(change(key, value))
+                self.find("traces-schema", said)
+                for path, content in saved.items():
+                    path.write_bytes(content)
+
     def test_a_trace_that_was_cut_off(self):
         path = next(self.root.glob("bench/record/**/*trace*.json.gz"))
         path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:-100]))
