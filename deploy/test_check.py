@@ -285,6 +285,10 @@ class Planted(unittest.TestCase):
         self.plant("deploy/grafana/debug.json", "verdigris_amax_ratio_bucket{", 'verdigris_amax_ratio_bucket{le=\\"0.1\\", ')
         self.find("alerts-buckets", 'verdigris_amax_ratio has no bucket le="0.1"')
 
+    def test_a_label_that_alerts_do_not_have(self):
+        self.plant("docs/runbook.md", "alert's label `instance`", "alert's label `pod`")
+        self.find("runbook", "it takes the label `pod` from an alert, which 2 of")
+
     # Kubernetes.
 
     def test_a_field_that_kubernetes_does_not_know(self):

@@ -268,6 +268,12 @@ def runbook(tree):
     for name in sorted(set(re.findall(r"(?<![\w:/-])(verdigris_\w+)(?![\w:])", text))):
         if names.series(name) is None and name not in names.metrics:
             findings.append(f"there is no metric `{name}`")
+    # What it takes from an alert, most alerts have.
+    labels = [names.judge(rule["expr"])[0] for rule in rules_of(tree, ALERTS)]
+    for label in sorted(set(re.findall(r"alert's label `(\w+)`", text))):
+        having = sum(label in one for one in labels)
+        if 2 * having < len(labels):
+            findings.append(f"it takes the label `{label}` from an alert, which {having} of {len(labels)} alerts have")
     for rule in rules_of(tree, ALERTS):
         if rule["alert"] not in text:
             findings.append(f"{rule['alert']} is not named in the runbook")
