@@ -11,8 +11,6 @@ import json
 import math
 import re
 import shutil
-import socket
-import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -21,7 +19,7 @@ from xml.sax.saxutils import escape
 from . import program
 from .dashboards import plain
 from .live import Server
-from .promql import HISTOGRAM_PARTS, metrics_of
+from .promql import metrics_of
 from .rules import ALERTS, BUCKETS, FOLDER, PACKAGE, RULES, bounds_of, rules_of
 
 # Each dashboard and its picture.
@@ -259,9 +257,9 @@ def alert_rows(server, expr):
     """Alerts that fire at the last moment: name, severity, labels, how long."""
     rows, told = [], {"__name__", "alertname", "alertstate", "severity", "failure"}
     for one in server.ask("query_range", query=expr, start=END - SHOWN, end=END, step=FINE)["result"]:
-        moments_, labels = {int(float(at)) for at, _ in one["values"]}, one["metric"]
-        if END in moments_:
-            begin = next(moment for moment in range(END, END - SHOWN - FINE - 1, -FINE) if moment - FINE not in moments_)
+        fires, labels = {int(float(at)) for at, _ in one["values"]}, one["metric"]
+        if END in fires:
+            begin = next(moment for moment in range(END, END - SHOWN - FINE - 1, -FINE) if moment - FINE not in fires)
             words = " ".join(f"{name}={value}" for name, value in sorted(labels.items()) if name not in told)
             rows.append((labels["alertname"], labels["severity"], words, END - begin))
     return sorted(rows, key=lambda row: (row[1] != "page", row[0], row[2]))
