@@ -374,6 +374,10 @@ class Planted(unittest.TestCase):
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, self.root / name)
 
+    def test_an_image_that_compiles_the_engines_twice(self):
+        self.plant("deploy/container/Containerfile", '--release --bin xtask --features "${FEATURES}" --', "--release -p xtask --")
+        self.find("container", "picked by name and not by package")
+
     IGNORE = "deploy/container/Containerfile.dockerignore"
 
     def test_an_image_that_lacks_a_file_which_a_source_includes(self):

@@ -69,6 +69,7 @@ def container(tree):
         "no RUN in the last stage, which would add packages": "RUN" not in last,
         "no image or package of NVIDIA's": not re.search(r"nvidia/cuda|cuda-toolkit|libcud(a|nn)|libcublas", "\n".join(lines)),
         "no tag `latest`": ":latest" not in text,
+        "programs picked by name and not by package, so that what they share is compiled once": not re.search(r"\bcargo [^&\n]*\s(-p|--package)\b", "\n".join(lines)),
         "a build by Cargo.lock": "cargo build --locked" in text,
     }
     findings += [f"lacks: {rule}" for rule, kept in rules.items() if not kept]
