@@ -3,7 +3,8 @@
 
 What it judges with is installed into target/deploy-venv at the first call (deploy/requirements.txt); promtool, prometheus and
 amtool come from the system (Debian: apt-get install prometheus prometheus-alertmanager). A check that lacks its program is told
-as `skipped` with the reason, and fails nothing unless --strict is given. Exit code: 0 all good, 1 a finding, 2 wrong usage.
+as `skipped` with the reason, and fails nothing unless --strict is given. Where a program is known to be there, as in CI that has
+just installed it, --expect names it: that it is not found is then a finding. Exit code: 0 all good, 1 a finding, 2 wrong usage.
 
     python3 deploy/check.py                                     everything, on an exposition made from docs/metrics.md
     python3 deploy/check.py --scrape http://127.0.0.1:9464/metrics     on what a running exporter shows
@@ -28,9 +29,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from checks import Skipped, Tree, advisories, browser, dashboards, documents, failures, kubernetes, live  # noqa: E402
-from checks import picture, records, rules, supply, traces  # noqa: E402
+from checks import picture, records, rules, supply, tools, traces  # noqa: E402
 
 CHECKS = {
+    "tools": tools.tools,
     "promtool-rules": rules.promtool_rules,
     "promtool-tests": rules.promtool_tests,
     "alerts-tested": rules.alerts_tested,
@@ -43,7 +45,7 @@ CHECKS = {
     "dashboards-schema": dashboards.dashboards_schema,
     "dashboards-form": dashboards.dashboards_form,
     "dashboards-queries": dashboards.dashboards_queries,
-    "dashboard-picture": picture.picture_fresh,
+    "dashboard-pictures": picture.pictures_fresh,
     "kubernetes-build": kubernetes.build,
     "kubernetes-schema": kubernetes.schema,
     "kubernetes-references": kubernetes.references,
@@ -58,6 +60,7 @@ CHECKS = {
     "failures": failures.failures,
     "measures": failures.measures,
     "traces": traces.traces,
+    "traces-schema": traces.schema,
     "trace-picture": traces.picture_fresh,
     "tested-fresh": records.tested_fresh,
     "browser": browser.browser,
@@ -129,8 +132,9 @@ def parser():
     made.add_argument("--verdigris", type=Path, metavar="PATH", help="the program whose commands and options are looked up")
     made.add_argument("--only", metavar="A,B", help=f"some of: {', '.join(CHECKS)}")
     made.add_argument("--json", action="store_true", help="one JSON object")
+    made.add_argument("--expect", metavar="A,B", default="", help="programs that are to be here: the check `tools` fails for one that is not")
     made.add_argument("--strict", action="store_true", help="what is skipped fails too")
-    what = "dashboards, the PrometheusRule, pictures of the trace and the on-call dashboard, and docs/performance/tested.json"
+    what = "dashboards, the PrometheusRule, pictures of the trace and the dashboards, and docs/performance/tested.json"
     made.add_argument("--write", action="store_true", help=f"write {what} anew, then check")
     made.add_argument("--pictures", type=Path, metavar="FOLDER", help="where the check `browser` leaves screenshots of what it opens")
     made.add_argument("--advisories", type=Path, metavar="FOLDER", help="a copy of RustSec's database, in place of the one of deploy/advisory-db.toml")
@@ -143,6 +147,8 @@ def checked(arguments):
     root = arguments.root.resolve()
     tree = Tree(root, arguments.metrics or root / "docs/metrics.md", arguments.scrape, arguments.verdigris and arguments.verdigris.resolve())
     tree.advisories = arguments.advisories and arguments.advisories.resolve()
+    tree.expected = tuple(filter(None, arguments.expect.split(",")))
+    tree.has_environment = MARK in os.environ
     tree.pictures = arguments.pictures and arguments.pictures.resolve()
     if arguments.write:
         write(tree)
@@ -158,9 +164,9 @@ def write(tree):
     records.write_tested(tree)
     subprocess.run([sys.executable, tree.root / "deploy/grafana/dashboards.py"], check=True)
     try:
-        picture.write_picture(tree)
+        picture.write_pictures(tree)
     except Skipped as reason:
-        print(f"{picture.PICTURE} is as it was: {reason}", file=sys.stderr)
+        print(f"the pictures of the dashboards are as they were: {reason}", file=sys.stderr)
 
 
 def main():

@@ -23,6 +23,8 @@ CHECK = ROOT / "deploy/check.py"
 sys.path.insert(0, str(CHECK.parent))
 
 import check  # noqa: E402
+import checks  # noqa: E402
+from checks import picture, tools  # noqa: E402
 
 # Checks that take seconds each time; `--quick` leaves these out, and the whole tree, which check.py itself judges.
 SLOW = ("promtool-tests", "prometheus-live", "browser", "kubernetes-schema", "supply-chain")
@@ -55,6 +57,30 @@ class Tree(unittest.TestCase):
             os.environ["PATH"] = path
         self.assertEqual((code, strict, results["promtool-rules"]["status"]), (0, 1, "skipped"))
         self.assertIn("apt-get install prometheus", results["promtool-rules"]["summary"])
+
+    def test_a_program_that_was_to_be_there_is_a_finding(self):
+        path = os.environ["PATH"]
+        try:
+            os.environ["PATH"] = "/nonexistent"
+            code, results = run(ROOT, "--only", "tools,promtool-rules", "--expect", "promtool,amtool")
+        finally:
+            os.environ["PATH"] = path
+        self.assertEqual((code, results["tools"]["status"], results["promtool-rules"]["status"]), (1, "failed", "skipped"))
+        self.assertEqual([finding.split()[0] for finding in results["tools"]["findings"]], ["promtool", "amtool"])
+        shell = Path(shutil.which("sh")).name
+        code, results = run(ROOT, "--only", "tools", "--expect", shell)
+        self.assertEqual((code, results["tools"]["status"]), (0, "passed"), results)
+
+    def test_a_package_of_another_version_than_the_environment_was_to_have(self):
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "deploy").mkdir()
+            (Path(folder) / "deploy/requirements.txt").write_text("# Two.\npip==0.0.1   # older\nno-such-package[extra]==1.0\n")
+            tree = checks.Tree(Path(folder), Path(folder), has_environment=True)
+            _, findings = tools.tools(tree)
+            self.assertEqual([finding.split()[0] for finding in findings], ["pip", "no-such-package"])
+            self.assertIn("not there, and deploy/requirements.txt says 1.0", findings[1])
+            with self.assertRaises(checks.Skipped):
+                tools.tools(checks.Tree(Path(folder), Path(folder)))
 
     def test_wrong_usage(self):
         for arguments, said in ((["--only", "nothing"], "no check is called nothing"), (["--verdigris", "/nonexistent"], "is no file")):
@@ -227,16 +253,41 @@ class Planted(unittest.TestCase):
 
     def test_a_picture_of_another_dashboard(self):
         self.plant(self.BOARD, '"title": "Queue"', '"title": "The queue"')
-        self.find("dashboard-picture", "is of another dashboard, other rules or another story")
-        self.find("dashboard-picture", "has no panel `The queue`")
+        self.find("dashboard-pictures", "is of another dashboard, other rules or another story")
+        self.find("dashboard-pictures", "has no panel `The queue`")
+
+    def test_a_picture_of_another_debug_dashboard(self):
+        self.plant("deploy/grafana/debug.json", '"title": "Pool growth"', '"title": "Growth of the pool"')
+        self.find("dashboard-pictures", "docs/operations/debug-dashboard.svg is of another dashboard")
+        self.find("dashboard-pictures", "docs/operations/debug-dashboard.svg has no panel `Growth of the pool`")
+
+    def test_a_picture_of_the_overview_that_is_not_there(self):
+        (self.root / "docs/operations/executive-dashboard.svg").unlink()
+        self.find("dashboard-pictures", "executive-dashboard.svg")
+
+    def test_a_picture_of_other_buckets(self):
+        self.plant("crates/verdigris-telemetry/src/buckets.rs", "7.5e-2, 0.1, 0.15", "7.5e-2, 0.15")
+        self.find("dashboard-pictures", "is of another dashboard, other rules or another story")
 
     def test_a_picture_of_other_rules(self):
         self.plant(self.RULES, "vector(0.5)", "vector(0.25)")
-        self.find("dashboard-picture", "is of another dashboard, other rules or another story")
+        self.find("dashboard-pictures", "is of another dashboard, other rules or another story")
 
     def test_a_story_of_metrics_that_do_not_exist(self):
         self.plant("docs/metrics.md", "| verdigris_serve_queue_rows |", "| verdigris_serve_rows_queued |")
-        self.find("dashboard-picture", "the story has `verdigris_serve_queue_rows`, which stands in no row of the table")
+        self.find("dashboard-pictures", "the story has `verdigris_serve_queue_rows`, which stands in no row of the table")
+
+    def test_a_story_of_a_histogram_that_is_none(self):
+        self.plant("docs/metrics.md", "| verdigris_plan_seconds | histogram |", "| verdigris_plan_seconds | gauge |")
+        self.find("dashboard-pictures", "the story has `verdigris_plan_seconds` as a histogram; the table says gauge")
+
+    def test_a_bucket_of_a_metric_whose_bounds_are_counted(self):
+        self.plant("deploy/grafana/debug.json", "verdigris_amax_ratio_bucket{", 'verdigris_amax_ratio_bucket{le=\\"0.1\\", ')
+        self.find("alerts-buckets", 'verdigris_amax_ratio has no bucket le="0.1"')
+
+    def test_a_label_that_alerts_do_not_have(self):
+        self.plant("docs/runbook.md", "alert's label `instance`", "alert's label `pod`")
+        self.find("runbook", "it takes the label `pod` from an alert, which 2 of")
 
     # Kubernetes.
 
@@ -311,7 +362,7 @@ class Planted(unittest.TestCase):
         self.find("container", "unexpected")
 
     def test_a_pipe_that_hides_a_failure(self):
-        self.plant("deploy/container/Containerfile", "-o /tmp/rustup.sh https://sh.rustup.rs \\\n && sh /tmp/rustup.sh", "https://sh.rustup.rs \\\n | sh -s --")
+        self.plant("deploy/container/Containerfile", "-o /tmp/rustup.sh https://sh.rustup.rs \\\n        && sh /tmp/rustup.sh", "https://sh.rustup.rs \\\n        | sh -s --")
         self.find("container", "DL4006")
 
     def test_an_image_with_the_toolkit(self):
@@ -322,6 +373,10 @@ class Planted(unittest.TestCase):
         for name in names:
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, self.root / name)
+
+    def test_an_image_that_compiles_the_engines_twice(self):
+        self.plant("deploy/container/Containerfile", '--release --bin xtask --features "${FEATURES}" --', "--release -p xtask --")
+        self.find("container", "picked by name and not by package")
 
     IGNORE = "deploy/container/Containerfile.dockerignore"
 
@@ -375,8 +430,8 @@ class Planted(unittest.TestCase):
         self.find("image-size", "the program without its symbols is ", "--verdigris", shutil.which("cat"))
 
     def test_a_size_of_the_image_that_does_not_add_up(self):
-        self.plant("deploy/README.md", "**100.8 without", "**95.8 without")
-        self.find("image-size", "are together 100.8, and the table says 95.8")
+        self.plant("deploy/README.md", "**101.3 without", "**95.8 without")
+        self.find("image-size", "are together 101.3, and the table says 95.8")
 
     def test_a_command_that_does_not_exist(self):
         self.plant("docs/runbook.md", "verdigris canary", "verdigris canaries")
@@ -489,6 +544,21 @@ class Planted(unittest.TestCase):
                 for path, content in saved.items():
                     path.write_bytes(content)
 
+    def test_traces_that_perfettos_schema_does_not_take(self):
+        def change(key, value):
+            return lambda events: events[-1].update({key: value})
+
+        for number, (key, value, said) in enumerate((
+            ("pid", 1 << 31, "pid is no process_id of Perfetto's schema"), ("colour", "red", "Perfetto's schema has no `colour` of an event"),
+            ("cat", 7, "cat is no category_group_name"), ("args", {"count": 1 << 63}, "the argument count is no int_value"),
+        )):
+            with self.subTest(number):
+                saved = {path: path.read_bytes() for path in self.root.glob("bench/record/**/*trace*.json.gz")}
+                self.change_trace(change(key, value))
+                self.find("traces-schema", said)
+                for path, content in saved.items():
+                    path.write_bytes(content)
+
     def test_a_trace_that_was_cut_off(self):
         path = next(self.root.glob("bench/record/**/*trace*.json.gz"))
         path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:-100]))
@@ -510,8 +580,9 @@ class Planted(unittest.TestCase):
         for name in ("__init__", "record", "tested"):
             self.copy_sources(f"crates/verdigris-python/python/verdigris/bench/{name}.py")
         self.copy_sources("docs/performance/tested.json")
-        for path in (ROOT / "bench/record").glob("h*/*python*.jsonl*"):
-            self.copy_sources(path.relative_to(ROOT))
+        for pattern in ("bench/record/h*/*python*.jsonl*", "bench/record/h*/*canary*.jsonl", "bench/record/h*/*conformance*.jsonl", "cases/canary/*.jsonl"):
+            for path in ROOT.glob(pattern):
+                self.copy_sources(path.relative_to(ROOT))
 
     def test_a_record_that_the_table_of_what_was_tested_lacks(self):
         self.plant_records()
@@ -519,7 +590,13 @@ class Planted(unittest.TestCase):
         text = next(text for text in texts if '"row"' in text)
         (self.root / "bench/record/another-chip").mkdir()
         (self.root / "bench/record/another-chip/2026-01-01-python.jsonl.gz").write_bytes(gzip.compress(text.encode().replace(b"NVIDIA H100", b"NVIDIA B200")))
-        self.find("tested-fresh", "docs/performance/tested.json is not what the records under bench/record give")
+        self.find("tested-fresh", "docs/performance/tested.json is not what the records under bench/record, and")
+
+    def test_a_canary_that_the_table_of_what_was_tested_lacks(self):
+        self.plant_records()
+        text = next((self.root / "bench/record/h100").glob("*27-canary.jsonl")).read_text(encoding="utf-8")
+        (self.root / "cases/canary/record-another.jsonl").write_text(text.replace("NVIDIA H100 80GB HBM3", "NVIDIA B200"), encoding="utf-8")
+        self.find("tested-fresh", "and those of canaries that ship, give")
 
     def test_a_table_of_what_was_tested_that_was_edited(self):
         self.plant_records()
@@ -683,6 +760,46 @@ server.serve_forever()
 
     def test_an_exporter_that_does_not_answer(self):
         self.find("prometheus-live", "Connection refused", "--scrape", "http://127.0.0.1:9/metrics")
+
+
+class Pictures(unittest.TestCase):
+    """What the pictures of the dashboards are drawn by."""
+
+    def test_an_alert_fires_after_its_wait_and_is_kept(self):
+        # Three minutes of truth, with a gap behind which it has to wait again, were it not kept.
+        begin = picture.END - picture.SHOWN
+        true = [*range(begin, begin + 181, picture.FINE), *range(begin + 240, begin + 271, picture.FINE)]
+
+        class Answers:
+            def ask(self, _, **__):
+                return {"result": [{"metric": {"node": "a"}, "values": [[at, "1"] for at in true]}]}
+
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "deploy/prometheus").mkdir(parents=True)
+            rule = {"alert": "Late", "expr": "x", "for": "1m", "keep_firing_for": "2m", "labels": {"severity": "page"}}
+            (Path(folder) / "deploy/prometheus/alerts.yml").write_text(json.dumps({"groups": [{"name": "g", "rules": [rule]}]}))
+            try:
+                samples = list(picture.firing(checks.Tree(Path(folder), Path(folder)), Answers()))
+            except checks.Skipped as reason:
+                self.skipTest(str(reason))
+        self.assertEqual({series for series, _, _ in samples}, {'ALERTS{alertname="Late",alertstate="firing",node="a",severity="page"}'})
+        self.assertEqual([at - begin for _, at, _ in samples], list(range(60, 270 + 120, picture.FINE)))
+
+    def test_values_as_a_person_writes_them(self):
+        told = [picture.amount(value, unit) for value, unit in (
+            (0.981, "percentunit"), (1.98e9, "hertz"), (4e-6, "s"), (0.25, "s"), (30, "s"), (55.4, "celsius"), (1600, "ops"), (0, "bytes"), (12, "short"), (999.6, "short"))]
+        self.assertEqual(told, ["98.1 %", "1.98 GHz", "4 µs", "250 ms", "30 s", "55.4 °C", "1.6 k/s", "0 B", "12", "1000"])
+
+    def test_lines_upon_each_other_and_buckets_within_each_other(self):
+        self.assertEqual(picture.stacked([("a", [(0, 1), (1, 2)]), ("b", [(1, 5)])]), [("a", [(0, 1.0), (1, 2.0)]), ("b", [(1, 7.0)])])
+        drawing, panel = picture.Drawing(), {"fieldConfig": {"defaults": {"unit": "short"}}}
+        at = picture.END - picture.SHOWN
+        # Buckets hold what is below them as well: all of it lies between 1 and 2, and nothing beyond.
+        drawing.heatmap(panel, (0, 0, 400, 200), [("+Inf", [(at, 8.0)]), ("1", [(at, 0.0)]), ("2", [(at, 8.0)])])
+        cells = [part for part in drawing.parts if part.startswith("<path")]
+        self.assertEqual((len(cells), cells[0].count("z")), (1, 1))
+        self.assertIn(picture.SHADES[-1], cells[0])
+        self.assertTrue(any(">≤ 2</text>" in part for part in drawing.parts), drawing.parts)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,9 @@ class Tree:
     metrics: Path
     scrape: str | None = None
     verdigris: Path | None = None
+    # Programs that are to be here, and whether this Python is the environment of requirements.txt.
+    expected: tuple = ()
+    has_environment: bool = False
     # Where screenshots are left.
     pictures: Path | None = None
     # A copy of RustSec's database.

@@ -69,6 +69,7 @@ def container(tree):
         "no RUN in the last stage, which would add packages": "RUN" not in last,
         "no image or package of NVIDIA's": not re.search(r"nvidia/cuda|cuda-toolkit|libcud(a|nn)|libcublas", "\n".join(lines)),
         "no tag `latest`": ":latest" not in text,
+        "programs picked by name and not by package, so that what they share is compiled once": not re.search(r"\bcargo [^&\n]*\s(-p|--package)\b", "\n".join(lines)),
         "a build by Cargo.lock": "cargo build --locked" in text,
     }
     findings += [f"lacks: {rule}" for rule, kept in rules.items() if not kept]
@@ -268,6 +269,12 @@ def runbook(tree):
     for name in sorted(set(re.findall(r"(?<![\w:/-])(verdigris_\w+)(?![\w:])", text))):
         if names.series(name) is None and name not in names.metrics:
             findings.append(f"there is no metric `{name}`")
+    # What it takes from an alert, most alerts have.
+    labels = [names.judge(rule["expr"])[0] for rule in rules_of(tree, ALERTS)]
+    for label in sorted(set(re.findall(r"alert's label `(\w+)`", text))):
+        having = sum(label in one for one in labels)
+        if 2 * having < len(labels):
+            findings.append(f"it takes the label `{label}` from an alert, which {having} of {len(labels)} alerts have")
     for rule in rules_of(tree, ALERTS):
         if rule["alert"] not in text:
             findings.append(f"{rule['alert']} is not named in the runbook")

@@ -1,4 +1,4 @@
-"""The table of what was tested, which `verdigris matrix` shows: it is what the records of every chip say."""
+"""The table of what was tested, which `verdigris matrix` shows: it is what the records of every chip say, of the bench, of canaries and of instructions."""
 
 import importlib
 import sys
@@ -17,13 +17,14 @@ def made(tree):
     package = types.ModuleType(name)
     package.__path__ = [str(tree.root / BENCH)]
     sys.modules[name] = package
-    return importlib.import_module(f"{name}.tested").text(tree.root / RECORDS)
+    tested = importlib.import_module(f"{name}.tested")
+    return tested.text(tree.root / RECORDS, tree.root / tested.SHIPPED)
 
 
 def tested_fresh(tree):
     """The table names every chip that the records do, with as many runs and rows."""
     text = made(tree)
-    findings = [] if tree.text(TABLE) == text else [f"{TABLE} is not what the records under {RECORDS} give: run deploy/check.py --write"]
+    findings = [] if tree.text(TABLE) == text else [f"{TABLE} is not what the records under {RECORDS}, and those of canaries that ship, give: run deploy/check.py --write"]
     return f"{text.count('machine')} rows of machine, driver and software", findings
 
 

@@ -87,8 +87,14 @@ def bounds_of(tree, metric):
     """The upper bounds of a histogram's buckets, as the library has them."""
     text = tree.text(BUCKETS)
     lists = {name: {float(number) for number in re.findall(r"[\d.e+-]*\d", numbers)} for name, numbers in re.findall(r"const (\w+): &\[f64\] =\s*&\[(.*?)\];", text, flags=re.S)}
+    # Powers of two, counted in a loop, and a few behind them.
+    for name, body in re.findall(r"static (\w+): \[f64; \d+\] = \{(.*?)\n\};", text, flags=re.S):
+        count, least, step = (int(re.search(pattern, body)[1]) for pattern in (r"while i < (\d+)", r"BIAS - (\d+)", r"\+ (\d+) \* i"))
+        behind = re.search(r"\) = \(([\d./, ]+)\);", body)[1].split(",")
+        parts = [part.partition("/") for part in behind]
+        lists[name] = {1.0, *(2.0 ** (step * i - least) for i in range(count)), *(float(over) / float(under or 1) for over, _, under in parts)}
     unit = next((unit for suffix, unit in UNITS.items() if metric.endswith(suffix)), "Count")
-    by_name = dict(re.findall(r'\(Unit::\w+, "(\w+)"\) => (\w+)', text))
+    by_name = dict(re.findall(r'\(Unit::\w+, "(\w+)"\) => &?(\w+)', text))
     by_unit = dict(re.findall(r"\(Unit::(\w+), _\) => (\w+)", text))
     return lists[by_name.get(metric) or by_unit[unit]]
 

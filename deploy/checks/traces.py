@@ -1,7 +1,9 @@
 """Checks of recorded traces: Chrome's trace format by the rules of Perfetto's importer, and the picture that the documentation shows of one.
 
 The rules are those by which trace_processor counts errors while it reads JSON (`json_parser_failure`, `misplaced_end_event`, overlapping complete events,
-depth) and those by which it silently leaves an event out. Where trace_processor itself is installed it reads the files too; it is in no package registry.
+depth) and those by which it silently leaves an event out. Where trace_processor itself is installed it reads the files too; it is in no package registry:
+Perfetto's package for Python, which is, fetches it from Google's storage when it is asked, and brings along Perfetto's schema of traces. What that says of an
+event (`ChromeTraceEvent`) is a check of its own, offline.
 """
 
 import gzip
@@ -11,6 +13,8 @@ import shutil
 import tempfile
 from pathlib import Path
 from xml.sax.saxutils import escape
+
+from . import module
 
 RECORDS = "bench/record"
 PICTURE = "docs/operations/step-trace.svg"
@@ -134,6 +138,49 @@ def traces(tree):
                 findings += [f"{path.name}: trace_processor says {line}" for line in told] + ([f"{path.name}: {output[-500:]}"] if code else [])
     by = "by trace_processor as well" if shell else "by the rules of Perfetto's importer (trace_processor itself is not installed)"
     return f"{len(paths)} traces, {spans} spans, {by}", findings
+
+
+# Keys of an event in JSON, and the fields of Perfetto's message that they are.
+FIELDS = {"ph": "phase", "pid": "process_id", "tid": "thread_id", "ts": "timestamp", "dur": "duration", "name": "name", "cat": "category_group_name", "s": "scope"}
+VALUES = ((bool, "bool_value"), (int, "int_value"), (float, "double_value"), (str, "string_value"))
+
+
+def schema_findings(schema, events):
+    """What of some events does not go into messages of Perfetto's schema, and the messages."""
+    bundle, findings = schema.ChromeEventBundle(), []
+    for number, event in enumerate(events):
+        message, values = bundle.trace_events.add(), {key: value for key, value in event.items() if key != "args"}
+        # A letter is its code there, and times are whole microseconds: their range is what is held.
+        values |= {key: ord(values[key]) for key in ("ph",) if key in values} | {key: round(values[key]) for key in ("ts", "dur") if key in values}
+        for key, value in values.items():
+            try:
+                setattr(message, FIELDS[key], value)
+            except KeyError:
+                findings.append(f"event {number}: Perfetto's schema has no `{key}` of an event")
+            except (TypeError, ValueError) as error:
+                findings.append(f"event {number}: {key} is no {FIELDS[key]} of Perfetto's schema: {error}")
+        for name, value in event.get("args", {}).items():
+            field = next((field for kind, field in VALUES if isinstance(value, kind)), None)
+            try:
+                setattr(message.args.add(name=name), field or "json_value", value if field else json.dumps(value))
+            except (TypeError, ValueError) as error:
+                findings.append(f"event {number}: the argument {name} is no {field} of Perfetto's schema: {error}")
+    return findings, bundle
+
+
+def schema(tree):
+    """Every event of the recorded traces goes into a message of Perfetto's own schema, and comes out of its bytes again."""
+    perfetto, count, findings = module("perfetto.protos.perfetto.trace.perfetto_trace_pb2"), 0, []
+    for path in recorded(tree):
+        trace = load(path)
+        events = trace["traceEvents"] if isinstance(trace, dict) else trace
+        found, bundle = schema_findings(perfetto, events)
+        findings += [f"{path.name}: {one}" for one in found]
+        again = perfetto.ChromeEventBundle.FromString(bundle.SerializeToString())
+        if [event.name for event in again.trace_events] != [event.get("name", "") for event in events]:
+            findings.append(f"{path.name}: names of events are others after they were bytes of Perfetto's")
+        count += len(events)
+    return f"{count} events, by Perfetto's ChromeTraceEvent; how its importer reads them as JSON is not run", findings
 
 
 def picture_fresh(tree):

@@ -267,7 +267,7 @@ def oncall():
     b.graph("Utilization against our own executions", "A device that is busy while we ask little is busy for others.", (f"avg by (node, device) (verdigris_gpu_utilization_ratio{{{gpu}}})", "utilization {{node}} {{device}}"), unit="percentunit", top=1)
     b.row("Service")
     b.graph("p99 of requests (M6)", "Against the objective.", ('model:verdigris_serve_request_seconds:p99_5m{model=~"$model"}', "{{model}}"), ("verdigris:serve_p99_objective:seconds", "objective"), unit="s", width=8)
-    b.graph("Queue", "Rows that wait, and p95 of the wait.", ('sum by (model) (verdigris_serve_queue_rows{model=~"$model"})', "rows {{model}}"), width=8)
+    b.graph("Queue", "Rows that wait for a batch.", ('sum by (model) (verdigris_serve_queue_rows{model=~"$model"})', "rows {{model}}"), width=8)
     b.graph("Turned away and failed", "Share of requests.", ('model:verdigris_serve_requests_rejected:ratio5m{model=~"$model"}', "turned away {{model}}"), ('model:verdigris_serve_requests_failed:ratio5m{model=~"$model"}', "failed {{model}}"), unit="percentunit", steps=above(0.05), width=8)
     return b.document
 

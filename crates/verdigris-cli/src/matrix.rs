@@ -1,7 +1,9 @@
 //! `verdigris matrix`: which machines, drivers and frameworks were measured together, from the records, and which of them is this one.
 //!
-//! The records are those of the bench, which have the driver's release. Those of `check conformance` have CUDA's version alone, which many releases share, and
-//! those of `canary` had none until it began to write the release down, so that they are no rows here.
+//! The records are those of the bench, of `canary` and of `check conformance`. The first records of the last have CUDA's version alone, which many releases
+//! share: their rows are never those of a machine. Records of `canary` that name no driver are no rows.
+
+use std::collections::BTreeSet;
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -10,7 +12,7 @@ use verdigris_cuda::Driver;
 use verdigris_cli::table::{self, Align};
 use verdigris_cli::{Verdict, driver, say};
 
-/// What `python -m verdigris.bench render` makes of the records.
+/// What `python3 deploy/check.py --write` makes of the records.
 const TESTED: &str = include_str!("../../../docs/performance/tested.json");
 
 /// Options of `matrix`.
@@ -28,7 +30,11 @@ pub(crate) struct Arguments {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Tested {
     machine: String,
+    /// The driver's release; empty where the record does not say it.
     driver: String,
+    /// Then the version of CUDA that it supports.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    cuda: String,
     #[serde(default)]
     torch: String,
     #[serde(default)]
@@ -50,6 +56,23 @@ struct Tested {
     is_here: bool,
 }
 
+impl Tested {
+    /// The driver, as far as the record says it.
+    fn driver(&self) -> String {
+        if self.driver.is_empty() { format!("CUDA {}", self.cuda) } else { self.driver.clone() }
+    }
+
+    /// What this machine has of it.
+    fn standing(&self) -> &'static str {
+        match (self.is_here, self.is_device_here, self.driver.is_empty()) {
+            (true, _, _) => "this machine",
+            (false, true, false) => "this device, another driver",
+            (false, true, true) => "this device, release of the driver not recorded",
+            (false, false, _) => "",
+        }
+    }
+}
+
 /// What this machine has.
 #[derive(Clone, Debug, Default)]
 struct Here {
@@ -68,7 +91,7 @@ impl Here {
     fn mark(&self, rows: &mut [Tested]) {
         for row in rows {
             row.is_device_here = self.devices.contains(&row.machine);
-            row.is_here = row.is_device_here && self.driver.as_ref() == Some(&row.driver);
+            row.is_here = row.is_device_here && !row.driver.is_empty() && self.driver.as_ref() == Some(&row.driver);
         }
     }
 
@@ -78,7 +101,8 @@ impl Here {
             return Some("no device is here".to_owned());
         }
         let lacking = self.devices.iter().find(|name| !rows.iter().any(|row| row.is_here && row.machine == **name))?;
-        let drivers: Vec<&str> = rows.iter().filter(|row| row.machine == *lacking).map(|row| row.driver.as_str()).collect();
+        let drivers: BTreeSet<String> = rows.iter().filter(|row| row.machine == *lacking).map(Tested::driver).collect();
+        let drivers: Vec<String> = drivers.into_iter().collect();
         Some(match (&self.driver, drivers.is_empty()) {
             (_, true) => format!("{lacking} was not measured"),
             (None, false) => format!("{lacking} was measured under driver {}, and which one is here is not known", drivers.join(", ")),
@@ -104,18 +128,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         .map(|row| {
             vec![
                 row.machine.clone(),
-                row.driver.clone(),
+                row.driver(),
                 row.torch.clone(),
                 row.cudnn.clone(),
                 row.suites.join(" "),
                 row.rows.to_string(),
                 row.wrong.to_string(),
                 day(&row.last),
-                match (row.is_here, row.is_device_here) {
-                    (true, _) => "this machine".to_owned(),
-                    (false, true) => "this device, another driver".to_owned(),
-                    (false, false) => String::new(),
-                },
+                row.standing().to_owned(),
             ]
         })
         .collect();
@@ -162,15 +182,39 @@ mod tests {
         assert_eq!(why(&["NVIDIA H200"], Some("570.0.1")), "NVIDIA H200 was measured under driver 580.1.2, and here is 570.0.1");
         assert_eq!(
             why(&["NVIDIA H100"], None),
-            "NVIDIA H100 was measured under driver 580.1.2, 570.0.1, and which one is here is not known"
+            "NVIDIA H100 was measured under driver 570.0.1, 580.1.2, and which one is here is not known"
         );
         assert_eq!(why(&["NVIDIA H100", "NVIDIA L4"], Some("580.1.2")), "NVIDIA L4 was not measured");
         assert_eq!(why(&[], None), "no device is here");
     }
 
     #[test]
+    fn a_record_without_the_release_of_its_driver_is_of_no_machine() {
+        let mut rows = rows();
+        rows.push(Tested { driver: String::new(), cuda: "13.0".to_owned(), ..rows[2].clone() });
+        rows.push(rows[2].clone());
+        let mut here = Here { devices: vec!["NVIDIA H200".to_owned()], driver: Some("580.1.2".to_owned()) };
+        here.mark(&mut rows);
+        assert_eq!(
+            rows.iter().map(Tested::standing).collect::<Vec<_>>(),
+            ["", "", "this machine", "this device, release of the driver not recorded", "this machine"]
+        );
+        here.driver = Some(String::new());
+        here.mark(&mut rows);
+        assert!(rows.iter().all(|row| !row.is_here || !row.driver.is_empty()));
+        here.driver = Some("570.0.1".to_owned());
+        here.mark(&mut rows);
+        // Each driver is named once.
+        let why = "NVIDIA H200 was measured under driver 580.1.2, CUDA 13.0, and here is 570.0.1";
+        assert_eq!((rows[2].standing(), here.untested(&rows).as_deref()), ("this device, another driver", Some(why)));
+    }
+
+    #[test]
     fn the_table_inside_the_program_can_be_read() {
         let rows: Vec<Tested> = serde_json::from_str(TESTED).expect("rows");
-        assert!(!rows.is_empty() && rows.iter().all(|row| !row.driver.is_empty() && !row.is_here));
+        assert!(!rows.is_empty() && rows.iter().all(|row| row.driver.is_empty() != row.cuda.is_empty() && !row.is_here));
+        for suite in ["canary", "conformance", "nets"] {
+            assert!(rows.iter().any(|row| row.suites.iter().any(|named| named == suite)), "no record of {suite}");
+        }
     }
 }

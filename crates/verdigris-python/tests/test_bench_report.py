@@ -39,6 +39,32 @@ def test_the_table_of_what_was_tested_has_every_chip_and_packed_records(tmp_path
     assert [(one["machine"], one["runs"], one["rows"], one["wrong"]) for one in found] == [("NVIDIA H100", 1, 1, 0), ("NVIDIA H200", 1, 2, 1)]
 
 
+def test_canaries_and_probes_of_instructions_are_rows_where_they_name_chip_and_driver(tmp_path):
+    graph = {"suite": "canary", "problem": "gemm/a", "device": "NVIDIA H200", "driver": "580.1.2", "date": "2026-01-02", "wrong": 0, "repeats": True}
+    probe = {"suite": "conformance", "class": "instruction", "problem": "Mov", "checks": 4, "mismatches": 0, "machine": "NVIDIA H200 GPU-12-ab", "driver": "13.0"}
+    probe = {**probe, "date": "2026-01-01"}
+    lines = lambda rows: "".join(json.dumps(one) + "\n" for one in rows)
+    records, shipped = tmp_path / "record" / "h200", tmp_path / "shipped"
+    records.mkdir(parents=True)
+    shipped.mkdir()
+    graphs = [graph, {**graph, "problem": "b", "wrong": 3}, {**graph, "problem": "c", "repeats": False, "date": "2026-01-03"}, {**graph, "problem": "d", "repeats": None}]
+    nameless = [{**graph, "problem": "e", "driver": None}, {key: value for key, value in graph.items() if key != "driver"}]
+    (records / "canary.jsonl").write_text(lines([*graphs, *nameless]))
+    # Of the rows that ship one is a copy, and one is not.
+    (shipped / "record.jsonl").write_text("# A record that names its \"canary\".\n" + lines([graph, {**graph, "problem": "f"}]))
+    failure, silent = {**probe, "class": "failure", "mismatches": 1}, {**probe, "problem": "Trap"}
+    del failure["checks"], silent["checks"]
+    others = [{**probe, "problem": "Add", "mismatches": 2}, failure, silent, {**probe, "suite": "gemm"}, {**probe, "machine": "an H200"}]
+    (records / "conformance.jsonl").write_text(lines([probe, probe, *others, {**probe, "release": "580.1.2"}]) + '{"suite": "conformance", "cla')
+    table = json.loads(tested.text(tmp_path / "record", shipped))
+    told = [(one["driver"], one.get("cuda"), one["suites"], one["runs"], one["rows"], one["wrong"], one["first"], one["last"]) for one in table]
+    assert {one["machine"] for one in table} == {"NVIDIA H200"}
+    assert told == [
+        ("", "13.0", ["conformance"], 1, 3, 1, "2026-01-01", "2026-01-01"),
+        ("580.1.2", None, ["canary", "conformance"], 3, 6, 2, "2026-01-01", "2026-01-03"),
+    ]
+
+
 def bar(name):
     return next(one for one in bars.load() if one.name == name)
 

@@ -16,7 +16,7 @@ use verdigris_probes::conformance::{Check, Column, EXCEPTIONS, Mismatch, Outcome
 
 use verdigris_cli::record::{Record, now};
 use verdigris_cli::table::{self, Align, alarm};
-use verdigris_cli::{Verdict, device, say};
+use verdigris_cli::{Verdict, device, driver, say};
 
 /// Arguments of `check conformance`.
 #[derive(clap::Args)]
@@ -239,7 +239,11 @@ struct Row<'a> {
     failure: Option<&'a Failure>,
     remark: Option<&'a str>,
     machine: &'a str,
+    /// The version of CUDA that the driver supports.
     driver: &'a str,
+    /// The driver's release, where it is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    release: Option<&'a str>,
     versions: &'a str,
     date: &'a str,
 }
@@ -248,7 +252,8 @@ fn report(handle: &Handle, table: &Table, arguments: &Arguments) -> Result<Verdi
     let properties = handle.context().properties();
     let date = now();
     let machine = format!("{} {}", properties.name, properties.uuid);
-    let driver = format!("{}.{}", properties.driver_version / 1000, properties.driver_version % 1000 / 10);
+    let cuda = format!("{}.{}", properties.driver_version / 1000, properties.driver_version % 1000 / 10);
+    let release = driver::release();
     let versions = format!("verdigris {} ({})", env!("CARGO_PKG_VERSION"), &verdigris_engines::SOURCE_HASH[..12]);
     let row = |class, problem, entry, failure, remark| Row {
         suite: "conformance",
@@ -258,7 +263,8 @@ fn report(handle: &Handle, table: &Table, arguments: &Arguments) -> Result<Verdi
         failure,
         remark,
         machine: &machine,
-        driver: &driver,
+        driver: &cuda,
+        release: release.as_deref(),
         versions: &versions,
         date: &date,
     };

@@ -393,13 +393,13 @@ def page(runs: Sequence[Run], records: Path, root: Path, plots: Path) -> str:
 def render(records: Optional[Path], out: Optional[Path], say: Callable[[str], None]) -> int:
     """Writes the page and its plots, of one folder's records, and the table of what was tested.
 
-    The table is of the same folder, or where none is named, of the records of every chip.
+    The table is of the same folder, or where none is named, of the records of every chip and of those that ship.
     """
     lists = lists_folder()
     if lists is None and (records is None or out is None):
         raise ListError("no checkout around this folder: name --records and --out")
     root = lists.parent.parent if lists is not None else Path.cwd()
-    every = (records or root / "bench" / "record").resolve()
+    every = [records.resolve()] if records else [root / "bench" / "record", root / tested.SHIPPED]
     records = (records or root / "bench" / "record" / "h200").resolve()
     out = (out or root / "docs" / "performance.md").resolve()
     if not records.is_dir():
@@ -409,6 +409,6 @@ def render(records: Optional[Path], out: Optional[Path], say: Callable[[str], No
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(page(runs, records, base, out.parent / "performance"), encoding="utf-8")
     (out.parent / "performance").mkdir(exist_ok=True)
-    (out.parent / "performance" / tested.NAME).write_text(tested.text(every), encoding="utf-8")
+    (out.parent / "performance" / tested.NAME).write_text(tested.text(*every), encoding="utf-8")
     say(f"{out}: {len(runs)} runs, {sum(len(run.rows) for run in runs)} rows")
     return 0
