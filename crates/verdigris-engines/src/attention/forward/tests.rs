@@ -24,7 +24,7 @@ struct Case {
     keys: usize,
     head: usize,
     value: usize,
-    /// Of the device; a section is of so many heads as fit half of its L2.
+    /// Of the device; a section is of so many heads as fit four times into its L2, and no fewer than give each CTA two tiles.
     sms: u32,
     l2_bytes: u64,
     behind: i32,
@@ -295,7 +295,7 @@ fn bytes_of(dtype: DType, values: &[f32]) -> Vec<u8> {
 fn operands_of_8_bits() {
     let spec = Spec { fp8: true, block: 128, ..SMALL };
     run(case(spec, 5, 9));
-    run(Case { batch: 2, heads: 4, kv_heads: 2, head: 48, value: 16, l2_bytes: 70_000, ..case(spec, 150, 300) });
+    run(Case { batch: 2, heads: 4, kv_heads: 2, head: 48, value: 16, l2_bytes: 8_750, ..case(spec, 150, 300) });
     run(Case {
         heads: 2,
         behind: 1,
@@ -334,9 +334,9 @@ fn the_choice_of_8_bits_is_what_was_measured_fastest() {
 #[test]
 fn whole_rows_of_several_heads_and_tiles() {
     run(case(SMALL, 5, 9));
-    run(Case { batch: 2, heads: 4, kv_heads: 2, l2_bytes: 250_000, ..case(SMALL, 150, 170) });
+    run(Case { batch: 2, heads: 4, kv_heads: 2, l2_bytes: 31_250, ..case(SMALL, 150, 170) });
     // Few CTAs, which take tile after tile.
-    run(Case { heads: 3, l2_bytes: 70_000, ..case(SMALL, 150, 130) });
+    run(Case { heads: 3, l2_bytes: 8_750, ..case(SMALL, 150, 130) });
     run(Case { heads: 2, ..case(Spec { ty: Half::F16, ping_pong: false, ..SMALL }, 70, 70) });
 }
 
@@ -371,7 +371,7 @@ fn causal_from_either_corner() {
     let causal = Spec { mask: Mask::Causal, ..SMALL };
     for (queries, keys) in [(1, 129), (127, 64), (129, 200), (200, 100), (260, 260)] {
         for bottom_right in [false, true] {
-            run(Case { behind: 1, bottom_right, heads: 2, l2_bytes: 1 << 20, ..case(causal, queries, keys) });
+            run(Case { behind: 1, bottom_right, heads: 2, l2_bytes: 1 << 17, ..case(causal, queries, keys) });
         }
     }
 }
@@ -380,7 +380,7 @@ fn causal_from_either_corner() {
 fn bands_lengths_and_sinks() {
     let band = Spec { mask: Mask::Band, ..SMALL };
     for (before, behind) in [(-70, 1), (-3, 4), (-200, 131), (0, 1), (0, 40)] {
-        run(Case { before, behind, bottom_right: true, heads: 2, l2_bytes: 1 << 20, ..case(band, 200, 330) });
+        run(Case { before, behind, bottom_right: true, heads: 2, l2_bytes: 1 << 17, ..case(band, 200, 330) });
     }
     let lengths = Some([[150, 0], [100, 70]]);
     run(Case { lengths, batch: 2, ..case(band, 150, 170) });
