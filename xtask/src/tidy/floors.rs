@@ -208,8 +208,9 @@ fn member(tree: &Tree, path: &str, manifest: &Table, found: &mut Vec<Finding>, o
     };
     for edge in edges(manifest) {
         if edge.target == "verdigris" || edge.target.starts_with("verdigris-") {
-            let allowed =
-                room.may_use.contains(&edge.target.as_str()) || (edge.tests_only && room.tests_may_use.contains(&edge.target.as_str()));
+            // Tests of a crate may ask for features of the crate itself.
+            let of_tests = edge.target == name || room.tests_may_use.contains(&edge.target.as_str());
+            let allowed = room.may_use.contains(&edge.target.as_str()) || (edge.tests_only && of_tests);
             if !allowed {
                 let kind = if edge.tests_only { "its tests" } else { "it" };
                 let may = if room.may_use.is_empty() { "nothing of this workspace".to_string() } else { room.may_use.join(", ") };
@@ -354,6 +355,14 @@ mod tests {
     fn tests_of_engines_may_ask_the_reference() {
         let rest = "[dev-dependencies]\nverdigris-reference.workspace = true";
         assert_eq!(findings("verdigris-engines", rest), [""; 0]);
+    }
+
+    #[test]
+    fn tests_alone_may_ask_features_of_their_own_crate() {
+        let own =
+            |section: &str| findings("verdigris-graph", &format!("[{section}]\nverdigris-graph = {{ path = \".\", features = [\"x\"] }}"));
+        assert_eq!(own("dev-dependencies"), [""; 0]);
+        assert_eq!(own("dependencies").len(), 1);
     }
 
     #[test]
