@@ -33,12 +33,13 @@ pub(crate) fn out_of_memory(need_bytes: u64) -> ! {
     unwind(Error::OutOfMemory { need_bytes })
 }
 
-/// Ops ask for memory deep within parallel loops, where there is no way back but to unwind, as far as [`caught`]. No panic: nothing is printed.
-fn unwind(error: Error) -> ! {
+/// Ops fail, for want of memory above all, deep within parallel loops, where there is no way back but to unwind, as far as [`caught`]. No panic:
+/// nothing is printed.
+pub(crate) fn unwind(error: Error) -> ! {
     resume_unwind(Box::new(error))
 }
 
-/// What `compute` gives, or the error that memory was lacking.
+/// What `compute` gives, or the error that ended it.
 pub(crate) fn caught<R>(compute: impl FnOnce() -> R) -> Result<R, Error> {
     // What `compute` leaves half done is thrown away or overwritten: its outputs, and buffers whose contents are undefined.
     catch_unwind(AssertUnwindSafe(compute)).map_err(|payload| match payload.downcast::<Error>() {

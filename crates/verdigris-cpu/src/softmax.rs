@@ -173,7 +173,7 @@ fn cross_entropy_in<T: Real>(op: &CrossEntropy, context: &Context<'_>, loss: Vie
 }
 
 fn cross_entropy_backward(op: &CrossEntropyBackward, context: &Context<'_>, dlogits: ViewMut<'_>) {
-    if is_f64(context, &[op.logits, op.dloss]) {
+    if is_f64(context, &[op.logits, op.dloss]) || op.lse.is_some_and(|lse| is_f64(context, &[lse])) {
         cross_entropy_backward_in::<f64>(op, context, dlogits);
     } else {
         cross_entropy_backward_in::<f32>(op, context, dlogits);
