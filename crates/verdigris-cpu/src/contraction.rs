@@ -126,7 +126,8 @@ fn product<T: Real>(scratch: &Scratch, layout: &Layout, transposed: bool, a: &Lo
         let (dims, strides) = (operand.layout.dims(), operand.strides());
         let (outer, depth) = if outer_is_row { (own - 2, own - 1) } else { (own - 1, own - 2) };
         let table = |dim: usize| (0..dims[dim] as usize).map(|i| i * strides[dim]).collect::<Vec<_>>();
-        let matrices = Layout::new(&dims[..own - 2], &operand.layout.strides()[..own - 2]).unwrap_or_else(|source| no_layout("operand", source));
+        let matrices =
+            Layout::new(&dims[..own - 2], &operand.layout.strides()[..own - 2]).unwrap_or_else(|source| no_layout("operand", source));
         (table(outer), table(depth), broadcast("operand", &matrices, batch_dims))
     };
     let left = (a, side(a, true));

@@ -174,10 +174,7 @@ fn pairs(graph: &Graph, tensors: &[BoundTensor], uses: &[Vec<(usize, Operand)>])
             let may_share = !tensors[other].is_written
                 && described[output] == described[other]
                 && writes.iter().all(|(writer, written)| {
-                    uses[other].iter().all(|(reader, read)| {
-                        let same = read.is_same_elements(written);
-                        reader < writer || (reader == writer && same && read.access == Access::ReadInPlace)
-                    })
+                    uses[other].iter().all(|(reader, read)| reader < writer || (reader == writer && read.gives_way_to(written)))
                 });
             pairs.push(Pair { output, other, may_share });
         }

@@ -188,8 +188,7 @@ fn pairs(problem: &Problem) -> Result<Vec<Pair>, Error> {
             if other.slot == output.slot || (is_written(other.slot) && other.slot < output.slot) {
                 continue;
             }
-            // The same elements, if they begin at the same place, where the other one is only read.
-            let may_share = other.access == Access::ReadInPlace && !is_written(other.slot) && other.is_same_elements(output);
+            let may_share = !is_written(other.slot) && other.gives_way_to(output);
             let pair = Pair { output: output.slot.0 as usize, other: other.slot.0 as usize, may_share };
             if !list.contains(&pair) {
                 list.push(pair);

@@ -183,6 +183,45 @@ fn what_is_bound_wrongly_is_told_by_name_before_anything_is_launched() {
 }
 
 #[test]
+fn what_is_read_behind_a_store_lies_under_the_last_output_alone() {
+    // One kernel stores h, then loads r, then stores d.
+    let handle = handle(&Config::default());
+    let product = |g: &mut GraphBuilder| -> Result<(Uid, Vec<u64>), verdigris_graph::Error> {
+        let (a, b) = (g.tensor("a", DType::F32, rows(&[32, 64])), g.tensor("b", DType::F32, rows(&[64, 48])));
+        Ok((g.matmul("product", a, b, Precision::Ieee)?, vec![32, 48]))
+    };
+    let convolution = |g: &mut GraphBuilder| -> Result<(Uid, Vec<u64>), verdigris_graph::Error> {
+        let (x, w) = (g.tensor("x", DType::F32, rows(&[2, 8, 9, 9])), g.tensor("w", DType::F32, rows(&[16, 8, 3, 3])));
+        let conv = Conv::new(ConvDirection::Fprop, x, w, Uid(0), 2, Precision::Ieee);
+        Ok((g.conv_fprop("convolution", conv)?, vec![2, 16, 7, 7]))
+    };
+    type Build<'b> = &'b dyn Fn(&mut GraphBuilder) -> Result<(Uid, Vec<u64>), verdigris_graph::Error>;
+    for build in [&product as Build<'_>, &convolution] {
+        let mut g = GraphBuilder::new("sum behind a store");
+        let (h, dims) = build(&mut g).expect("fits");
+        let (r, s) = (g.tensor("r", DType::F32, rows(&dims)), g.tensor("s", DType::F32, rows(&dims)));
+        let before = g.binary("before", BinaryOp::Add, h, s).expect("fits");
+        let d = g.binary("sum", BinaryOp::Add, before, r).expect("fits");
+        g.store(before, "h", DType::F32).expect("stored");
+        g.store(d, "d", DType::F32).expect("stored");
+        let plan = handle.plan_graph(&g.finish().expect("valid"), &Policy::default()).expect("plans");
+        assert_eq!(plan.parts().count(), 1, "{}", plan.explain());
+        let buffers = buffers(&handle, &plan);
+        let shared = |output: &str, other: &str| {
+            let mut bound = bindings(&buffers);
+            let place = |name: &str| bound.iter().position(|(known, _)| *known == uid(&plan, name)).expect("bound");
+            let (output, other) = (place(output), place(other));
+            bound[output].1 = copied(&bound).swap_remove(other).1;
+            plan.execute_from(handle.stream(), &bound, handle.pool())
+        };
+        assert!(matches!(shared("h", "r"), Err(Error::Binding(error)) if error.rule == BindingRule::Overlap));
+        shared("d", "r").expect("r is read before d is written");
+        shared("h", "s").expect("s is read before h is written");
+        shared("d", "s").expect("s is read before d is written");
+    }
+}
+
+#[test]
 fn a_plan_belongs_to_its_device() {
     let handle = handle(&Config::default());
     let plan = handle.plan_graph(&mlp(8), &Policy::default()).expect("plans");
