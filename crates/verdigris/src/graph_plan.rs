@@ -28,7 +28,8 @@ pub const MAX_BOUND: usize = 1 << 16;
 ///
 /// **The ladder.** Where the chosen ways need scratch, ways with equal notes that need less are loaded beside them, down to the least
 /// workspace there is. An execution that is given less takes the first that fits, and counts it ([`GraphPlan::downgrades`]). A pinned plan
-/// has no ladder, and no execution that is being captured takes one: they give a typed error instead.
+/// has no ladder, nor has one of a repeatable graph, whose bits it would change, and no execution that is being captured takes one: they give a typed
+/// error instead.
 ///
 /// **Addresses.** Where the graph declares no alignment, ways read several elements at a time and rely on it
 /// ([`BoundTensor::alignment_bytes`]). Maps, reductions, scans, softmax, pooling and resampling are loaded a second time with settings that take the elements one
