@@ -392,14 +392,7 @@ impl GemmProblem {
                     let rule = "operand scales are f32";
                     return Err(Error::DType { op: op(), tensor: name.to_owned(), got: factors.dtype, rule });
                 }
-                if self.precision == Precision::Fp8Fast {
-                    return Err(Error::Attribute {
-                        op: op(),
-                        attribute: "precision",
-                        value: "fp8_fast".to_owned(),
-                        rule: "block scales are applied where partial sums are promoted: fp8_promoted, fp32 or ieee",
-                    });
-                }
+                self.precision.check_block_scales("gemm")?;
             }
         }
         let (m, n) = (self.m, self.n);
