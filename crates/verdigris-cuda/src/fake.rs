@@ -672,6 +672,7 @@ extern "C" fn event_elapsed(milliseconds: *mut f32, start: sys::CUevent, end: sy
 fn driver_of(version: u32) -> Driver {
     Driver::of(Api {
         version,
+        release: "1.2.3".to_owned(),
         cuDeviceGetCount: Some(device_count),
         cuDeviceGet: Some(device),
         cuDeviceGetName: Some(device_name),

@@ -24,7 +24,9 @@ pub const MAX_BOUND: usize = 1 << 16;
 /// A graph on a device: several problems one after the other, with the memory between them in one workspace.
 ///
 /// It never changes: any number of threads may execute it at once, on any streams, each execution with a workspace of its own; a stream
-/// that captures records it. Executing allocates nothing (but a list where more than 1024 tensors are bound), holds no lock and compiles nothing.
+/// that captures records it. Executing allocates nothing (but a list where more than 1024 tensors are bound), holds no lock and compiles nothing. On
+/// a stream that is not the handle's, each program whose kernels read tables leaves an event behind, made at the first execution there, so that the plan may
+/// be dropped at any time.
 ///
 /// **The ladder.** Where the chosen ways need scratch, ways with equal notes that need less are loaded beside them, down to the least
 /// workspace there is. An execution that is given less takes the first that fits, and counts it ([`GraphPlan::downgrades`]). A pinned plan

@@ -60,6 +60,7 @@ impl Loader {
             spec: spec.to_owned(),
             arch: properties.arch_key(),
             driver_version: properties.driver_version,
+            driver_release: self.cache.context().driver().release().to_owned(),
             ptx_isa: properties.ptx_isa,
             options: self.options,
         }
