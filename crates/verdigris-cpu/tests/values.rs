@@ -2,8 +2,8 @@
 
 use verdigris_cpu::{Bindings, GraphPlan, RunReport};
 use verdigris_graph::{
-    BinaryOp, CrossEntropyBackward, CrossEntropySpec, Graph, GraphBuilder, LossReduction, Matmul, OperandScale, PoolMode, PoolWindows,
-    Precision, Real, ReductionOp, Uid, UnaryOp,
+    BinaryOp, CrossEntropyBackward, CrossEntropySpec, Filter, Graph, GraphBuilder, LossReduction, Matmul, NormKind, NormSpec, Normalize,
+    OperandScale, PoolMode, PoolWindows, Precision, Real, ReductionOp, Sampling, Uid, UnaryOp,
 };
 use verdigris_tensor::{DType, Layout};
 
@@ -66,6 +66,42 @@ fn a_reduction_keeps_one_number_for_each_piece_and_counts_it() {
     let (bytes, report) = run(&graph, &[(x, f32s(&values))]);
     assert_eq!(bytes, f32s(&values.chunks(4).map(|row| row.iter().sum()).collect::<Vec<_>>()));
     assert_eq!(report.workspace_bytes(), outer * 8);
+}
+
+#[test]
+fn tables_and_rows_are_counted_and_no_value_is_kept_twice() -> Result<(), verdigris_graph::Error> {
+    let (outer, inner) = (1 << 10, 96);
+    let one_thread = rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("a pool");
+    let workspace = |graph: Graph| {
+        let plan = GraphPlan::new(&graph).expect("planned");
+        let inputs: Vec<(Uid, Vec<u8>)> =
+            plan.tensors().iter().filter(|tensor| !tensor.is_written).map(|tensor| (tensor.uid, vec![0; tensor.bytes as usize])).collect();
+        one_thread.install(|| run(&graph, &inputs)).1.workspace_bytes()
+    };
+    let mut g = GraphBuilder::new("norm");
+    let (x, scale) = (g.tensor("x", DType::F32, rows(&[outer, inner])), g.tensor("scale", DType::F32, rows(&[inner])));
+    let spec = NormSpec { kind: NormKind::Layer, axes: vec![1], groups: 1, eps: Real(1e-5), zero_centred: false };
+    let y = g.normalize("norm", Normalize { scale: Some(scale), ..Normalize::new(spec, x) })?.y;
+    // Where rows begin, where their elements lie, and two numbers of each row.
+    assert_eq!(workspace(stored(g, y, DType::F32)), outer * 8 + inner * 8 + outer * 16);
+
+    let mut g = GraphBuilder::new("softmax");
+    let x = g.tensor("x", DType::F32, rows(&[outer, inner]));
+    let y = g.softmax("softmax", x, 1, false)?;
+    assert_eq!(workspace(stored(g, y, DType::F32)), inner * 8, "a row of a thread");
+
+    let mut g = GraphBuilder::new("loss");
+    let (x, labels) = (g.tensor("x", DType::F32, rows(&[outer, inner])), g.tensor("labels", DType::I32, rows(&[outer, 1])));
+    let y = g.cross_entropy("loss", CrossEntropySpec::new(1, LossReduction::Mean), x, labels)?;
+    assert_eq!(workspace(stored(g, y, DType::F32)), outer * 8 + outer * 16 + inner * 8, "labels, two numbers of a row, and a row");
+
+    let mut g = GraphBuilder::new("nearest");
+    let x = g.tensor("x", DType::F32, rows(&[1, 1, 64]));
+    let sampling = Sampling::Interpolate { filter: Filter::Linear { align_corners: true }, out: vec![1000], factors: vec![] };
+    let y = g.resample("linear", sampling, x)?;
+    let bytes = workspace(stored(g, y, DType::F32));
+    assert!((1000 * 8..1000 * 8 + 2000 * 16 + 1000).contains(&bytes), "{bytes}: places, and two taps at most with their weights");
+    Ok(())
 }
 
 #[test]
