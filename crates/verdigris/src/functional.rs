@@ -54,6 +54,21 @@
 //! # Ok::<(), verdigris::Error>(())
 //! ```
 //!
+//! Plans are counted, and given back:
+//!
+//! ```
+//! use verdigris::functional as f;
+//! use verdigris::{DType, Device, Tensor};
+//!
+//! let device = Device::cpu();
+//! let x = |elements: usize| Tensor::from_values(&device, DType::F32, &[elements as u64], &vec![1.0; elements]);
+//! (f::relu(&x(2)?)?, f::relu(&x(3)?)?, f::relu(&x(2)?)?);
+//! assert_eq!(f::plans_kept(&device), 2);
+//! f::clear(&device);
+//! assert!(f::plans_kept(&device) == 0 && f::MOST_PLANS >= 2);
+//! # Ok::<(), verdigris::Error>(())
+//! ```
+//!
 //! Dropout, which with the same seed and offset drops the same elements of the gradient:
 //!
 //! ```
