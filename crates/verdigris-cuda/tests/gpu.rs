@@ -376,6 +376,7 @@ fn register_budgets_hold_from_the_compiler_and_from_disk() {
         spec: "register_budget".to_owned(),
         arch: properties.arch_key(),
         driver_version: properties.driver_version,
+        driver_release: gpu.context.driver().release().to_owned(),
         ptx_isa: properties.ptx_isa,
         options: CompileOptions::default(),
     };
@@ -412,6 +413,7 @@ fn kernels_come_from_memory_then_disk_then_the_compiler() {
         spec: "twice_plus_one".to_owned(),
         arch: properties.arch_key(),
         driver_version: properties.driver_version,
+        driver_release: gpu.context.driver().release().to_owned(),
         ptx_isa: properties.ptx_isa,
         options: CompileOptions::default(),
     };
@@ -478,6 +480,7 @@ fn one_kernel_asked_for_by_many_threads_is_compiled_once() {
                     spec: "cluster_ranks".to_owned(),
                     arch: properties.arch_key(),
                     driver_version: properties.driver_version,
+                    driver_release: gpu.context.driver().release().to_owned(),
                     ptx_isa: properties.ptx_isa,
                     options: CompileOptions::default(),
                 };
