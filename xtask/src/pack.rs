@@ -202,6 +202,7 @@ mod tests {
             spec: "numbers".to_string(),
             arch: "any device".to_string(),
             driver_version: 13_010,
+            driver_release: String::new(),
             ptx_isa: PTX_ISA,
             options: CompileOptions::default(),
         };

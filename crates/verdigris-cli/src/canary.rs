@@ -26,7 +26,7 @@ use verdigris_tensor::{DType, Layout};
 use verdigris_cli::record::now;
 use verdigris_cli::rows::{CanaryRow, canary_rows};
 use verdigris_cli::table::{self, Align, alarm};
-use verdigris_cli::{Verdict, driver, say};
+use verdigris_cli::{Verdict, say};
 
 /// What runs, by family, in files of the format of all cases.
 const CASES: &[(&str, &str)] = &[
@@ -184,7 +184,7 @@ fn examine(device: &Device, family: &str, case: &GraphCase, fault: Option<Fault>
         class: family.to_owned(),
         problem: case.id.clone(),
         device: device.name().to_owned(),
-        driver: device.handle().and_then(|_| driver::release()),
+        driver: device.handle().and_then(|_| verdigris_cuda::release()),
         date: now(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         engines: Vec::new(),

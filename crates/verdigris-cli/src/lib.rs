@@ -15,7 +15,6 @@ macro_rules! say {
 }
 
 pub mod device;
-pub mod driver;
 pub mod inspect;
 pub mod problem;
 pub mod record;

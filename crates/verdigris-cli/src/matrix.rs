@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use verdigris_cuda::Driver;
 
 use verdigris_cli::table::{self, Align};
-use verdigris_cli::{Verdict, driver, say};
+use verdigris_cli::{Verdict, say};
 
 /// What `python3 deploy/check.py --write` makes of the records.
 const TESTED: &str = include_str!("../../../docs/performance/tested.json");
@@ -84,7 +84,10 @@ struct Here {
 impl Here {
     fn find() -> Here {
         let names = |devices: Vec<verdigris_cuda::Device>| devices.iter().map(|device| device.properties().name.clone()).collect();
-        Here { devices: Driver::load().and_then(|driver| driver.devices()).map(names).unwrap_or_default(), driver: driver::release() }
+        Here {
+            devices: Driver::load().and_then(|driver| driver.devices()).map(names).unwrap_or_default(),
+            driver: verdigris_cuda::release(),
+        }
     }
 
     /// Marks the rows of this machine.

@@ -9,7 +9,7 @@ use verdigris_graph::{Conv, ConvDirection, ConvMode, HostScalar, Matmul, Node, O
 use verdigris_tensor::Layout;
 
 use crate::conv::{Geometry, Order, Tensor5, dgrad, fprop, wgrad};
-use crate::elements::{Loaded, View, ViewMut, row_major};
+use crate::elements::{Loaded, View, ViewMut, broadcast, no_layout, row_major};
 use crate::engine::Engine;
 use crate::gemm::{Gather, Operand, TILE_ROWS, Target, gemm, pack_whole, packed_len};
 use crate::graph_plan::Context;
@@ -37,8 +37,8 @@ fn matmul(op: &Matmul, context: &Context<'_>, output: ViewMut<'_>) {
 
 fn matmul_in<T: Real>(op: &Matmul, context: &Context<'_>, output: ViewMut<'_>) {
     let scratch = context.scratch;
-    let a = scaled::<T>(context, op.a, op.scale_a, true);
-    let b = scaled::<T>(context, op.b, op.scale_b, false);
+    let a = scaled::<T>(context, op.d, op.a, op.scale_a, true);
+    let b = scaled::<T>(context, op.d, op.b, op.scale_b, false);
     let layout = output.layout;
     let rank = layout.rank();
     // Where columns of D lie together, the transposed product is formed: Dᵀ = Bᵀ · Aᵀ.
@@ -65,32 +65,39 @@ fn column_major(layout: &Layout) -> Layout {
     Layout::with_order(layout.dims(), &order).unwrap_or(*layout)
 }
 
-/// An operand as numbers, with its fp8 factors multiplied in.
-fn scaled<'r, 's, T: Real>(context: &Context<'r>, uid: Uid, scale: Option<OperandScale>, is_left: bool) -> Loaded<'r, 's, T>
+/// An operand of `d` as numbers, with its fp8 factors multiplied in.
+fn scaled<'r, 's, T: Real>(context: &Context<'r>, d: Uid, uid: Uid, scale: Option<OperandScale>, is_left: bool) -> Loaded<'r, 's, T>
 where
     'r: 's,
 {
     let view = context.view(uid);
     let Some(scale) = scale else { return view.load(context.scratch) };
     let factors = context.view(scale.tensor).load_row_major::<T>(context.scratch);
-    let mut numbers = T::pool(context.scratch).lend(view.layout.elements() as usize);
-    view.gather(0, &mut numbers);
     let dims = view.layout.dims();
-    let (rows, columns) = (dims[dims.len() - 2] as usize, dims[dims.len() - 1] as usize);
     let Some([outer, k]) = scale.block else {
         let factor = factors.data()[0];
+        let mut numbers = T::pool(context.scratch).lend(view.layout.elements() as usize);
+        view.gather(0, &mut numbers);
         numbers.iter_mut().for_each(|number| *number = *number * factor);
         return Loaded::converted(numbers, row_major(&view.layout));
     };
+    let (rows, columns) = (dims[dims.len() - 2] as usize, dims[dims.len() - 1] as usize);
     // Blocks are [outer, k]: rows by columns of A, columns by rows of B.
     let blocks = if is_left {
         (rows.div_ceil(outer as usize), columns.div_ceil(k as usize))
     } else {
         (columns.div_ceil(outer as usize), rows.div_ceil(k as usize))
     };
-    let mut factor_dims = dims[..dims.len() - 2].to_vec();
-    factor_dims.extend([blocks.0 as u64, blocks.1 as u64]);
-    let factor_layout = factors.layout.broadcast_to(&factor_dims).unwrap_or(factors.layout);
+    let under = |batch: &[u64], matrix: [usize; 2]| batch.iter().copied().chain(matrix.map(|dim| dim as u64)).collect::<Vec<_>>();
+    let blocks_of = |batch: &[u64]| under(batch, [blocks.0, blocks.1]);
+    // Factors are of the batch of D: where they tell matrices apart that the operand does not, each of D's has one of its own.
+    let own = &dims[..dims.len() - 2];
+    let all = context.tensor(d).layout.dims();
+    let batch = if factors.layout.broadcast_to(&blocks_of(own)).is_ok() { own } else { &all[..all.len() - 2] };
+    let layout = broadcast(&context.tensor(uid).name, &view.layout, &under(batch, [rows, columns]));
+    let factor_layout = broadcast(&context.tensor(scale.tensor).name, &factors.layout, &blocks_of(batch));
+    let mut numbers = T::pool(context.scratch).lend(layout.elements() as usize);
+    View { layout, ..view }.gather(0, &mut numbers);
     let matrix = rows * columns;
     for (batch, numbers) in numbers.chunks_mut(matrix.max(1)).enumerate() {
         for (i, number) in numbers.iter_mut().enumerate() {
@@ -102,7 +109,7 @@ where
             *number = *number * factors.data()[offset as usize];
         }
     }
-    Loaded::converted(numbers, row_major(&view.layout))
+    Loaded::converted(numbers, row_major(&layout))
 }
 
 /// `d = a · b`, packed with the batch slowest.
@@ -120,8 +127,8 @@ fn product<T: Real>(scratch: &Scratch, layout: &Layout, transposed: bool, a: &Lo
         let (outer, depth) = if outer_is_row { (own - 2, own - 1) } else { (own - 1, own - 2) };
         let table = |dim: usize| (0..dims[dim] as usize).map(|i| i * strides[dim]).collect::<Vec<_>>();
         let matrices =
-            Layout::new(&dims[..own - 2], &operand.layout.strides()[..own - 2]).and_then(|layout| layout.broadcast_to(batch_dims));
-        (table(outer), table(depth), matrices.unwrap_or(Layout::scalar()))
+            Layout::new(&dims[..own - 2], &operand.layout.strides()[..own - 2]).unwrap_or_else(|source| no_layout("operand", source));
+        (table(outer), table(depth), broadcast("operand", &matrices, batch_dims))
     };
     let left = (a, side(a, true));
     let right = (b, side(b, false));
@@ -160,7 +167,7 @@ fn scale_and_add<T: Real>(context: &Context<'_>, op: &Matmul, alpha: f64, beta: 
     let (alpha, beta) = (round(alpha), round(beta));
     let addend = c.map(|c| {
         let view = context.view(c);
-        let layout = view.layout.broadcast_to(order.dims()).unwrap_or(view.layout);
+        let layout = broadcast(&context.tensor(c).name, &view.layout, order.dims());
         let mut numbers = T::pool(context.scratch).lend(d.len());
         in_order(&View { layout, ..view }, order, &mut numbers);
         numbers

@@ -231,7 +231,7 @@ impl<'a, T: Real> Source<'a, T> {
 
     /// Offsets of the channels of one group and the taps of a class, in the order that suits the source, each with its (channel, tap
     /// numbers).
-    fn taps(&self, axes: [&Axis; 3], channels: usize) -> Vec<(usize, usize, [usize; 3])> {
+    fn taps<'p>(&self, scratch: &'p Scratch, axes: [&Axis; 3], channels: usize) -> Lent<'p, Tap> {
         let strides = self.strides();
         let mut taps = Vec::new();
         // Of all taps the sum is not negative, since `before` covers the least.
@@ -245,18 +245,19 @@ impl<'a, T: Real> Source<'a, T> {
             }
         }
         let both = |c: usize, (tap, numbers): (usize, [usize; 3])| (c * strides[1] + tap, c, numbers);
+        let count = channels * taps.len();
         match self.order {
-            Order::ChannelsFirst => (0..channels).flat_map(|c| taps.iter().map(move |&tap| both(c, tap))).collect(),
-            Order::ChannelsLast => taps.iter().flat_map(|&tap| (0..channels).map(move |c| both(c, tap))).collect(),
+            Order::ChannelsFirst => scratch.taps.collected(count, (0..channels).flat_map(|c| taps.iter().map(move |&tap| both(c, tap)))),
+            Order::ChannelsLast => scratch.taps.collected(count, taps.iter().flat_map(|&tap| (0..channels).map(move |c| both(c, tap)))),
         }
     }
 
     /// Source offsets of the positions of a class in `images` images.
-    fn pixels(&self, axes: [&Axis; 3], images: usize) -> Vec<usize> {
+    fn pixels<'p>(&self, scratch: &'p Scratch, axes: [&Axis; 3], images: usize) -> Lent<'p, usize> {
         let strides = self.strides();
         let mut dims = axes.map(|axis| (0, axis.source_step, axis.count));
         dims[2].1 /= self.phases;
-        positions(images, dims, [strides[0], strides[2], strides[3], strides[4]])
+        positions(scratch, images, dims, [strides[0], strides[2], strides[3], strides[4]])
     }
 }
 
@@ -299,18 +300,24 @@ fn turn_lines<T: Copy>(from: &[T], stride: usize, count: usize, to: &mut [T]) {
 }
 
 /// Offsets of a grid of positions in each image, row-major. Each dim is (first, step, count).
-fn positions(images: usize, dims: [(usize, usize, usize); 3], strides: [usize; 4]) -> Vec<usize> {
-    let mut offsets = Vec::with_capacity(images * dims.iter().map(|dim| dim.2).product::<usize>());
+fn positions(scratch: &Scratch, images: usize, dims: [(usize, usize, usize); 3], strides: [usize; 4]) -> Lent<'_, usize> {
+    let mut offsets = scratch.places.lend(images * dims.iter().map(|dim| dim.2).product::<usize>());
+    let mut lines = offsets.chunks_exact_mut(dims[2].2.max(1));
     for image in 0..images {
         for d in 0..dims[0].2 {
             for h in 0..dims[1].2 {
                 let line = image * strides[0] + (dims[0].0 + d * dims[0].1) * strides[1] + (dims[1].0 + h * dims[1].1) * strides[2];
-                offsets.extend((0..dims[2].2).map(|w| line + (dims[2].0 + w * dims[2].1) * strides[3]));
+                let to = lines.next().unwrap_or_default();
+                to.iter_mut().enumerate().for_each(|(w, offset)| *offset = line + (dims[2].0 + w * dims[2].1) * strides[3]);
             }
         }
     }
+    drop(lines);
     offsets
 }
+
+/// An offset, with the channel and the numbers of the tap.
+pub(crate) type Tap = (usize, usize, [usize; 3]);
 
 enum Images<'a, 's, T: Real> {
     Direct(&'a [T]),
@@ -371,7 +378,7 @@ struct Sides {
 struct Class<'p, T> {
     axes: [Axis; 3],
     /// Source offsets of what is summed over.
-    depth: Vec<usize>,
+    depth: Lent<'p, usize>,
     /// The filters of every group, packed.
     filters: Lent<'p, T>,
 }
@@ -400,10 +407,10 @@ fn gathered<T: Real>(
     for d in &axes[0] {
         for h in &axes[1] {
             for w_axis in &axes[2] {
-                let taps = source.taps([d, h, w_axis], sides.source_channels);
-                let w_depth: Vec<usize> = (taps.iter())
-                    .map(|&(_, c, [td, th, tw])| c * sides.w_source + td * w.strides[2] + th * w.strides[3] + tw * w.strides[4])
-                    .collect();
+                let taps = source.taps(scratch, [d, h, w_axis], sides.source_channels);
+                let of_filter =
+                    |&(_, c, [td, th, tw]): &Tap| c * sides.w_source + td * w.strides[2] + th * w.strides[3] + tw * w.strides[4];
+                let w_depth = scratch.places.collected(taps.len(), taps.iter().map(of_filter));
                 let w_outer: Vec<usize> = (0..sides.result_channels).map(|k| k * sides.w_result).collect();
                 let len = packed_len(sides.result_channels, taps.len(), filter_width);
                 let mut filters = T::pool(scratch).lend(g.groups * len);
@@ -412,7 +419,7 @@ fn gathered<T: Real>(
                     let start = (group * g.filters * w.strides[0]).min(w.data.len());
                     pack_whole(Gather { data: &w.data[start..], outer: &w_outer, depth: &w_depth }, filter_width, panels);
                 });
-                let depth = taps.into_iter().map(|(offset, ..)| offset).collect();
+                let depth = scratch.places.collected(taps.len(), taps.iter().map(|&(offset, ..)| offset));
                 classes.push(Class { axes: [d.clone(), h.clone(), w_axis.clone()], depth, filters });
             }
         }
@@ -428,8 +435,9 @@ fn gathered<T: Real>(
         let images = source.images(scratch, first..first + count);
         for class in &classes {
             let axes = class.axes.each_ref();
-            let from = source.pixels(axes, count);
+            let from = source.pixels(scratch, axes, count);
             let to = positions(
+                scratch,
                 count,
                 axes.map(|axis| (axis.first, axis.step, axis.count)),
                 [result_strides[0], result_strides[2], result_strides[3], result_strides[4]],
@@ -499,13 +507,11 @@ pub(crate) fn wgrad<T: Real>(scratch: &Scratch, g: &Geometry, x: Tensor5<'_, T>,
     }
     let source = Source::new(x, g.groups * g.channels, g.extent, borders, axes[2].source_step);
     // The sum is formed as [c, filter…][k]: a row of it is one tap, so that each thread gathers pixels that no other needs.
-    let mut taps = source.taps(axes, g.channels);
+    let mut taps = source.taps(scratch, axes, g.channels);
     let filter_stride = [g.filter[1] * g.filter[2], g.filter[2], 1];
-    let place = |&(_, c, [d, h, w]): &(usize, usize, [usize; 3])| {
-        c * g.filter.iter().product::<usize>() + d * filter_stride[0] + h * filter_stride[1] + w
-    };
+    let place = |&(_, c, [d, h, w]): &Tap| c * g.filter.iter().product::<usize>() + d * filter_stride[0] + h * filter_stride[1] + w;
     taps.sort_by_key(place);
-    let outer: Vec<usize> = taps.iter().map(|&(offset, ..)| offset).collect();
+    let outer = scratch.places.collected(taps.len(), taps.iter().map(|&(offset, ..)| offset));
     let parts = (4 * rayon::current_num_threads()).div_ceil(g.groups);
     let rows_at_once = taps_count.div_ceil(parts).min(SUMS / g.filters).next_multiple_of(TILE_ROWS).max(4 * TILE_ROWS);
 
@@ -517,8 +523,8 @@ pub(crate) fn wgrad<T: Real>(scratch: &Scratch, g: &Geometry, x: Tensor5<'_, T>,
     for first in (0..g.batch).step_by(at_once) {
         let count = at_once.min(g.batch - first);
         let images = source.images(scratch, first..first + count);
-        let depth = source.pixels(axes, count);
-        let y_depth = positions(count, g.out.map(|out| (0, 1, out)), [y.strides[0], y.strides[2], y.strides[3], y.strides[4]]);
+        let depth = source.pixels(scratch, axes, count);
+        let y_depth = positions(scratch, count, g.out.map(|out| (0, 1, out)), [y.strides[0], y.strides[2], y.strides[3], y.strides[4]]);
         let len = packed_len(g.filters, depth.len(), T::TILE_COLUMNS);
         let mut gradients = T::pool(scratch).lend(g.groups * len);
         gradients.par_chunks_mut(len).enumerate().for_each(|(group, panels)| {
@@ -565,15 +571,15 @@ fn wgrad_of_small_groups<T: Real>(
     w.par_chunks_mut(g.filters * g.channels * window).enumerate().for_each(|(group, w)| {
         let tensor = Tensor5 { data: &x.data[group * g.channels * x.strides[1]..], ..x };
         let source = Source::channels_last(tensor, g.channels, g.extent, borders);
-        let taps = source.taps(axes, g.channels);
-        let outer: Vec<usize> = taps.iter().map(|&(offset, ..)| offset).collect();
-        let columns: Vec<usize> =
-            taps.iter().map(|&(_, c, [d, h, w])| ((c * g.filter[0] + d) * g.filter[1] + h) * g.filter[2] + w).collect();
+        let taps = source.taps(scratch, axes, g.channels);
+        let outer = scratch.places.collected(taps.len(), taps.iter().map(|&(offset, ..)| offset));
+        let place = |&(_, c, [d, h, w]): &Tap| ((c * g.filter[0] + d) * g.filter[1] + h) * g.filter[2] + w;
+        let columns = scratch.places.collected(taps.len(), taps.iter().map(place));
         for first in (0..g.batch).step_by(at_once) {
             let count = at_once.min(g.batch - first);
             let images = source.images(scratch, first..first + count);
-            let depth = source.pixels(axes, count);
-            let y_depth = positions(count, g.out.map(|out| (0, 1, out)), [y.strides[0], y.strides[2], y.strides[3], y.strides[4]]);
+            let depth = source.pixels(scratch, axes, count);
+            let y_depth = positions(scratch, count, g.out.map(|out| (0, 1, out)), [y.strides[0], y.strides[2], y.strides[3], y.strides[4]]);
             let gradients =
                 Gather { data: &y.data[first * y.strides[0] + group * g.filters * y.strides[1]..], outer: &y_outer, depth: &y_depth };
             let pixels_of = Operand::Gather(Gather { data: images.data(), outer: &outer, depth: &depth });

@@ -4,10 +4,11 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use rayon::prelude::*;
 use verdigris_tensor::num::{self, Rounding};
-use verdigris_tensor::{DType, Layout};
+use verdigris_tensor::{DType, Layout, LayoutError};
 
+use crate::error::Error;
 use crate::real::Real;
-use crate::scratch::{Lent, Scratch};
+use crate::scratch::{Lent, Scratch, unwind};
 
 /// Elements that one thread converts at a time.
 const CHUNK: usize = 1 << 14;
@@ -152,6 +153,16 @@ pub(crate) fn row_major(layout: &Layout) -> Layout {
         stride = stride.saturating_mul(dim.max(1));
     }
     Layout::new(layout.dims(), &strides).unwrap_or(*layout)
+}
+
+/// A layout repeated over `dims`, within [`crate::scratch::caught`]; where it cannot be, that is the error of the run.
+pub(crate) fn broadcast(tensor: &str, layout: &Layout, dims: &[u64]) -> Layout {
+    layout.broadcast_to(dims).unwrap_or_else(|source| no_layout(tensor, source))
+}
+
+/// Ends what [`crate::scratch::caught`] computes: a tensor cannot be seen as an op has to see it.
+pub(crate) fn no_layout(tensor: &str, source: LayoutError) -> ! {
+    unwind(Error::Graph(verdigris_graph::Error::Layout { tensor: tensor.to_owned(), source }))
 }
 
 /// Visits the elements at row-major positions `start .. start + count` in lines: (place from `start`, offset, stride, length).

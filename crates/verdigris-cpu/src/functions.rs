@@ -201,6 +201,16 @@ fn derivative(f: UnaryOp, x: f64) -> f64 {
     }
 }
 
+/// The function whose bounds are as its own results have them: what is cut off at a rounded bound has no slope there.
+fn with_bounds_of<T: Real>(f: UnaryOp) -> UnaryOp {
+    let round = |bound: verdigris_graph::Real| verdigris_graph::Real(T::from_f64(bound.0).to_f64());
+    match f {
+        UnaryOp::Clamp { lower, upper } => UnaryOp::Clamp { lower: round(lower), upper: round(upper) },
+        UnaryOp::ClippedRelu { lower, upper, slope } => UnaryOp::ClippedRelu { lower: round(lower), upper: round(upper), slope },
+        f => f,
+    }
+}
+
 /// `x · fade` where the second factor vanishes faster than the first one grows.
 fn fading(x: f64, fade: f64) -> f64 {
     if fade == 0.0 { 0.0 } else { x * fade }
@@ -249,7 +259,10 @@ pub(crate) fn binary<T: Real + Float>(f: BinaryOp, x: &[T], z: &[T], y: &mut [T]
                 one
             }
         }),
-        BinaryOp::Backward(f) => map2(x, z, y, |x, z| T::from_f64(x.to_f64() * derivative(f, z.to_f64()))),
+        BinaryOp::Backward(f) => {
+            let f = with_bounds_of::<T>(f);
+            map2(x, z, y, |x, z| T::from_f64(x.to_f64() * derivative(f, z.to_f64())));
+        }
     }
 }
 

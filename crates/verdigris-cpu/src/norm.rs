@@ -10,18 +10,19 @@ use crate::engine::Engine;
 use crate::graph_plan::Context;
 use crate::operation::Operation;
 use crate::real::Real;
+use crate::scratch::{Lent, Scratch};
 
 /// Where the rows of a packed row-major tensor lie.
-struct Rows {
+struct Rows<'s> {
     /// Of each row, the place of its first element.
-    first: Vec<usize>,
+    first: Lent<'s, usize>,
     /// Of each element of a row, how far it is from the first.
-    within: Vec<usize>,
+    within: Lent<'s, usize>,
 }
 
-impl Rows {
+impl<'s> Rows<'s> {
     /// The rows in the order of their statistics, row-major.
-    fn new(spec: &NormSpec, layout: &Layout) -> Rows {
+    fn new(spec: &NormSpec, layout: &Layout, scratch: &'s Scratch) -> Rows<'s> {
         let dims = layout.dims();
         let axes: Vec<usize> = spec.axes.iter().map(|&axis| axis as usize).collect();
         let cut = axes[0];
@@ -35,31 +36,32 @@ impl Rows {
             })
             .collect();
         let elements: Vec<(u64, usize)> = axes.iter().map(|&axis| (if axis == cut { inside } else { dims[axis] }, strides[axis])).collect();
-        Rows { first: places(&rows), within: places(&elements) }
+        Rows { first: places(&rows, scratch), within: places(&elements, scratch) }
     }
 }
 
 /// The places of all indices of dims with these extents and strides, row-major.
-fn places(dims: &[(u64, usize)]) -> Vec<usize> {
-    dims.iter().fold(vec![0], |outer, &(extent, stride)| {
-        outer.into_iter().flat_map(|place| (0..extent as usize).map(move |i| place + i * stride)).collect()
-    })
+fn places<'s>(dims: &[(u64, usize)], scratch: &'s Scratch) -> Lent<'s, usize> {
+    let (extents, strides): (Vec<usize>, Vec<usize>) = dims.iter().map(|&(extent, stride)| (extent as usize, stride)).unzip();
+    let count = extents.iter().product();
+    scratch.places.collected(count, (0..count).map(|number| offset(number, &extents, &strides)))
 }
 
 /// A vector that is broadcast: of each place of the whole tensor, the element.
-struct Broadcast<T> {
-    data: Vec<T>,
+struct Broadcast<'a, 's, T: Real> {
     dims: Vec<usize>,
     strides: Vec<usize>,
+    vector: Loaded<'a, 's, T>,
 }
 
-impl<T: Real> Broadcast<T> {
-    fn new(vector: &Loaded<'_, '_, T>, whole: &Layout) -> Broadcast<T> {
-        Broadcast { data: vector.data().to_vec(), dims: extents(whole), strides: repeated(&vector.layout, whole) }
+impl<'a, 's, T: Real> Broadcast<'a, 's, T> {
+    /// `vector` is packed row-major.
+    fn new(vector: Loaded<'a, 's, T>, whole: &Layout) -> Self {
+        Broadcast { dims: extents(whole), strides: repeated(&vector.layout, whole), vector }
     }
 
     fn at(&self, place: usize) -> f64 {
-        self.data[offset(place, &self.dims, &self.strides)].to_f64()
+        self.vector.data()[offset(place, &self.dims, &self.strides)].to_f64()
     }
 }
 
@@ -90,23 +92,45 @@ fn offset(place: usize, dims: &[usize], strides: &[usize]) -> usize {
     offset
 }
 
-/// What is known of a row: its values, `μ` and `r`.
+/// What is known of a row: `μ` and `r`.
+#[derive(Clone, Copy)]
 struct Row {
-    values: Vec<f64>,
     mean: f64,
     inv: f64,
 }
 
 impl Row {
-    fn statistics(spec: &NormSpec, values: Vec<f64>) -> Row {
-        let count = values.len() as f64;
-        let mean = if spec.kind == NormKind::Layer { values.iter().sum::<f64>() / count } else { 0.0 };
-        let variance = values.iter().map(|value| (value - mean) * (value - mean)).sum::<f64>() / count;
-        Row { values, mean, inv: 1.0 / (variance + spec.eps.0).sqrt() }
+    /// Of a row of so many values, of which `value` gives each.
+    fn statistics(spec: &NormSpec, count: usize, value: impl Fn(usize) -> f64) -> Row {
+        let values = || (0..count).map(&value);
+        let mean = if spec.kind == NormKind::Layer { values().sum::<f64>() / count as f64 } else { 0.0 };
+        let variance = values().map(|value| (value - mean) * (value - mean)).sum::<f64>() / count as f64;
+        Row { mean, inv: 1.0 / (variance + spec.eps.0).sqrt() }
     }
 
-    fn normalized(&self, i: usize) -> f64 {
-        (self.values[i] - self.mean) * self.inv
+    fn normalized(self, value: f64) -> f64 {
+        (value - self.mean) * self.inv
+    }
+}
+
+/// What is known of every row, two numbers each.
+struct Known<'s> {
+    numbers: Lent<'s, f64>,
+}
+
+impl<'s> Known<'s> {
+    /// `row` tells of each by its number.
+    fn new(rows: usize, scratch: &'s Scratch, row: impl Fn(usize) -> Row + Sync) -> Known<'s> {
+        let mut numbers = scratch.f64.lend(2 * rows);
+        numbers.par_chunks_exact_mut(2).enumerate().for_each(|(number, to)| {
+            let Row { mean, inv } = row(number);
+            to.copy_from_slice(&[mean, inv]);
+        });
+        Known { numbers }
+    }
+
+    fn rows(&self) -> impl Iterator<Item = Row> {
+        self.numbers.chunks_exact(2).map(|row| Row { mean: row[0], inv: row[1] })
     }
 }
 
@@ -118,33 +142,33 @@ fn forward<T: Real>(op: &Normalize, context: &Context<'_>, outputs: Vec<(Uid, Vi
     let x = context.view(op.x).load_row_major::<T>(context.scratch);
     let load = |uid: Option<Uid>| uid.map(|uid| context.view(uid).load_row_major::<T>(context.scratch));
     let residual = load(op.residual);
-    let vector = |uid: Option<Uid>| load(uid).map(|vector| Broadcast::new(&vector, &x.layout));
+    let vector = |uid: Option<Uid>| load(uid).map(|vector| Broadcast::new(vector, &x.layout));
     let (scale, bias) = (vector(op.scale), vector(op.bias));
-    let rows = Rows::new(&op.spec, &x.layout);
+    let rows = Rows::new(&op.spec, &x.layout, context.scratch);
     let shift = if op.spec.zero_centred { 1.0 } else { 0.0 };
     let value = |place: usize| {
         let x = x.data()[place].to_f64();
         residual.as_ref().map_or(x, |residual| x + residual.data()[place].to_f64())
     };
-    let known: Vec<Row> = (rows.first.par_iter())
-        .map(|&first| Row::statistics(&op.spec, rows.within.iter().map(|within| value(first + within)).collect()))
-        .collect();
+    let known = Known::new(rows.first.len(), context.scratch, |number| {
+        Row::statistics(&op.spec, rows.within.len(), |i| value(rows.first[number] + rows.within[i]))
+    });
     for (uid, output) in outputs {
         let order = row_major(&output.layout);
         output.fill::<T>(context.scratch, order, |to| {
             if Some(uid) == op.mean || Some(uid) == op.inv {
                 let is_mean = Some(uid) == op.mean;
-                to.iter_mut().zip(&known).for_each(|(to, row)| *to = T::from_f64(if is_mean { row.mean } else { row.inv }));
+                to.iter_mut().zip(known.rows()).for_each(|(to, row)| *to = T::from_f64(if is_mean { row.mean } else { row.inv }));
                 return;
             }
-            for (&first, row) in rows.first.iter().zip(&known) {
-                for (i, &within) in rows.within.iter().enumerate() {
+            for (&first, row) in rows.first.iter().zip(known.rows()) {
+                for &within in rows.within.iter() {
                     let place = first + within;
                     to[place] = T::from_f64(if uid == op.y {
                         let gamma = scale.as_ref().map_or(1.0, |scale| scale.at(place) + shift);
-                        row.normalized(i) * gamma + bias.as_ref().map_or(0.0, |bias| bias.at(place))
+                        row.normalized(value(place)) * gamma + bias.as_ref().map_or(0.0, |bias| bias.at(place))
                     } else {
-                        row.values[i]
+                        value(place)
                     });
                 }
             }
@@ -156,21 +180,17 @@ fn backward<T: Real>(op: &NormalizeBackward, context: &Context<'_>, outputs: Vec
     let load = |uid: Uid| context.view(uid).load_row_major::<T>(context.scratch);
     let (x, dy) = (load(op.x), load(op.dy));
     let [mean, inv, dsum] = [op.mean, op.inv, op.dsum].map(|uid| uid.map(load));
-    let scale = op.scale.map(|scale| Broadcast::new(&load(scale), &x.layout));
-    let rows = Rows::new(&op.spec, &x.layout);
+    let scale = op.scale.map(|scale| Broadcast::new(load(scale), &x.layout));
+    let rows = Rows::new(&op.spec, &x.layout, context.scratch);
     let shift = if op.spec.zero_centred { 1.0 } else { 0.0 };
-    let known: Vec<Row> = (rows.first.par_iter().enumerate())
-        .map(|(number, &first)| {
-            let values = rows.within.iter().map(|within| x.data()[first + within].to_f64()).collect();
-            match &inv {
-                Some(inv) => {
-                    let mean = mean.as_ref().map_or(0.0, |mean| mean.data()[number].to_f64());
-                    Row { values, mean, inv: inv.data()[number].to_f64() }
-                }
-                None => Row::statistics(&op.spec, values),
-            }
-        })
-        .collect();
+    let value = |place: usize| x.data()[place].to_f64();
+    let known = Known::new(rows.first.len(), context.scratch, |number| match &inv {
+        Some(inv) => {
+            let mean = mean.as_ref().map_or(0.0, |mean| mean.data()[number].to_f64());
+            Row { mean, inv: inv.data()[number].to_f64() }
+        }
+        None => Row::statistics(&op.spec, rows.within.len(), |i| value(rows.first[number] + rows.within[i])),
+    });
     let g = |place: usize| dy.data()[place].to_f64() * scale.as_ref().map_or(1.0, |scale| scale.at(place) + shift);
     for (uid, output) in outputs {
         let order = row_major(&output.layout);
@@ -179,29 +199,30 @@ fn backward<T: Real>(op: &NormalizeBackward, context: &Context<'_>, outputs: Vec
             if Some(uid) != op.dx {
                 let is_scale = Some(uid) == op.dscale;
                 let (dims, strides) = (extents(&x.layout), repeated(&layout, &x.layout));
-                let mut sums = vec![0.0; to.len()];
-                for (&first, row) in rows.first.iter().zip(&known) {
-                    for (i, &within) in rows.within.iter().enumerate() {
+                let mut sums = context.scratch.f64.lend(to.len());
+                sums.fill(0.0);
+                for (&first, row) in rows.first.iter().zip(known.rows()) {
+                    for &within in rows.within.iter() {
                         let place = first + within;
                         let dy = dy.data()[place].to_f64();
-                        sums[offset(place, &dims, &strides)] += if is_scale { dy * row.normalized(i) } else { dy };
+                        sums[offset(place, &dims, &strides)] += if is_scale { dy * row.normalized(value(place)) } else { dy };
                     }
                 }
-                to.iter_mut().zip(sums).for_each(|(to, sum)| *to = T::from_f64(sum));
+                to.iter_mut().zip(sums.iter()).for_each(|(to, &sum)| *to = T::from_f64(sum));
                 return;
             }
             let count = rows.within.len() as f64;
-            for (&first, row) in rows.first.iter().zip(&known) {
+            for (&first, row) in rows.first.iter().zip(known.rows()) {
                 let (mut sum, mut product) = (0.0, 0.0);
-                for (i, &within) in rows.within.iter().enumerate() {
+                for &within in rows.within.iter() {
                     let g = g(first + within);
                     sum += g;
-                    product += g * row.normalized(i);
+                    product += g * row.normalized(value(first + within));
                 }
                 let mean = if op.spec.kind == NormKind::Layer { sum / count } else { 0.0 };
-                for (i, &within) in rows.within.iter().enumerate() {
+                for &within in rows.within.iter() {
                     let place = first + within;
-                    let dx = row.inv * (g(place) - mean - row.normalized(i) * (product / count));
+                    let dx = row.inv * (g(place) - mean - row.normalized(value(place)) * (product / count));
                     to[place] = T::from_f64(dx + dsum.as_ref().map_or(0.0, |dsum| dsum.data()[place].to_f64()));
                 }
             }

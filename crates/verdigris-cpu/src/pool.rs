@@ -99,14 +99,15 @@ impl Grid {
         self.dims.iter().map(|dim| dim.taps.len()).product()
     }
 
-    /// Visits the windows in row-major order: (which, its number of taps, the three lists of positions).
-    fn for_each(&self, mut visit: impl FnMut(usize, usize, [&[usize]; 3])) {
+    /// Visits the windows in row-major order: (which, its number of taps, the three lists of positions). Taps in padding are more than memory
+    /// holds elements, and may be more than an integer counts.
+    fn for_each(&self, mut visit: impl FnMut(usize, f64, [&[usize]; 3])) {
         let [d, h, w] = &self.dims;
         let mut which = 0;
         for (d_positions, d_taps) in d.positions.iter().zip(&d.taps) {
             for (h_positions, h_taps) in h.positions.iter().zip(&h.taps) {
                 for (w_positions, w_taps) in w.positions.iter().zip(&w.taps) {
-                    visit(which, d_taps * h_taps * w_taps, [d_positions, h_positions, w_positions]);
+                    visit(which, *d_taps as f64 * *h_taps as f64 * *w_taps as f64, [d_positions, h_positions, w_positions]);
                     which += 1;
                 }
             }
@@ -180,13 +181,13 @@ fn forward_in<T: Real>(op: &Pool, context: &Context<'_>, y: ViewMut<'_>, index: 
                     y[which] = grid.greatest(x, window).map_or(T::from_f64(least), |(_, value)| value);
                 }),
                 PoolMode::Average { count_include_pad } => grid.for_each(|which, taps, window| {
-                    let (mut sum, mut count) = (T::default(), 0);
+                    let (mut sum, mut count) = (T::default(), 0u64);
                     grid.elements(window, |at| {
                         sum += x[at];
                         count += 1;
                     });
-                    let divisor = if count_include_pad { taps } else { count };
-                    y[which] = if count == 0 { T::default() } else { T::from_f64(sum.to_f64() / divisor as f64) };
+                    let divisor = if count_include_pad { taps } else { count as f64 };
+                    y[which] = if count == 0 { T::default() } else { T::from_f64(sum.to_f64() / divisor) };
                 }),
             }
         });
@@ -241,9 +242,9 @@ fn backward_in<T: Real>(op: &PoolBackward, context: &Context<'_>, dx: ViewMut<'_
                     }
                 }
                 PoolMode::Average { count_include_pad } => {
-                    let count = window.iter().map(|positions| positions.len()).product();
-                    let divisor: usize = if count_include_pad { taps } else { count };
-                    let share = T::from_f64(dy[which].to_f64() / divisor as f64);
+                    let count: usize = window.iter().map(|positions| positions.len()).product();
+                    let divisor = if count_include_pad { taps } else { count as f64 };
+                    let share = T::from_f64(dy[which].to_f64() / divisor);
                     grid.elements(window, |at| dx[at] += share);
                 }
             });

@@ -46,31 +46,29 @@ fn run_in<T: Real>(op: &Reduction, context: &Context<'_>, y: ViewMut<'_>) {
         }
         let lanes = if by_lanes { LANES } else { 1 };
         let blocks = y.len().div_ceil(lanes);
-        let partial: Vec<[f64; LANES]> = if by_lanes {
-            let each = |task: usize| {
-                let (block, piece) = (task / pieces, task % pieces);
-                let first = block * lanes;
+        // What the pieces of each block come to, a number for each lane.
+        let mut partial = context.scratch.f64.lend(blocks * pieces * lanes);
+        let fold = |task: usize, sums: &mut [f64]| {
+            let (block, piece) = (task / pieces, task % pieces);
+            let (first, count) = (piece * PIECE, PIECE.min(count - piece * PIECE));
+            if by_lanes {
+                let start = block * lanes;
                 let mut offsets = [0; LANES];
-                let width = lanes.min(y.len() - first);
-                for_runs(&kept, first, width, |place, offset, stride, len| {
+                let width = lanes.min(y.len() - start);
+                for_runs(&kept, start, width, |place, offset, stride, len| {
                     (0..len).for_each(|i| offsets[place + i] = offset + i * stride);
                 });
-                fold_lanes(op.f, data, &offsets[..width], &reduced, piece * PIECE, PIECE.min(count - piece * PIECE))
-            };
-            (0..blocks * pieces).into_par_iter().map(each).collect()
-        } else {
-            let each = |task: usize| {
-                let (block, piece) = (task / pieces, task % pieces);
+                sums.copy_from_slice(&fold_lanes(op.f, data, &offsets[..width], &reduced, first, count));
+            } else {
                 let base = kept.offset_of_position(block as u64).unwrap_or(0) as usize;
-                let mut sums = [0.0; LANES];
-                sums[0] = fold_one::<T>(op.f, data, base, &reduced, piece * PIECE, PIECE.min(count - piece * PIECE));
-                sums
-            };
-            (0..blocks * pieces).into_par_iter().with_min_len(16).map(each).collect()
+                sums[0] = fold_one::<T>(op.f, data, base, &reduced, first, count);
+            }
         };
+        let at_once = if by_lanes { 1 } else { 16 };
+        partial.par_chunks_mut(lanes).enumerate().with_min_len(at_once).for_each(|(task, sums)| fold(task, sums));
         for (block, y) in y.chunks_mut(lanes).enumerate() {
             for (lane, y) in y.iter_mut().enumerate() {
-                let parts = partial[block * pieces..(block + 1) * pieces].iter().map(|part| part[lane]);
+                let parts = partial[block * pieces * lanes..(block + 1) * pieces * lanes].iter().skip(lane).step_by(lanes).copied();
                 *y = finish(op.f, parts.reduce(|a, b| join::<T>(op.f, a, b)).unwrap_or(start(op.f)), count);
             }
         }

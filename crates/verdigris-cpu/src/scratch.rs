@@ -33,12 +33,13 @@ pub(crate) fn out_of_memory(need_bytes: u64) -> ! {
     unwind(Error::OutOfMemory { need_bytes })
 }
 
-/// Ops ask for memory deep within parallel loops, where there is no way back but to unwind, as far as [`caught`]. No panic: nothing is printed.
-fn unwind(error: Error) -> ! {
+/// Ops fail, for want of memory above all, deep within parallel loops, where there is no way back but to unwind, as far as [`caught`]. No panic:
+/// nothing is printed.
+pub(crate) fn unwind(error: Error) -> ! {
     resume_unwind(Box::new(error))
 }
 
-/// What `compute` gives, or the error that memory was lacking.
+/// What `compute` gives, or the error that ended it.
 pub(crate) fn caught<R>(compute: impl FnOnce() -> R) -> Result<R, Error> {
     // What `compute` leaves half done is thrown away or overwritten: its outputs, and buffers whose contents are undefined.
     catch_unwind(AssertUnwindSafe(compute)).map_err(|payload| match payload.downcast::<Error>() {
@@ -60,12 +61,18 @@ pub(crate) struct Pool<T> {
 pub(crate) struct Scratch {
     pub(crate) f32: Pool<f32>,
     pub(crate) f64: Pool<f64>,
+    /// Where elements lie.
+    pub(crate) places: Pool<usize>,
+    /// Elements of integer tensors.
+    pub(crate) integers: Pool<i64>,
+    /// Taps of filters.
+    pub(crate) taps: Pool<crate::conv::Tap>,
 }
 
 impl Scratch {
     /// The most bytes that were lent at once since the last call.
     pub(crate) fn take_peak_bytes(&self) -> u64 {
-        (self.f32.take_peak() + self.f64.take_peak()) as u64
+        (self.f32.take_peak() + self.f64.take_peak() + self.places.take_peak() + self.integers.take_peak() + self.taps.take_peak()) as u64
     }
 }
 
@@ -92,6 +99,13 @@ impl<T: Copy + Default> Pool<T> {
         let lent = self.lent_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.peak_bytes.fetch_max(lent, Ordering::Relaxed);
         Lent { pool: self, buffer, start, len }
+    }
+
+    /// A buffer of the first `len` of these values, of which there are no fewer.
+    pub(crate) fn collected(&self, len: usize, values: impl Iterator<Item = T>) -> Lent<'_, T> {
+        let mut lent = self.lend(len);
+        lent.iter_mut().zip(values).for_each(|(place, value)| *place = value);
+        lent
     }
 }
 

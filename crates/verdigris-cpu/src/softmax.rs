@@ -10,6 +10,7 @@ use crate::engine::Engine;
 use crate::graph_plan::Context;
 use crate::operation::{Operation, results};
 use crate::real::Real;
+use crate::scratch::{Lent, Scratch};
 
 /// Rows along one axis of a row-major tensor.
 #[derive(Clone, Copy)]
@@ -31,10 +32,15 @@ impl Rows {
     }
 
     /// Reads row `row` of a block.
-    fn read<T: Real>(&self, block: &[T], row: usize, to: &mut Vec<f64>) {
-        to.clear();
+    fn read<T: Real>(&self, block: &[T], row: usize, to: &mut [f64]) {
         // Rows without elements have no place in their block.
-        to.extend(block.get(row..).unwrap_or_default().iter().step_by(self.step).take(self.len).map(|value| value.to_f64()));
+        let values = block.get(row..).unwrap_or_default().iter().step_by(self.step);
+        to.iter_mut().zip(values).for_each(|(to, value)| *to = value.to_f64());
+    }
+
+    /// Room for one row; each thread takes its own.
+    fn room<'s>(&self, scratch: &'s Scratch) -> Lent<'s, f64> {
+        scratch.f64.lend(self.len)
     }
 
     fn write<T: Real>(&self, block: &mut [T], row: usize, from: &[f64]) {
@@ -68,11 +74,11 @@ fn softmax_in<T: Real>(op: &Softmax, context: &Context<'_>, y: ViewMut<'_>) {
     let rows = Rows::new(&x.layout, op.axis);
     let order = row_major(&y.layout);
     y.fill::<T>(context.scratch, order, |y| {
-        y.par_chunks_mut(rows.block()).zip(x.data().par_chunks(rows.block())).for_each(|(y, x)| {
-            let mut row = Vec::new();
+        let room = || rows.room(context.scratch);
+        y.par_chunks_mut(rows.block()).zip(x.data().par_chunks(rows.block())).for_each_init(room, |row, (y, x)| {
             for i in 0..rows.step {
-                rows.read(x, i, &mut row);
-                let max = greatest(&row);
+                rows.read(x, i, row);
+                let max = greatest(row);
                 if op.log {
                     let log = row.iter().map(|x| (x - max).exp()).sum::<f64>().ln();
                     row.iter_mut().for_each(|x| *x = *x - max - log);
@@ -81,7 +87,7 @@ fn softmax_in<T: Real>(op: &Softmax, context: &Context<'_>, y: ViewMut<'_>) {
                     let sum: f64 = row.iter().sum();
                     row.iter_mut().for_each(|x| *x /= sum);
                 }
-                rows.write(y, i, &row);
+                rows.write(y, i, row);
             }
         });
     });
@@ -98,27 +104,29 @@ fn backward_in<T: Real>(op: &SoftmaxBackward, context: &Context<'_>, dx: ViewMut
     let order = row_major(&dx.layout);
     dx.fill::<T>(context.scratch, order, |dx| {
         let inputs = y.data().par_chunks(rows.block()).zip(dy.data().par_chunks(rows.block()));
-        dx.par_chunks_mut(rows.block()).zip(inputs).for_each(|(dx, (y, dy))| {
-            let (mut y_row, mut dy_row) = (Vec::new(), Vec::new());
+        let room = || [rows.room(context.scratch), rows.room(context.scratch)];
+        dx.par_chunks_mut(rows.block()).zip(inputs).for_each_init(room, |[y_row, dy_row], (dx, (y, dy))| {
             for i in 0..rows.step {
-                rows.read(y, i, &mut y_row);
-                rows.read(dy, i, &mut dy_row);
+                rows.read(y, i, y_row);
+                rows.read(dy, i, dy_row);
                 if op.log {
                     let sum: f64 = dy_row.iter().sum();
-                    dy_row.iter_mut().zip(&y_row).for_each(|(dy, y)| *dy -= y.exp() * sum);
+                    dy_row.iter_mut().zip(&**y_row).for_each(|(dy, y)| *dy -= y.exp() * sum);
                 } else {
-                    let sum: f64 = dy_row.iter().zip(&y_row).map(|(dy, y)| dy * y).sum();
-                    dy_row.iter_mut().zip(&y_row).for_each(|(dy, y)| *dy = y * (*dy - sum));
+                    let sum: f64 = dy_row.iter().zip(&**y_row).map(|(dy, y)| dy * y).sum();
+                    dy_row.iter_mut().zip(&**y_row).for_each(|(dy, y)| *dy = y * (*dy - sum));
                 }
-                rows.write(dx, i, &dy_row);
+                rows.write(dx, i, dy_row);
             }
         });
     });
 }
 
 /// The labels of the rows in row-major order.
-fn labels(view: &View<'_>) -> Vec<i64> {
-    (0..view.layout.elements()).map(|row| view.integer(view.layout.offset_of_position(row).unwrap_or(0) as usize)).collect()
+fn labels<'s>(view: &View<'_>, scratch: &'s Scratch) -> Lent<'s, i64> {
+    let count = view.layout.elements();
+    let values = (0..count).map(|row| view.integer(view.layout.offset_of_position(row).unwrap_or(0) as usize));
+    scratch.integers.collected(count as usize, values)
 }
 
 /// Loss and log-sum-exp of one row.
@@ -146,34 +154,40 @@ fn cross_entropy(op: &CrossEntropy, context: &Context<'_>, loss: ViewMut<'_>, ls
 
 fn cross_entropy_in<T: Real>(op: &CrossEntropy, context: &Context<'_>, loss: ViewMut<'_>, lse: Option<ViewMut<'_>>) {
     let x = context.view(op.logits).load_row_major::<T>(context.scratch);
-    let labels = labels(&context.view(op.labels));
+    let labels = labels(&context.view(op.labels), context.scratch);
     let rows = Rows::new(&x.layout, op.spec.axis);
-    let mut results = vec![(0.0, 0.0); labels.len()];
-    (results.par_chunks_mut(rows.step.max(1)).enumerate()).for_each(|(block, results)| {
-        let x = &x.data()[block * rows.len * rows.step..][..rows.len * rows.step];
-        let mut row = Vec::new();
-        for (i, result) in results.iter_mut().enumerate() {
-            rows.read(x, i, &mut row);
-            *result = row_loss(&op.spec, &row, labels[block * rows.step + i]);
-        }
-    });
+    // Of each row its loss, and its log-sum-exp.
+    let mut results = context.scratch.f64.lend(2 * labels.len());
+    let step = rows.step.max(1);
+    (results.par_chunks_mut(2 * step).enumerate()).for_each_init(
+        || rows.room(context.scratch),
+        |row, (block, results)| {
+            let x = &x.data()[block * rows.len * rows.step..][..rows.len * rows.step];
+            for (i, result) in results.chunks_exact_mut(2).enumerate() {
+                rows.read(x, i, row);
+                let (loss, lse) = row_loss(&op.spec, row, labels[block * rows.step + i]);
+                result.copy_from_slice(&[loss, lse]);
+            }
+        },
+    );
+    let losses = || results.iter().step_by(2).copied();
     let counted = labels.iter().filter(|&&label| op.spec.ignore_index != Some(label)).count();
     let order = row_major(&loss.layout);
     loss.fill::<T>(context.scratch, order, |loss| match op.spec.reduction {
-        LossReduction::None => loss.iter_mut().zip(&results).for_each(|(loss, result)| *loss = T::from_f64(result.0)),
-        LossReduction::Sum => loss.fill(T::from_f64(results.iter().map(|result| result.0).sum())),
-        LossReduction::Mean => loss.fill(T::from_f64(results.iter().map(|result| result.0).sum::<f64>() / counted as f64)),
+        LossReduction::None => loss.iter_mut().zip(losses()).for_each(|(to, loss)| *to = T::from_f64(loss)),
+        LossReduction::Sum => loss.fill(T::from_f64(losses().sum())),
+        LossReduction::Mean => loss.fill(T::from_f64(losses().sum::<f64>() / counted as f64)),
     });
     if let Some(lse) = lse {
         let order = row_major(&lse.layout);
         lse.fill::<T>(context.scratch, order, |lse| {
-            lse.iter_mut().zip(&results).for_each(|(lse, result)| *lse = T::from_f64(result.1));
+            lse.iter_mut().zip(results.iter().skip(1).step_by(2)).for_each(|(to, &lse)| *to = T::from_f64(lse));
         });
     }
 }
 
 fn cross_entropy_backward(op: &CrossEntropyBackward, context: &Context<'_>, dlogits: ViewMut<'_>) {
-    if is_f64(context, &[op.logits, op.dloss]) {
+    if is_f64(context, &[op.logits, op.dloss]) || op.lse.is_some_and(|lse| is_f64(context, &[lse])) {
         cross_entropy_backward_in::<f64>(op, context, dlogits);
     } else {
         cross_entropy_backward_in::<f32>(op, context, dlogits);
@@ -183,19 +197,20 @@ fn cross_entropy_backward(op: &CrossEntropyBackward, context: &Context<'_>, dlog
 fn cross_entropy_backward_in<T: Real>(op: &CrossEntropyBackward, context: &Context<'_>, dlogits: ViewMut<'_>) {
     let spec = op.spec;
     let x = context.view(op.logits).load_row_major::<T>(context.scratch);
-    let labels = labels(&context.view(op.labels));
+    let labels = labels(&context.view(op.labels), context.scratch);
     let dloss = context.view(op.dloss).load_row_major::<T>(context.scratch);
     let lse = op.lse.map(|lse| context.view(lse).load_row_major::<T>(context.scratch));
     let rows = Rows::new(&x.layout, spec.axis);
     let counted = labels.iter().filter(|&&label| spec.ignore_index != Some(label)).count();
     let order = row_major(&dlogits.layout);
     dlogits.fill::<T>(context.scratch, order, |dlogits| {
-        (dlogits.par_chunks_mut(rows.block()).zip(x.data().par_chunks(rows.block())).enumerate()).for_each(|(block, (dlogits, x))| {
-            let mut row = Vec::new();
+        let room = || rows.room(context.scratch);
+        let blocks = dlogits.par_chunks_mut(rows.block()).zip(x.data().par_chunks(rows.block()));
+        blocks.enumerate().for_each_init(room, |row, (block, (dlogits, x))| {
             for i in 0..rows.step {
                 let which = block * rows.step + i;
                 let label = labels[which];
-                rows.read(x, i, &mut row);
+                rows.read(x, i, row);
                 let gradient = match spec.reduction {
                     LossReduction::None => dloss.data()[which].to_f64(),
                     LossReduction::Sum => dloss.data()[0].to_f64(),
@@ -206,7 +221,7 @@ fn cross_entropy_backward_in<T: Real>(op: &CrossEntropyBackward, context: &Conte
                 } else if !usize::try_from(label).is_ok_and(|label| label < row.len()) {
                     row.fill(f64::NAN);
                 } else {
-                    let lse = lse.as_ref().map_or_else(|| log_sum_exp(&row), |lse| lse.data()[which].to_f64());
+                    let lse = lse.as_ref().map_or_else(|| log_sum_exp(row), |lse| lse.data()[which].to_f64());
                     let smoothing = spec.label_smoothing.0;
                     let spread = smoothing / row.len() as f64;
                     for (class, x) in row.iter_mut().enumerate() {
@@ -214,7 +229,7 @@ fn cross_entropy_backward_in<T: Real>(op: &CrossEntropyBackward, context: &Conte
                         *x = gradient * ((*x - lse).exp() - target);
                     }
                 }
-                rows.write(dlogits, i, &row);
+                rows.write(dlogits, i, row);
             }
         });
     });

@@ -6,9 +6,11 @@
 //!   none, whoever else writes and whenever a writer is killed. What a killed writer left is swept after an hour.
 //! - A reader checks the entry's magic, key and hash. A damaged entry is told to the caller, who rebuilds it: it is not an
 //!   error, and never a wrong kernel.
-//! - The folder is the user's own (mode 0700, files 0600): a cubin is code that will run with the user's data.
+//! - A cubin is code that will run with the user's data: folders that are made here are the user's own (mode 0700, files 0600), and one that is there is
+//!   taken as it is, if nobody but this user and root can write it ([`crate::trust`]), sticky or not: others could put their entries beside ours. Its
+//!   mode is never changed. An entry that others could have written counts as damaged.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -16,6 +18,7 @@ use std::time::{Duration, SystemTime};
 use verdigris_kir::ptx::Isa;
 
 use crate::jit::CompileOptions;
+use crate::trust;
 
 /// First bytes of an entry; the number changes with the layout.
 const MAGIC: &[u8; 8] = b"VDGRIS02";
@@ -49,6 +52,8 @@ pub struct CacheKey {
     pub arch: String,
     /// The driver whose compiler makes it (1000 × major + 10 × minor).
     pub driver_version: u32,
+    /// The driver's release, of which one CUDA version has many: a mend of the compiler changes this alone. Empty where nothing tells it.
+    pub driver_release: String,
     /// The PTX version it is printed in.
     pub ptx_isa: Isa,
     /// How it is compiled.
@@ -69,6 +74,8 @@ impl CacheKey {
         for number in [self.driver_version, self.ptx_isa.major, self.ptx_isa.minor, optimization_level, line_info.into()] {
             hasher.update(&number.to_le_bytes());
         }
+        // Last, so that none is a value of its own.
+        hasher.update(self.driver_release.as_bytes());
         *hasher.finalize().as_bytes()
     }
 }
@@ -103,16 +110,19 @@ impl DiskCache {
     /// Opens the cache in `root`, making the folder where it is not there, and sweeps what killed writers left.
     ///
     /// # Errors
-    /// [`CacheError`] where the folder cannot be made or written, or belongs to somebody else.
+    /// [`CacheError`] where the folder cannot be made or written, or others can write it.
     pub fn open(root: impl Into<PathBuf>) -> Result<Self, CacheError> {
         let cache = Self { root: root.into() };
         let pending = cache.pending();
+        // Judged before anything is written into it.
+        if cache.root.exists() {
+            trust::judge_folder(&cache.root).map_err(error(&cache.root, "trust the folder"))?;
+        }
         create_private_folder(&pending).map_err(error(&pending, "make the folder"))?;
         for folder in [&cache.root, &pending] {
-            make_private(folder).map_err(error(folder, "make the folder private"))?;
+            trust::judge_folder(folder).map_err(error(folder, "trust the folder"))?;
         }
-        let probe = tempfile::Builder::new().prefix("probe-").tempfile_in(&pending).map_err(error(&pending, "write to the folder"))?;
-        same_owner(&cache.root, probe.as_file()).map_err(error(&cache.root, "trust the folder"))?;
+        tempfile::Builder::new().prefix("probe-").tempfile_in(&pending).map_err(error(&pending, "write to the folder"))?;
         cache.sweep(SystemTime::now());
         Ok(cache)
     }
@@ -128,11 +138,11 @@ impl DiskCache {
         self.root.join(&hex[..2]).join(format!("{hex}.cubin"))
     }
 
-    /// Looks for the key's entry. A file that cannot be read counts as damaged.
+    /// Looks for the key's entry. A file that cannot be read, or that others could have written, counts as damaged.
     pub fn load(&self, key: &CacheKey) -> Lookup {
         let path = self.path(key);
         let mut bytes = Vec::new();
-        match File::open(&path).and_then(|mut file| file.read_to_end(&mut bytes)) {
+        match trust::open(&path).and_then(|mut file| file.read_to_end(&mut bytes)) {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Lookup::Missing,
             Err(error) => return Lookup::Damaged(DamagedEntry { path, why: error.to_string() }),
@@ -225,38 +235,6 @@ fn create_private_folder(path: &Path) -> io::Result<()> {
     fs::create_dir_all(path)
 }
 
-/// Takes group and others off an existing folder.
-#[cfg(unix)]
-fn make_private(path: &Path) -> io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    let mode = fs::metadata(path)?.permissions().mode();
-    if mode & 0o077 == 0 {
-        return Ok(());
-    }
-    fs::set_permissions(path, fs::Permissions::from_mode(0o700))
-}
-
-#[cfg(not(unix))]
-fn make_private(_: &Path) -> io::Result<()> {
-    Ok(())
-}
-
-/// Fails unless the folder belongs to whoever a new file belongs to: us.
-#[cfg(unix)]
-fn same_owner(folder: &Path, ours: &File) -> io::Result<()> {
-    use std::os::unix::fs::MetadataExt;
-    let (theirs, ours) = (fs::metadata(folder)?.uid(), ours.metadata()?.uid());
-    if theirs == ours {
-        return Ok(());
-    }
-    Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("it belongs to user {theirs}, this process runs as {ours}")))
-}
-
-#[cfg(not(unix))]
-fn same_owner(_: &Path, _: &File) -> io::Result<()> {
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -267,6 +245,7 @@ mod tests {
             spec: spec.to_owned(),
             arch: "sm_90a".to_owned(),
             driver_version: 13_000,
+            driver_release: "580.159.04".to_owned(),
             ptx_isa: Isa::V9_0,
             options: CompileOptions::default(),
         }
@@ -304,6 +283,8 @@ mod tests {
             CacheKey { spec: "l".to_owned(), ..base.clone() },
             CacheKey { arch: "sm_80".to_owned(), ..base.clone() },
             CacheKey { driver_version: 12_090, ..base.clone() },
+            CacheKey { driver_release: "580.159.05".to_owned(), ..base.clone() },
+            CacheKey { driver_release: String::new(), ..base.clone() },
             CacheKey { ptx_isa: Isa::MINIMUM, ..base.clone() },
             CacheKey { ptx_isa: Isa::new(9, 1), ..base.clone() },
             CacheKey { options: CompileOptions { optimization_level: 3, ..base.options }, ..base.clone() },
@@ -356,7 +337,7 @@ mod tests {
         fs::write(&old, b"half").expect("writes");
         fs::write(&new, b"half").expect("writes");
         let two_hours_ago = SystemTime::now() - Duration::from_secs(2 * 60 * 60);
-        File::options().write(true).open(&old).and_then(|file| file.set_modified(two_hours_ago)).expect("ages");
+        fs::File::options().write(true).open(&old).and_then(|file| file.set_modified(two_hours_ago)).expect("ages");
         let cache = DiskCache::open(cache.root()).expect("opens again");
         assert!(!old.exists(), "a file of two hours ago is nobody's");
         assert!(new.exists(), "a fresh one may be somebody's");
@@ -365,21 +346,51 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn folders_and_files_are_private() {
-        use std::os::unix::fs::PermissionsExt;
+    fn what_is_made_is_private_and_what_is_there_keeps_its_mode() {
+        use std::os::unix::fs::{PermissionsExt, chown};
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let root = folder.path().join("cache");
-        fs::create_dir(&root).expect("makes");
-        fs::set_permissions(&root, fs::Permissions::from_mode(0o777)).expect("opens it to all");
+        let root = folder.path().join("deep/cache");
+        let mode = |path: &Path| fs::metadata(path).expect("is there").permissions().mode() & 0o7777;
         let cache = DiskCache::open(&root).expect("opens");
         let key = key("k");
         cache.store(&key, b"x").expect("stores");
-        let mode = |path: &Path| fs::metadata(path).expect("is there").permissions().mode() & 0o777;
         let path = cache.path(&key);
-        assert_eq!(mode(&root), 0o700);
-        assert_eq!(mode(path.parent().expect("has a folder")), 0o700);
-        assert_eq!(mode(&cache.pending()), 0o700);
-        assert_eq!(mode(&path), 0o600);
+        let shard = path.parent().expect("has a folder").to_owned();
+        for (place, wanted) in [(&root, 0o700), (&shard, 0o700), (&cache.pending(), 0o700), (&path, 0o600)] {
+            assert_eq!(mode(place), wanted, "{}", place.display());
+        }
+        // What others may read is no matter; what they may write is not taken, and stays as it was: the folder of a system above all.
+        for (wanted, is_taken) in [(0o755, true), (0o750, true), (0o1777, false), (0o777, false), (0o702, false)] {
+            fs::set_permissions(&root, fs::Permissions::from_mode(wanted)).expect("ours");
+            let opened = DiskCache::open(&root);
+            assert_eq!((opened.is_ok(), mode(&root)), (is_taken, wanted), "{opened:?}");
+            if let Err(error) = opened {
+                let distrust = trust::Distrust::of(&error.source).expect("that is why");
+                assert_eq!(distrust.mode, wanted);
+                // A folder for all is not taken away from them.
+                assert_eq!(distrust.mend().contains("chmod"), wanted != 0o1777, "{error}");
+            }
+        }
+        fs::set_permissions(&root, fs::Permissions::from_mode(0o700)).expect("ours");
+        // Nothing is made in a folder that is not trusted.
+        let empty = folder.path().join("empty");
+        fs::create_dir(&empty).expect("makes");
+        fs::set_permissions(&empty, fs::Permissions::from_mode(0o777)).expect("ours");
+        DiskCache::open(&empty).expect_err("anybody can write it");
+        assert_eq!(fs::read_dir(&empty).expect("is there").count(), 0);
+        // Entries that others could have written.
+        assert_eq!(cache.load(&key), Lookup::Hit(b"x".to_vec()));
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("ours");
+        assert!(damage(&cache, &key).contains("is not trusted"));
+        cache.store(&key, b"x").expect("stores in its place");
+        assert_eq!(cache.load(&key), Lookup::Hit(b"x".to_vec()));
+        // Only root can give files away.
+        if chown(&path, Some(65_534), None).is_ok() {
+            assert!(damage(&cache, &key).contains("belongs to user 65534"));
+            chown(&root, Some(65_534), None).expect("as before");
+            DiskCache::open(&root).expect_err("somebody else's");
+            assert_eq!(mode(&root), 0o700);
+        }
     }
 
     #[test]

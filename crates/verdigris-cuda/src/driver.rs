@@ -15,6 +15,7 @@ use libloading::Library;
 use verdigris_kir::ptx::Isa;
 
 use crate::error::{Doing, Error, Failure, MINIMUM_DRIVER_VERSION};
+use crate::release::release;
 
 /// Names under which the driver library is looked for, in order. The versioned name comes first: the bare one is what a
 /// toolkit's link stub is called.
@@ -73,12 +74,18 @@ impl Driver {
         }
         // SAFETY: flags must be 0.
         unsafe { api.cuInit(0) }.doing(|| "starting the driver")?;
+        api.release = release().unwrap_or_default();
         Ok(Self { api: Arc::new(api) })
     }
 
     /// The CUDA version that the driver supports, as 1000 × major + 10 × minor (13000 for 13.0).
     pub fn version(&self) -> u32 {
         self.api.version
+    }
+
+    /// The driver's release, as `580.159.04`: CUDA's version is the same for many of them, their compilers are not. Empty where nothing tells it.
+    pub fn release(&self) -> &str {
+        &self.api.release
     }
 
     /// The newest PTX version that the driver's compiler reads and that we print.
@@ -125,6 +132,8 @@ macro_rules! driver_table {
         #[cfg_attr(any(test, feature = "fake"), derive(Default))]
         pub(crate) struct Api {
             pub(crate) version: u32,
+            /// The release, as far as it is known.
+            pub(crate) release: String,
             pub(crate) get_error_name: Option<TextOf>,
             pub(crate) get_error_string: Option<TextOf>,
             $(pub(crate) $name: Option<unsafe extern "C" fn($($type),*) -> u32>,)*
@@ -142,6 +151,7 @@ macro_rules! driver_table {
                 }
                 Self {
                     version: 0,
+                    release: String::new(),
                     // SAFETY: the type is that of the header's declaration.
                     get_error_name: unsafe { find(library, "cuGetErrorName") },
                     // SAFETY: as above.

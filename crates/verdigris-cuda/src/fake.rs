@@ -48,8 +48,18 @@ thread_local! {
     static SLOWNESS: Cell<u64> = const { Cell::new(1) };
     /// Whether the device is lost to this thread.
     static LOST: Cell<bool> = const { Cell::new(false) };
+    /// What this thread did about the order of streams.
+    static ORDER: RefCell<Vec<Ordered>> = const { RefCell::new(Vec::new()) };
     /// What this thread asked of [`CountingAllocator`] and of the fake's memory.
     static ALLOCATIONS: Cell<Allocations> = const { Cell::new(Allocations { host: 0, device: 0 }) };
+}
+
+/// What orders work of several streams, by the names of streams and events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ordered {
+    Recorded { event: usize, stream: usize },
+    Waited { stream: usize, event: usize },
+    Freed { stream: usize },
 }
 
 /// How often a thread asked for memory.
@@ -123,6 +133,15 @@ pub(crate) static COMPILATIONS: AtomicU32 = AtomicU32::new(0);
 /// The launches on this thread since the last call.
 pub(crate) fn launches() -> Vec<Recorded> {
     LAUNCHES.take()
+}
+
+/// What this thread did about the order of streams since the last call.
+pub(crate) fn ordered() -> Vec<Ordered> {
+    ORDER.take()
+}
+
+fn note(ordered: Ordered) {
+    uncounted(|| ORDER.with_borrow_mut(|all| all.push(ordered)));
 }
 
 /// How many launches there were on this thread since the last call.
@@ -261,14 +280,17 @@ extern "C" fn pop(context: *mut sys::CUcontext) -> u32 {
 }
 
 extern "C" fn stream_create(stream: *mut sys::CUstream, _: c_uint, _: c_int) -> u32 {
-    if in_context() { give(stream, handle(0x51)) } else { INVALID_CONTEXT }
+    /// Names of streams, none of which is used again; behind those of the driver's own.
+    static NEXT: AtomicU32 = AtomicU32::new(0x51);
+    if in_context() { give(stream, handle(NEXT.fetch_add(1, Ordering::Relaxed) as usize)) } else { INVALID_CONTEXT }
 }
 
 extern "C" fn stream_done(_: sys::CUstream) -> u32 {
     if in_context() { 0 } else { INVALID_CONTEXT }
 }
 
-extern "C" fn stream_wait(_: sys::CUstream, _: sys::CUevent, _: c_uint) -> u32 {
+extern "C" fn stream_wait(stream: sys::CUstream, event: sys::CUevent, _: c_uint) -> u32 {
+    note(Ordered::Waited { stream: stream.addr(), event: event.addr() });
     if in_context() { 0 } else { INVALID_CONTEXT }
 }
 
@@ -339,7 +361,8 @@ extern "C" fn alloc(address: *mut u64, bytes: usize, _: sys::CUmemoryPool, _: sy
     give(address, memory)
 }
 
-extern "C" fn free(address: u64, _: sys::CUstream) -> u32 {
+extern "C" fn free(address: u64, stream: sys::CUstream) -> u32 {
+    note(Ordered::Freed { stream: stream.addr() });
     let known = MEMORY.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default().remove(&address);
     let Some(bytes) = known else { std::process::abort() };
     // SAFETY: given out by `alloc` with this layout, and taken off its list.
@@ -608,7 +631,8 @@ extern "C" fn event_destroy(event: sys::CUevent) -> u32 {
 /// The time of an event behind a kernel that does not end.
 const NEVER: u64 = u64::MAX;
 
-extern "C" fn event_record(event: sys::CUevent, _: sys::CUstream) -> u32 {
+extern "C" fn event_record(event: sys::CUevent, stream: sys::CUstream) -> u32 {
+    note(Ordered::Recorded { event: event.addr(), stream: stream.addr() });
     let time = match REACHED.get() {
         Some(0) => NEVER,
         left => {
@@ -648,6 +672,7 @@ extern "C" fn event_elapsed(milliseconds: *mut f32, start: sys::CUevent, end: sy
 fn driver_of(version: u32) -> Driver {
     Driver::of(Api {
         version,
+        release: "1.2.3".to_owned(),
         cuDeviceGetCount: Some(device_count),
         cuDeviceGet: Some(device),
         cuDeviceGetName: Some(device_name),

@@ -33,6 +33,7 @@ mod module;
 pub mod nvtx;
 mod pack;
 pub mod peers;
+mod release;
 mod stream;
 pub mod tensor_map;
 #[cfg(test)]
@@ -53,5 +54,6 @@ pub use launch::{LaunchConfig, LaunchError, Parameters};
 pub use memory::{DeviceBuffer, DeviceSlice, HostBuffer, Pool, PoolOptions, PoolStatistics};
 pub use module::{Function, FunctionAttributes, FunctionOptions, Module};
 pub use pack::{Pack, PackError, PackHead};
+pub use release::release;
 pub use stream::{CaptureStatus, Event, Graph, GraphExecutable, RelaxedCapture, Stream};
 pub use tensor_map::{MapError, TensorMap};

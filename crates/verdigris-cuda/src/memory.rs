@@ -337,6 +337,11 @@ impl DeviceBuffer {
         self.bytes
     }
 
+    /// The stream in whose order it is freed.
+    pub(crate) fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
     /// The whole buffer.
     pub fn slice(&self) -> DeviceSlice<'_> {
         DeviceSlice { address: self.address, bytes: self.bytes, buffer: std::marker::PhantomData }

@@ -459,6 +459,7 @@ fn kernel_key(head: &PackHead, spec: &str, options: CompileOptions) -> [u8; 32] 
         spec: spec.to_owned(),
         arch: format!("pack {}", head.arch),
         driver_version: 0,
+        driver_release: String::new(),
         ptx_isa: head.ptx_isa,
         options,
     }
@@ -588,6 +589,7 @@ mod tests {
             spec: spec.to_owned(),
             arch: "cc 9.0, 132 SMs".to_owned(),
             driver_version: 13_020,
+            driver_release: "580.159.04".to_owned(),
             ptx_isa: Isa::V9_0,
             options: CompileOptions::default(),
         }

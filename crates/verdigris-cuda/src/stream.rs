@@ -86,7 +86,8 @@ impl Stream {
     /// Uses a stream that the caller owns (a `CUstream`; null and the numbers 1 and 2 mean the default streams).
     ///
     /// # Safety
-    /// `raw` must be a live stream of `context`, and outlive everything made from the result, buffers included.
+    /// `raw` must be a live stream of `context`, and outlive everything made from the result, buffers included. What programs gave it must be done before
+    /// it is destroyed.
     pub unsafe fn borrow(context: &Context, raw: *mut c_void) -> Self {
         Self { inner: Arc::new(StreamInner { context: context.clone(), raw: raw.cast(), owned: false }) }
     }
@@ -262,6 +263,12 @@ pub struct Event {
 unsafe impl Send for Event {}
 // SAFETY: as above; the driver locks internally.
 unsafe impl Sync for Event {}
+
+impl std::fmt::Debug for Event {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Event").field("raw", &self.raw).finish()
+    }
+}
 
 impl Drop for Event {
     fn drop(&mut self) {

@@ -23,6 +23,7 @@ fn key(spec: &str) -> CacheKey {
         spec: spec.to_owned(),
         arch: properties.arch_key(),
         driver_version: properties.driver_version,
+        driver_release: "1.2.3".to_owned(),
         ptx_isa: properties.ptx_isa,
         options: CompileOptions::default(),
     }

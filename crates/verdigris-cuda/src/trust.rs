@@ -50,9 +50,12 @@ impl Distrust {
         error.get_ref()?.downcast_ref()
     }
 
-    /// The command that mends it.
+    /// The command that mends it; of a folder that is for everybody, a folder within it.
     pub fn mend(&self) -> String {
         let place = self.place.display();
+        if self.mode & 0o1000 != 0 {
+            return format!("mkdir -m 700 '{place}/verdigris', and its name in place of this one");
+        }
         if self.owner == self.user || self.owner == 0 {
             format!("chmod go-w '{place}'")
         } else {
@@ -92,20 +95,45 @@ pub fn open(path: &Path) -> io::Result<File> {
 /// As [`open`].
 #[cfg(unix)]
 pub fn judge(path: &Path, file: &File) -> io::Result<()> {
-    use std::os::unix::fs::MetadataExt;
     let place = std::fs::canonicalize(path)?;
     let folder = place.parent().unwrap_or(Path::new("/")).to_owned();
     let (of_file, of_folder) = (file.metadata()?, std::fs::metadata(&folder)?);
+    judge_place(path, place, &of_file, false)?;
+    judge_place(path, folder, &of_folder, true)
+}
+
+/// Judges a folder whose files are whatever is found there. A sticky one that others can write is none: they can put files there.
+///
+/// # Errors
+/// As [`open`].
+#[cfg(unix)]
+pub fn judge_folder(path: &Path) -> io::Result<()> {
+    let place = std::fs::canonicalize(path)?;
+    let metadata = std::fs::metadata(&place)?;
+    judge_place(path, place, &metadata, false)
+}
+
+/// Judges one place on the way to `path`; in a folder that is sticky others may write, where `may_be_sticky`.
+#[cfg(unix)]
+fn judge_place(path: &Path, place: PathBuf, metadata: &std::fs::Metadata, may_be_sticky: bool) -> io::Result<()> {
+    use std::os::unix::fs::MetadataExt;
     let (user, private_group) = user()?;
-    for (place, metadata, is_folder) in [(place, of_file, false), (folder, of_folder, true)] {
-        let (mode, owner) = (metadata.mode() & 0o7777, metadata.uid());
-        let is_writable = is_writable(mode, Some(metadata.gid()) == private_group);
-        let is_sticky = is_folder && mode & 0o1000 != 0;
-        if is_writable && !is_sticky || owner != user && owner != 0 {
-            let distrust = Distrust { path: path.to_owned(), place, mode, owner, user };
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, distrust));
-        }
+    let (mode, owner) = (metadata.mode() & 0o7777, metadata.uid());
+    let is_writable = is_writable(mode, Some(metadata.gid()) == private_group);
+    let is_sticky = may_be_sticky && mode & 0o1000 != 0;
+    if is_writable && !is_sticky || owner != user && owner != 0 {
+        let distrust = Distrust { path: path.to_owned(), place, mode, owner, user };
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, distrust));
     }
+    Ok(())
+}
+
+/// As on other systems; this system's permissions are not read.
+///
+/// # Errors
+/// None.
+#[cfg(not(unix))]
+pub fn judge_folder(_: &Path) -> io::Result<()> {
     Ok(())
 }
 

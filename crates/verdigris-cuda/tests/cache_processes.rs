@@ -19,6 +19,7 @@ fn key(number: u32) -> CacheKey {
         spec: format!("kernel {number}"),
         arch: "sm_90a".to_owned(),
         driver_version: 13_000,
+        driver_release: String::new(),
         ptx_isa: Isa::V9_0,
         options: CompileOptions::default(),
     }

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use verdigris_cuda::peers::{CublasLt, HEURISTIC_ANSWERS, MatmulOperands, MatmulProblem, MatmulScales, PeerError, PeerType};
 use verdigris_cuda::{
     Bindings, CacheKey, CaptureStatus, CompileOptions, Context, Cubin, DeviceBuffer, DeviceSlice, DiskCache, Driver, Error, Event,
-    Function, FunctionOptions, HostBuffer, JitFinding, KernelFacts, KernelSource, LaunchConfig, LaunchError, Loader, Module, ModuleCache,
-    Origin, Parameter, ParameterFact, Parameters, Pool, PoolOptions, Stream, compile, tensor_map,
+    Function, FunctionOptions, HostBuffer, JitFinding, KernelFacts, KernelSource, LaunchConfig, LaunchError, LoadedProgram, Loader, Module,
+    ModuleCache, Origin, Parameter, ParameterFact, Parameters, Pool, PoolOptions, Stream, compile, tensor_map,
 };
 use verdigris_kir::face::{Header, build};
 use verdigris_kir::ir::{Access, MapDecl, MapType, Swizzle, Target, Ty};
@@ -294,6 +294,50 @@ fn events_order_streams_and_measure_time() {
 }
 
 #[test]
+fn constants_outlive_executions_on_other_streams() {
+    let Some(gpu) = gpu("constants_outlive_executions_on_other_streams") else { return };
+    const LENGTH: usize = 1 << 20;
+    let mut program = Program { buffer_alignment_bytes: vec![1], constants: vec![vec![7; LENGTH]], ..Program::default() };
+    let from = Address { base: Base::Constant(0), offset_bytes: 0 };
+    program.steps.push(Step::Copy { to: Address::buffer(0), from, bytes: LENGTH as u64 });
+    let cache = Arc::new(ModuleCache::new(&gpu.context, None));
+    let loader = Loader { cache, pool: gpu.pool.clone(), source_hash: [0; 32], options: CompileOptions::default() };
+    let other = Stream::new(&gpu.context).expect("makes");
+    let y = gpu.pool.alloc_zeroed(&gpu.stream, LENGTH as u64).expect("allocates");
+    let mut busy = gpu.pool.alloc(&gpu.stream, 1 << 30).expect("allocates");
+    gpu.stream.synchronize().expect("is done");
+    let run = |loaded: &LoadedProgram| {
+        let bindings = Bindings { buffers: &[y.slice()], workspace: y.slice().part(0, 0).expect("nothing"), host_scalars: &[], lists: &[] };
+        loaded.execute(&other, &bindings)
+    };
+    for round in 0..8 {
+        let loaded = loader.load(&program, &gpu.stream).expect("loads");
+        // Tens of milliseconds in front of the execution.
+        (0..64).for_each(|_| busy.fill(&other, round).expect("submits"));
+        run(&loaded).expect("executes");
+        drop(loaded);
+        // As soon as the constants are freed, their memory is what the pool gives next.
+        let mut next = gpu.pool.alloc(&gpu.stream, LENGTH as u64).expect("allocates");
+        next.fill(&gpu.stream, SENTINEL).expect("submits");
+        other.synchronize().expect("is done");
+        assert!(y.download_all(&gpu.stream).expect("downloads").iter().all(|&byte| byte == 7), "round {round}");
+    }
+    // A graph gets the copy alone, and a drop in the midst of a capture leaves that whole.
+    let loaded = loader.load(&program, &gpu.stream).expect("loads");
+    run(&loaded).expect("executes");
+    let graph = other.capture(|| run(&loaded)).expect("captures");
+    assert_eq!(graph.node_count().expect("counts"), 1);
+    graph.instantiate().and_then(|mut graph| graph.launch(&other)).expect("launches");
+    let graph = gpu.stream.capture(|| {
+        drop(loaded);
+        busy.fill(&gpu.stream, 0)
+    });
+    assert_eq!(graph.expect("captures").node_count().expect("counts"), 1);
+    other.synchronize().expect("is done");
+    gpu.stream.synchronize().expect("is done");
+}
+
+#[test]
 fn the_pool_keeps_counts_and_limits() {
     let Some(gpu) = gpu("the_pool_keeps_counts_and_limits") else { return };
     let pool = Pool::new(&gpu.context, PoolOptions { limit_bytes: Some(64 << 20), ..PoolOptions::default() }).expect("makes");
@@ -376,6 +420,7 @@ fn register_budgets_hold_from_the_compiler_and_from_disk() {
         spec: "register_budget".to_owned(),
         arch: properties.arch_key(),
         driver_version: properties.driver_version,
+        driver_release: gpu.context.driver().release().to_owned(),
         ptx_isa: properties.ptx_isa,
         options: CompileOptions::default(),
     };
@@ -412,6 +457,7 @@ fn kernels_come_from_memory_then_disk_then_the_compiler() {
         spec: "twice_plus_one".to_owned(),
         arch: properties.arch_key(),
         driver_version: properties.driver_version,
+        driver_release: gpu.context.driver().release().to_owned(),
         ptx_isa: properties.ptx_isa,
         options: CompileOptions::default(),
     };
@@ -478,6 +524,7 @@ fn one_kernel_asked_for_by_many_threads_is_compiled_once() {
                     spec: "cluster_ranks".to_owned(),
                     arch: properties.arch_key(),
                     driver_version: properties.driver_version,
+                    driver_release: gpu.context.driver().release().to_owned(),
                     ptx_isa: properties.ptx_isa,
                     options: CompileOptions::default(),
                 };

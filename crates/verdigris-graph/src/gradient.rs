@@ -424,6 +424,18 @@ impl Backward<'_> {
         Ok(y == x || y == DType::F64 || (y == DType::F32 && x != DType::F64))
     }
 
+    /// Whether a tensor keeps what arithmetic in `compute` made, none of it rounded away.
+    pub(crate) fn keeps(&self, uid: Uid, compute: DType) -> Result<bool, Error> {
+        let dtype = self.tensor(uid)?.dtype;
+        Ok(dtype == compute || dtype == DType::F64)
+    }
+
+    /// Whether `y` tells positive numbers of `x` from 0: it is as exact, or has as many exponents.
+    pub(crate) fn keeps_sign(&self, y: Uid, x: Uid) -> Result<bool, Error> {
+        let has_f32s_range = self.tensor(y)?.dtype == DType::Bf16 && self.tensor(x)?.dtype != DType::F64;
+        Ok(has_f32s_range || self.is_exact(y, x)?)
+    }
+
     /// The type in which a tensor of this type is an operand of a product beside a gradient.
     pub(crate) fn operand_dtype(dtype: DType) -> DType {
         // A gradient in fp8 would need a factor of its own; bf16 holds every fp8 number.

@@ -123,8 +123,13 @@ impl Graph {
     /// ```
     #[must_use]
     pub fn beside(mut self, mut other: Graph) -> (Graph, Vec<(Uid, Uid)>) {
-        let first = self.tensors.iter().map(|tensor| tensor.uid.0.saturating_add(1)).max().unwrap_or(0);
-        let renamed: Vec<(Uid, Uid)> = (first..).zip(&other.tensors).map(|(new, tensor)| (tensor.uid, Uid(new))).collect();
+        let taken: HashSet<i64> = self.tensors.iter().map(|tensor| tensor.uid.0).collect();
+        // Behind the greatest, as long as there are numbers; then those that are free.
+        let behind = taken.iter().max().map_or(Some(0), |greatest| greatest.checked_add(1));
+        let free = behind.into_iter().flat_map(|first| first..=i64::MAX).chain(0..i64::MAX).filter(|number| !taken.contains(number));
+        let mut used = HashSet::new();
+        let unused = free.filter(|&number| used.insert(number));
+        let renamed: Vec<(Uid, Uid)> = unused.zip(&other.tensors).map(|(new, tensor)| (tensor.uid, Uid(new))).collect();
         let new: HashMap<Uid, Uid> = renamed.iter().copied().collect();
         other.tensors.iter_mut().zip(&renamed).for_each(|(tensor, (_, new))| tensor.uid = *new);
         for node in &mut other.nodes {

@@ -165,6 +165,14 @@ fn what_does_not_fit_is_named() {
     assert!(matches!(told(&|p| p.statistics = Some(both)), Error::Structure { .. }), "two outputs have two buffers");
     let store = EpilogueStep::Store { target: sums };
     assert!(matches!(told(&|p| p.prologue.push(store.clone())), Error::Structure { .. }));
+    // A step may read what an output takes the place of, but not what it has taken the place of.
+    let beside = |problem: &ConvProblem| Tensor { slot: Slot(3), ..problem.y.clone() };
+    let add = |problem: &ConvProblem| EpilogueStep::Binary { f: BinaryOp::Add, operand: beside(problem), v_is_right: false };
+    let store = |problem: &ConvProblem| EpilogueStep::Store { target: beside(problem) };
+    let mut problem = packed(PLAIN);
+    problem.epilogue = vec![add(&problem), store(&problem), EpilogueStep::Unary(UnaryOp::Relu)];
+    problem.clone().canonical().expect("read before it is written");
+    assert!(matches!(told(&|p| p.epilogue = vec![store(p), add(p)]), Error::Structure { .. }));
 }
 
 #[test]

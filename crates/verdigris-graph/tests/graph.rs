@@ -1,10 +1,11 @@
 //! Graphs, their validation, the problems cut from them, and keys.
 #![forbid(unsafe_code)]
 
-use verdigris_graph::pattern::{Subgraph, problems};
+use verdigris_graph::pattern::{Subgraph, partition, problems};
+use verdigris_graph::validate::validate;
 use verdigris_graph::{
-    BinaryOp, Determinism, EpilogueStep, Error, GemmProblem, Graph, GraphBuilder, HostScalar, Key, Matmul, Matrix, OperandScale, Order,
-    Precision, Problem, Real, Scale, Slot, TensorDesc, Uid, UnaryOp, json,
+    BinaryOp, Determinism, EpilogueStep, Error, GemmProblem, Graph, GraphBuilder, HostScalar, Key, Matmul, Matrix, Node, Op, OperandScale,
+    Order, Pointwise, Precision, Problem, Real, Scale, Slot, TensorDesc, Uid, UnaryOp, json,
 };
 use verdigris_tensor::{DType, Layout};
 
@@ -335,5 +336,56 @@ fn problems_built_by_hand_are_checked() -> TestResult {
     })?;
     assert_eq!(in_place.c.as_ref(), Some(&in_place.d));
     assert!(GemmProblem::packed(4, 6, 8, DType::Bool, DType::F16).is_err());
+    Ok(())
+}
+
+#[test]
+fn graphs_stand_beside_each_other_whatever_their_uids_are() {
+    let graph = |uids: [i64; 2]| {
+        let tensor = |uid, name: &str| TensorDesc::new(Uid(uid), name, DType::F32, rows(&[8]));
+        let [x, y] = uids.map(Uid);
+        let op = Op::Pointwise(Pointwise::Unary { f: UnaryOp::Exp, x, y });
+        let nodes = vec![Node { name: "exp".to_owned(), op }];
+        let tensors = vec![tensor(uids[0], "x"), tensor(uids[1], "y")];
+        Graph { name: "exp".to_owned(), tensors, nodes, determinism: Determinism::default() }
+    };
+    for uids in [[0, 1], [1, i64::MAX], [i64::MAX, 0], [i64::MAX - 1, 5], [i64::MIN, -1]] {
+        let (both, renamed) = graph(uids).beside(graph([0, i64::MAX]));
+        validate(&both).expect("each tensor has a uid of its own");
+        assert_eq!((both.nodes.len(), renamed.len()), (2, 2), "{uids:?}");
+        let Op::Pointwise(Pointwise::Unary { x, y, .. }) = both.nodes[1].op else { panic!("an op of one operand") };
+        assert_eq!([(Uid(0), x), (Uid(i64::MAX), y)], renamed[..], "{uids:?}");
+    }
+}
+
+#[test]
+fn blocks_of_fp8_factors_are_refused_where_sums_are_not_promoted() {
+    let product = |precision, block| {
+        let mut g = GraphBuilder::new("scaled");
+        let (a, b) = (g.tensor("a", DType::E4m3, rows(&[4, 8])), g.tensor("b", DType::E4m3, rows(&[8, 4])));
+        let factors = g.tensor("factors", DType::F32, rows(&[1, 1]));
+        let scale_b = Some(OperandScale { tensor: factors, block });
+        let y = g.matmul_with("product", Matmul { scale_b, ..Matmul::new(a, b, Uid(0), precision) }).expect("fits");
+        g.store(y, "y", DType::F32).expect("stored");
+        g.finish().map(drop)
+    };
+    let refused = product(Precision::Fp8Fast, Some([4, 8])).expect_err("no kernel would apply them");
+    assert!(matches!(&refused, Error::Attribute { op, attribute: "precision", .. } if op == "product"), "{refused}");
+    product(Precision::Fp8Fast, None).expect("one factor for the whole operand");
+    product(Precision::Fp8Promoted, Some([4, 8])).expect("applied where sums are promoted");
+}
+
+#[test]
+fn a_step_of_f32_is_no_step_of_an_epilogue_of_f64() -> TestResult {
+    for (rounded, kinds) in [(DType::F64, vec!["gemm"]), (DType::F32, vec!["gemm", "map"])] {
+        let mut g = GraphBuilder::new("wide");
+        let (a, b) = (g.tensor("a", DType::F64, rows(&[4, 8])), g.tensor("b", DType::F64, rows(&[8, 4])));
+        let product = g.matmul("product", a, b, Precision::F64)?;
+        g.round_to(product, rounded)?;
+        let y = g.unary("exp", UnaryOp::Exp, product)?;
+        g.store(y, "y", DType::F32)?;
+        let parts = partition(&g.finish()?)?.parts;
+        assert_eq!(parts.iter().map(|part| part.problem.kind()).collect::<Vec<_>>(), kinds, "{rounded}");
+    }
     Ok(())
 }

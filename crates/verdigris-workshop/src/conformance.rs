@@ -16,7 +16,7 @@ use verdigris_probes::conformance::{Check, Column, EXCEPTIONS, Mismatch, Outcome
 
 use verdigris_cli::record::{Record, now};
 use verdigris_cli::table::{self, Align, alarm};
-use verdigris_cli::{Verdict, device, driver, say};
+use verdigris_cli::{Verdict, device, say};
 
 /// Arguments of `check conformance`.
 #[derive(clap::Args)]
@@ -253,7 +253,7 @@ fn report(handle: &Handle, table: &Table, arguments: &Arguments) -> Result<Verdi
     let date = now();
     let machine = format!("{} {}", properties.name, properties.uuid);
     let cuda = format!("{}.{}", properties.driver_version / 1000, properties.driver_version % 1000 / 10);
-    let release = driver::release();
+    let release = verdigris_cuda::release();
     let versions = format!("verdigris {} ({})", env!("CARGO_PKG_VERSION"), &verdigris_engines::SOURCE_HASH[..12]);
     let row = |class, problem, entry, failure, remark| Row {
         suite: "conformance",

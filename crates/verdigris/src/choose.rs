@@ -114,6 +114,8 @@ pub(crate) struct Chooser<'a> {
     pub(crate) tuning: Option<Tuning>,
     /// Whether earlier choices are taken and new ones kept.
     pub(crate) remember: bool,
+    /// Whether a later plan must give the same bits: what is ready decides nothing then.
+    pub(crate) is_repeatable: bool,
 }
 
 impl Chooser<'_> {
@@ -150,15 +152,15 @@ impl Chooser<'_> {
             (None, Some(tuning)) => self.by_clock(problem, &question, &survey, tuning, watch)?,
         };
         let mut choice = Choice { remarks, ..choice };
-        if self.tuning.is_none() {
+        if self.tuning.is_none() && !self.is_repeatable {
             self.rather_what_is_ready(problem, &mut choice)?;
         }
         self.handle.watch().chose(problem, || question.policy.clone(), &choice, passed_over.as_deref());
         Ok(choice)
     }
 
-    /// Takes a way whose kernels need no compiler, where the chosen one's do and this one's estimate is nearly as good. The chosen one's
-    /// kernels are compiled behind, for the next plan.
+    /// Takes a way whose kernels need no compiler, where the chosen one's do and this one's estimate is nearly as good: as the time that was measured
+    /// of the chosen one, where it was, else as its estimate. The chosen one's kernels are compiled behind, for the next plan.
     fn rather_what_is_ready(&self, problem: &Problem, choice: &mut Choice) -> Result<(), Error> {
         let loader = self.handle.loader();
         let is_ready = |way: &Ranked| way.program.launches().all(|launch| loader.is_ready(&launch.kernel));
@@ -166,7 +168,7 @@ impl Chooser<'_> {
         if is_ready(&wanted) {
             return Ok(());
         }
-        let most_us = NEARLY * wanted.cost.us;
+        let most_us = NEARLY * choice.measured_us().unwrap_or(wanted.cost.us);
         let place = match choice.ways.iter().position(|way| way.ranked.cost.us <= most_us && is_ready(&way.ranked)) {
             Some(place) => place,
             // Other settings of the engines, as a plan by the clock may have left them.
@@ -182,6 +184,7 @@ impl Chooser<'_> {
         (choice.chosen, choice.by) = (place, ChosenBy::Ready);
         let kernels: Vec<KernelRef> = wanted.program.launches().map(|launch| launch.kernel.clone()).collect();
         let loader = loader.clone();
+        // Without a thread, the next plan finds them no more than this one did.
         self.handle.behind(move || {
             for kernel in kernels {
                 // What fails is told to whoever asks for the kernel.
@@ -348,18 +351,20 @@ pub(crate) fn make_ready(
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(list.len());
     let (list, next, must_count) = (Arc::new(list), Arc::new(AtomicUsize::new(0)), must.len());
     let (tell, told) = mpsc::channel();
-    for _ in 0..threads {
+    let worker = || {
         let (tell, next, list, loader, until) = (tell.clone(), Arc::clone(&next), Arc::clone(&list), handle.loader().clone(), queue.until);
-        // Not waited for: a compilation cannot be broken off, and its kernel serves later plans.
-        handle.behind(move || {
-            loop {
-                let place = next.fetch_add(1, Ordering::Relaxed);
-                let Some(kernel) = list.get(place).filter(|_| place < must_count || !is_late(until)) else { break };
-                let made = loader.kernel(kernel).map(|(_, report)| report).map_err(|error| error.to_string());
-                // Nobody listens any more once the time is up.
-                let _ = tell.send((kernel.name().to_owned(), made));
-            }
-        });
+        move || loop {
+            let place = next.fetch_add(1, Ordering::Relaxed);
+            let Some(kernel) = list.get(place).filter(|_| place < must_count || !is_late(until)) else { break };
+            let made = loader.kernel(kernel).map(|(_, report)| report).map_err(|error| error.to_string());
+            // Nobody listens any more once the time is up.
+            let _ = tell.send((kernel.name().to_owned(), made));
+        }
+    };
+    // Not waited for: a compilation cannot be broken off, and its kernel serves later plans.
+    let started = (0..threads).take_while(|_| handle.behind(worker())).count();
+    if started == 0 {
+        handle.relaxed(worker());
     }
     drop(tell);
     let mut made = HashMap::new();
@@ -390,7 +395,7 @@ mod tests {
     use crate::plan_cache::{PlanCache, line_of};
     use verdigris_cuda::fake;
     use verdigris_engines::engine::Knobs;
-    use verdigris_graph::GemmProblem;
+    use verdigris_graph::{Determinism, GemmProblem};
     use verdigris_tensor::DType;
 
     fn handle() -> Handle {
@@ -505,11 +510,40 @@ mod tests {
         assert_eq!(chosen.explanation.chosen_by, ChosenBy::Ready, "{}", chosen.explanation);
         assert!(chosen.way.cost.us <= NEARLY * best.cost.us && kernels(&chosen.way) == kernels(&other), "{}", chosen.explanation);
         assert!(chosen.explanation.remarks[0].contains("is being compiled for the next plan"));
-        // The remembered one waits for no compiler either.
-        let warm = handle();
-        warm.keep(&warm.question(&problem, &Limits::default()), &Answer::of(&best, 1.0));
-        load(&warm, &problem, &other);
-        assert_eq!(warm.choose(&problem, &Limits::default()).expect("chooses").explanation.chosen_by, ChosenBy::Ready);
+        // The remembered one waits for no compiler either, where what was measured of it is no better than the other one's estimate.
+        let remembered = |us: f64| {
+            let warm = handle();
+            warm.keep(&warm.question(&problem, &Limits::default()), &Answer::of(&best, us));
+            load(&warm, &problem, &other);
+            warm.choose(&problem, &Limits::default()).expect("chooses")
+        };
+        assert_eq!(remembered(best.cost.us).explanation.chosen_by, ChosenBy::Ready);
+        let faster = remembered(best.cost.us / 4.0);
+        assert_eq!(faster.explanation.chosen_by, ChosenBy::PlanCache, "{}", faster.explanation);
+        assert!(is_same(&faster.way, &best));
+        // Who wants the same bits each time gets the same way, whatever is ready.
+        let Problem::Gemm(product) = &problem else { panic!("a product") };
+        let repeatable = Problem::Gemm(GemmProblem { determinism: Determinism::Repeatable, ..product.clone() });
+        let best = handle().choose(&repeatable, &Limits::default()).expect("chooses").way;
+        let others = handle().survey(&repeatable, &Limits { settings: Settings::All, ..Limits::default() }).expect("asks").ranked;
+        let cold = handle();
+        others.iter().filter(|way| kernels(way) != kernels(&best)).take(8).for_each(|way| load(&cold, &repeatable, way));
+        let chosen = cold.choose(&repeatable, &Limits::default()).expect("chooses");
+        assert!(is_same(&chosen.way, &best) && chosen.explanation.chosen_by == ChosenBy::Estimate, "{}", chosen.explanation);
+    }
+
+    #[test]
+    fn a_system_out_of_threads_compiles_on_this_one() {
+        let mut handle = handle();
+        // No such stack can be had.
+        handle.stack_bytes = Some(1 << 60);
+        assert!(!handle.behind(|| panic!("there is no thread")));
+        let way = handle.choose(&problem(), &Limits::default()).expect("chooses").way;
+        let launches: Vec<KernelRef> = way.program.launches().map(|launch| launch.kernel.clone()).collect();
+        let mut heard = (0, 0);
+        let made = make_ready(&handle, launches.iter().cloned(), Queue::ALL, &mut |done, total| heard = (done, total));
+        assert!(launches.iter().all(|kernel| made.get(kernel.name()) == Some(&Ok(())) && handle.loader().is_ready(kernel)), "{made:?}");
+        assert_eq!(heard, (made.len(), made.len()));
     }
 
     fn kernels(way: &Ranked) -> Vec<String> {

@@ -33,7 +33,7 @@ pub const VARIABLES: &[Variable] = &[
     Variable { name: "VERDIGRIS_DEVICE", meaning: "number of the device, in the driver's order", default: "0" },
     Variable {
         name: "VERDIGRIS_CACHE",
-        meaning: "folder of compiled kernels; `off` keeps none",
+        meaning: "folder of compiled kernels, made if it is not there; `off` keeps none, and one that others can write is refused",
         default: "verdigris/kernels in the user's cache folder (XDG_CACHE_HOME, else .cache in HOME; LOCALAPPDATA on Windows)",
     },
     Variable {

@@ -1,7 +1,8 @@
 //! Functions of tensors, for those who do not want to draw graphs.
 //!
 //! Each call plans its graph ([`crate::recipe`]) on the first use with tensors of these types, dims and strides, and the device keeps the
-//! plan; from then on it is found by a look-up that holds no lock. Results have the element type of the first input unless they say
+//! plan; from then on it is found by a look-up that waits for nobody who looks up as well. The last [`MOST_PLANS`] that were asked for are kept; a plan
+//! of more is made again when it is asked for again, and [`clear`] gives back all of them. On the CPU a plan keeps the memory that it works in. Results have the element type of the first input unless they say
 //! otherwise, and what is channels-last stays so.
 //!
 //! ```
@@ -53,6 +54,21 @@
 //! # Ok::<(), verdigris::Error>(())
 //! ```
 //!
+//! Plans are counted, and given back:
+//!
+//! ```
+//! use verdigris::functional as f;
+//! use verdigris::{DType, Device, Tensor};
+//!
+//! let device = Device::cpu();
+//! let x = |elements: usize| Tensor::from_values(&device, DType::F32, &[elements as u64], &vec![1.0; elements]);
+//! (f::relu(&x(2)?)?, f::relu(&x(3)?)?, f::relu(&x(2)?)?);
+//! assert_eq!(f::plans_kept(&device), 2);
+//! f::clear(&device);
+//! assert!(f::plans_kept(&device) == 0 && f::MOST_PLANS >= 2);
+//! # Ok::<(), verdigris::Error>(())
+//! ```
+//!
 //! Dropout, which with the same seed and offset drops the same elements of the gradient:
 //!
 //! ```
@@ -98,12 +114,13 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use verdigris_graph::{BinaryOp, CrossEntropySpec, PoolWindows, Precision, Real, ReductionOp, Uid, UnaryOp};
 use verdigris_tensor::{DType, Layout};
 
-use crate::device::{Tensor, row_major};
+use crate::device::{Device, Tensor, row_major};
 use crate::error::Error;
 use crate::plan::{Plan, Workspace};
 use crate::recipe::{Convolution, Divisor, Extents, Function, Gradient, Input, LossForm, Outcome, Saved, draw};
@@ -496,53 +513,91 @@ struct FunctionPlan {
 
 type Hasher = BuildHasherDefault<DefaultHasher>;
 
-/// Places of the table, and how many are looked at for one key.
-const PLACES: usize = 1024;
-const PROBES: usize = 16;
+/// So many plans a device keeps for functions; of more, the one that was asked for the longest ago goes.
+pub const MOST_PLANS: usize = 512;
 
-/// Written once.
-type Place = OnceLock<(Key, Arc<FunctionPlan>)>;
+/// Parts of the table, each behind a lock of its own.
+const PARTS: usize = 64;
 
-/// Plans of functions. A place is written once and never changed, so finding one holds no lock; keys that find no place go into a map of
-/// their own.
+/// Plans of functions, the last ones that were asked for. Finding one takes a part's lock to read, which others who read do not wait for.
 pub(crate) struct Calls {
-    places: Box<[Place]>,
-    others: RwLock<HashMap<Key, Arc<FunctionPlan>>>,
+    parts: Box<[RwLock<HashMap<Key, Kept>>]>,
+    count: AtomicUsize,
+    /// Counts the plans that were kept: the time by which they grow old.
+    clock: AtomicU64,
+}
+
+struct Kept {
+    plan: Arc<FunctionPlan>,
+    /// By the clock, when it was last asked for.
+    asked: AtomicU64,
 }
 
 impl Default for Calls {
     fn default() -> Calls {
-        Calls { places: (0..PLACES).map(|_| OnceLock::new()).collect(), others: RwLock::default() }
+        Calls { parts: (0..PARTS).map(|_| RwLock::default()).collect(), count: AtomicUsize::new(0), clock: AtomicU64::new(0) }
     }
 }
 
 impl Calls {
     fn find(&self, key: &Key) -> Option<Arc<FunctionPlan>> {
-        for place in self.places_of(key) {
-            match place.get() {
-                Some((known, plan)) if known == key => return Some(Arc::clone(plan)),
-                Some(_) => {}
-                None => return None,
-            }
-        }
-        self.others.read().unwrap_or_else(PoisonError::into_inner).get(key).map(Arc::clone)
+        let part = self.part_of(key).read().unwrap_or_else(PoisonError::into_inner);
+        let kept = part.get(key)?;
+        kept.asked.store(self.clock.load(Ordering::Relaxed), Ordering::Relaxed);
+        Some(Arc::clone(&kept.plan))
     }
 
     fn keep(&self, key: Key, plan: Arc<FunctionPlan>) {
-        let mut entry = (key, plan);
-        for place in self.places_of(&key) {
-            match place.set(entry) {
-                Ok(()) => return,
-                Err(back) => entry = back,
-            }
+        let now = self.clock.fetch_add(1, Ordering::Relaxed) + 1;
+        let kept = Kept { plan, asked: AtomicU64::new(now) };
+        let mut part = self.part_of(&key).write().unwrap_or_else(PoisonError::into_inner);
+        let is_new = part.insert(key, kept).is_none();
+        // Counted under the lock under which it may go again.
+        let is_full = is_new && self.count.fetch_add(1, Ordering::Relaxed) >= MOST_PLANS;
+        drop(part);
+        if is_full {
+            self.forget_the_oldest();
         }
-        self.others.write().unwrap_or_else(PoisonError::into_inner).insert(entry.0, entry.1);
     }
 
-    fn places_of(&self, key: &Key) -> impl Iterator<Item = &Place> {
-        let start = Hasher::default().hash_one(key) as usize;
-        (0..PROBES).map(move |probe| &self.places[start.wrapping_add(probe) % PLACES])
+    fn forget_the_oldest(&self) {
+        let oldest_of = |(place, part): (usize, &RwLock<HashMap<Key, Kept>>)| {
+            let part = part.read().unwrap_or_else(PoisonError::into_inner);
+            part.iter().map(|(key, kept)| (kept.asked.load(Ordering::Relaxed), place, *key)).min_by_key(|(asked, ..)| *asked)
+        };
+        let Some((_, place, key)) = self.parts.iter().enumerate().filter_map(oldest_of).min_by_key(|(asked, ..)| *asked) else { return };
+        let mut part = self.parts[place].write().unwrap_or_else(PoisonError::into_inner);
+        let gone = part.remove(&key);
+        self.count.fetch_sub(usize::from(gone.is_some()), Ordering::Relaxed);
+        drop(part);
+        // With no lock held.
+        drop(gone);
     }
+
+    fn clear(&self) {
+        for part in &self.parts {
+            let mut part = part.write().unwrap_or_else(PoisonError::into_inner);
+            let gone = std::mem::take(&mut *part);
+            self.count.fetch_sub(gone.len(), Ordering::Relaxed);
+            drop(part);
+            drop(gone);
+        }
+    }
+
+    fn part_of(&self, key: &Key) -> &RwLock<HashMap<Key, Kept>> {
+        &self.parts[Hasher::default().hash_one(key) as usize % PARTS]
+    }
+}
+
+/// How many plans the device keeps for functions.
+pub fn plans_kept(device: &Device) -> usize {
+    device.calls().count.load(Ordering::Relaxed)
+}
+
+/// Forgets the plans that the device keeps for functions, and gives back what they hold; those that run are dropped behind their executions. A call
+/// makes its own anew.
+pub fn clear(device: &Device) {
+    device.calls().clear();
 }
 
 /// The gradient of a function with respect to one of its tensors, which has these dims where it is not saved.

@@ -24,11 +24,14 @@ pub const MAX_BOUND: usize = 1 << 16;
 /// A graph on a device: several problems one after the other, with the memory between them in one workspace.
 ///
 /// It never changes: any number of threads may execute it at once, on any streams, each execution with a workspace of its own; a stream
-/// that captures records it. Executing allocates nothing (but a list where more than 1024 tensors are bound), holds no lock and compiles nothing.
+/// that captures records it. Executing allocates nothing (but a list where more than 1024 tensors are bound), holds no lock and compiles nothing. On
+/// a stream that is not the handle's, each program whose kernels read tables leaves an event behind, made at the first execution there, so that the plan may
+/// be dropped at any time.
 ///
 /// **The ladder.** Where the chosen ways need scratch, ways with equal notes that need less are loaded beside them, down to the least
 /// workspace there is. An execution that is given less takes the first that fits, and counts it ([`GraphPlan::downgrades`]). A pinned plan
-/// has no ladder, and no execution that is being captured takes one: they give a typed error instead.
+/// has no ladder, nor has one of a repeatable graph, whose bits it would change, and no execution that is being captured takes one: they give a typed
+/// error instead.
 ///
 /// **Addresses.** Where the graph declares no alignment, ways read several elements at a time and rely on it
 /// ([`BoundTensor::alignment_bytes`]). Maps, reductions, scans, softmax, pooling and resampling are loaded a second time with settings that take the elements one
@@ -174,10 +177,7 @@ fn pairs(graph: &Graph, tensors: &[BoundTensor], uses: &[Vec<(usize, Operand)>])
             let may_share = !tensors[other].is_written
                 && described[output] == described[other]
                 && writes.iter().all(|(writer, written)| {
-                    uses[other].iter().all(|(reader, read)| {
-                        let same = read.is_same_elements(written);
-                        reader < writer || (reader == writer && same && read.access == Access::ReadInPlace)
-                    })
+                    uses[other].iter().all(|(reader, read)| reader < writer || (reader == writer && read.gives_way_to(written)))
                 });
             pairs.push(Pair { output, other, may_share });
         }

@@ -9,7 +9,7 @@ use verdigris_cuda::{
     PackError, Pool, PoolOptions, Stream,
 };
 use verdigris_engines::arch::Arch;
-use verdigris_graph::{Graph, Problem};
+use verdigris_graph::{Determinism, Graph, Problem};
 
 use crate::choose::Chooser;
 use crate::config::Config;
@@ -41,6 +41,14 @@ pub struct Handle {
     watch: Arc<Watch>,
     /// Threads that compile what nobody waits for.
     behind: Mutex<Vec<JoinHandle<()>>>,
+    /// Their stacks; `None` leaves it to the standard library.
+    pub(crate) stack_bytes: Option<usize>,
+}
+
+/// Kernels are loaded though another library captures; a driver that cannot be told so says it of the kernel.
+fn relaxed(context: &Context, work: impl FnOnce()) {
+    let _relaxed = context.relax_capture();
+    work();
 }
 
 impl Drop for Handle {
@@ -125,7 +133,20 @@ impl Handle {
             Err(verdigris_cuda::Error::UnsupportedChip { .. } | verdigris_cuda::Error::MissingSymbol { .. }) => {}
             Err(error) => return Err(error.into()),
         }
-        Ok(Handle { arch, stream, loader, nothing, cache_trouble, stale_pack, plans, plans_trouble, kernels, watch, behind })
+        Ok(Handle {
+            arch,
+            stream,
+            loader,
+            nothing,
+            cache_trouble,
+            stale_pack,
+            plans,
+            plans_trouble,
+            kernels,
+            watch,
+            behind,
+            stack_bytes: None,
+        })
     }
 
     /// The device as engines see it.
@@ -182,16 +203,25 @@ impl Handle {
         *self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Compiles on a thread that nobody waits for but the handle's end.
-    pub(crate) fn behind(&self, work: impl FnOnce() + Send + 'static) {
+    /// Compiles on a thread that nobody waits for but the handle's end; tells whether there is one. A system that is out of threads has none.
+    pub(crate) fn behind(&self, work: impl FnOnce() + Send + 'static) -> bool {
         let mut threads = self.behind.lock().unwrap_or_else(PoisonError::into_inner);
         threads.retain(|thread| !thread.is_finished());
         let context = self.context().clone();
-        threads.push(std::thread::spawn(move || {
-            // Kernels are loaded here though another library captures; a driver that cannot be told so says it of the kernel.
-            let _relaxed = context.relax_capture();
-            work();
-        }));
+        let builder = std::thread::Builder::new().name("verdigris-compile".to_owned());
+        let builder = if let Some(bytes) = self.stack_bytes { builder.stack_size(bytes) } else { builder };
+        match builder.spawn(move || relaxed(&context, work)) {
+            Ok(thread) => {
+                threads.push(thread);
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// Compiles on this thread.
+    pub(crate) fn relaxed(&self, work: impl FnOnce()) {
+        relaxed(self.context(), work);
     }
 
     /// Counts a kernel that was made ready.
@@ -332,7 +362,10 @@ impl Handle {
         tuning: Option<Tuning>,
         watch: &mut dyn FnMut(Stage, usize, usize),
     ) -> Result<Chosen, Error> {
-        let choice = Chooser { handle: self, limits: limits.clone(), tuning, remember: true }.choose(problem, watch)?;
+        // Of problems that cannot ask for it, nobody has asked for the same bits.
+        let may_ask = matches!(problem, Problem::Gemm(_) | Problem::Conv(_) | Problem::Attention(_));
+        let is_repeatable = may_ask && problem.determinism() == Determinism::Repeatable;
+        let choice = Chooser { handle: self, limits: limits.clone(), tuning, remember: true, is_repeatable }.choose(problem, watch)?;
         Ok(Chosen { way: choice.way().clone(), explanation: choice.explain(problem) })
     }
 

@@ -195,18 +195,25 @@ impl Planner<'_> {
             return Ok(choice);
         }
         let tuning = if let Mode::Measured(tuning) = self.policy.mode { Some(tuning) } else { None };
-        let chooser = Chooser { handle: self.handle, limits: self.limits_of(part), tuning, remember: self.policy.remember };
+        let (limits, is_repeatable) = (self.limits_of(part), self.is_repeatable());
+        let chooser = Chooser { handle: self.handle, limits, tuning, remember: self.policy.remember, is_repeatable };
         let parts = self.parts;
         chooser.choose(&part.problem, &mut |stage, done, total| watch(Progress { part: number, parts, stage, done, total }))
     }
 
+    /// Whether two executions must agree bit for bit. Then no other way may stand in for the chosen one: it would add in another order.
+    fn is_repeatable(&self) -> bool {
+        self.graph.determinism == Determinism::Repeatable
+    }
+
     /// For each rung the way of each part, the chosen ones first; then, where those need scratch, ways with equal notes that need less.
+    /// Of a repeatable graph, the chosen ones alone.
     fn ladder(&self, parts: &[Subgraph], choices: &[Arc<Choice>], memory: &Memory) -> Result<Vec<Vec<Ranked>>, Error> {
         let best: Vec<Ranked> = choices.iter().map(|choice| choice.way().clone()).collect();
         let scratch = |ways: &[Ranked]| -> Vec<u64> { ways.iter().map(Ranked::workspace_bytes).collect() };
         let most = scratch(&best).into_iter().max().unwrap_or(0);
         let mut rungs = vec![best];
-        if most == 0 || matches!(self.policy.mode, Mode::Pinned(_)) {
+        if most == 0 || self.is_repeatable() || matches!(self.policy.mode, Mode::Pinned(_)) {
             return Ok(rungs);
         }
         let mut others: HashMap<(Key, Vec<Option<u64>>), Shortlist> = HashMap::new();
@@ -238,7 +245,8 @@ impl Planner<'_> {
 
     /// The ways with other settings where the chosen ones rely on alignments that the graph does not declare: of the same engines, with equal
     /// notes, in no more workspace. For products and convolutions there are none: another kernel of theirs takes long to compile, and who
-    /// has such addresses can declare them. `None` where nothing is different.
+    /// has such addresses can declare them. Of a repeatable graph, other settings for maps alone, which give each element the same bits. `None`
+    /// where nothing is different.
     fn loose(&self, parts: &[Subgraph], best: &[Ranked], memory: &Memory, bound: &Bound) -> Result<Option<Vec<Ranked>>, Error> {
         if matches!(self.policy.mode, Mode::Pinned(_)) {
             return Ok(None);
@@ -246,7 +254,8 @@ impl Planner<'_> {
         let mut ways = best.to_vec();
         let mut is_other = false;
         for (part, way) in parts.iter().zip(&mut ways) {
-            if matches!(part.problem, Problem::Gemm(_) | Problem::Conv(_)) {
+            let is_map = matches!(part.problem, Problem::Map(_));
+            if matches!(part.problem, Problem::Gemm(_) | Problem::Conv(_)) || (self.is_repeatable() && !is_map) {
                 continue;
             }
             // What an address is a multiple of in any case: its declared alignment, else the size of its elements. Temporaries lie well.

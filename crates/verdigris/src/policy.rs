@@ -26,7 +26,8 @@ pub struct Policy {
     /// What every part must keep. `workspace_bytes` is for the whole plan, temporaries included; `engine` and `settings` are not asked
     /// ([`Mode::Pinned`] is for that).
     pub limits: Limits,
-    /// Asks for the same bits each time, whatever the graph says.
+    /// Asks for the same bits each time, whatever the graph says. Such a plan runs in the chosen way or not at all: less workspace is an error, and so is an
+    /// address that is less aligned than the way relies on, but for what maps read. Planning waits for the compiler.
     pub deterministic: bool,
     /// How the choice is made.
     pub mode: Mode,

@@ -8,6 +8,7 @@ use verdigris_engines::engine::{Cost, EngineId, Knobs, Notes};
 use verdigris_graph::binding::BoundTensor;
 use verdigris_graph::{Access, Problem, Slot, Uid};
 use verdigris_kir::execution::HostValue;
+use verdigris_kir::ir::Ty;
 use verdigris_tensor::DType;
 
 use crate::binding::{Binding, Bound, Pair};
@@ -45,6 +46,12 @@ impl ProblemPlan {
         watch: &Arc<Watch>,
     ) -> Result<ProblemPlan, Error> {
         let mut bound = bound(problem)?;
+        // Who binds a problem's slots gives an integer where a kernel takes one.
+        for need in program.numbers().iter().filter(|need| !matches!(need.ty, Ty::F32 | Ty::F64)) {
+            if let Some(tensor) = bound.tensors.get_mut(need.index) {
+                tensor.dtype = DType::I64;
+            }
+        }
         for (tensor, need) in bound.tensors.iter_mut().zip(program.slots()) {
             tensor.bytes = tensor.bytes.max(need.bytes);
             (tensor.alignment_bytes, tensor.least_alignment_bytes) = (need.alignment_bytes, need.alignment_bytes);
@@ -124,6 +131,12 @@ impl ProblemPlan {
         Ok(())
     }
 
+    /// What each slot is bound to, as a tensor whose uid is the slot's number. A host scalar that kernels take as an integer is one of `i64`, a
+    /// factor one of `f64`.
+    pub fn tensors(&self) -> &[BoundTensor] {
+        &self.bound.tensors
+    }
+
     pub(crate) fn meter(&self) -> &Arc<Meter> {
         &self.meter
     }
@@ -172,7 +185,7 @@ fn bound(problem: &Problem) -> Result<Bound, Error> {
     }
     for slot in problem.scalars() {
         let tensor = &mut tensors[slot.0 as usize];
-        // A factor, which a graph may have as an integer.
+        // A factor, which a graph may have as an integer; or a random state, which the program tells.
         (tensor.is_scalar, tensor.dtype, tensor.bytes) = (true, DType::F64, 0);
     }
     Ok(Bound::of(tensors, pairs(problem)?))
@@ -188,8 +201,7 @@ fn pairs(problem: &Problem) -> Result<Vec<Pair>, Error> {
             if other.slot == output.slot || (is_written(other.slot) && other.slot < output.slot) {
                 continue;
             }
-            // The same elements, if they begin at the same place, where the other one is only read.
-            let may_share = other.access == Access::ReadInPlace && !is_written(other.slot) && other.is_same_elements(output);
+            let may_share = !is_written(other.slot) && other.gives_way_to(output);
             let pair = Pair { output: output.slot.0 as usize, other: other.slot.0 as usize, may_share };
             if !list.contains(&pair) {
                 list.push(pair);

@@ -73,7 +73,7 @@ pub fn measure(
 ) -> Result<Vec<Outcome>, Error> {
     // A stream of its own: what else is submitted to the handle's would be measured, and a capture is of all that a stream is given.
     let stream = &Stream::new(handle.context())?;
-    let operands = Operands::new(handle, stream, problem)?;
+    let operands = Operands::new(handle, stream, problem, plans)?;
     let bindings: Vec<Vec<Binding<'_>>> = (0..operands.copies).map(|copy| operands.bindings(copy)).collect::<Result<_, _>>()?;
     let workspace_bytes = plans.iter().flatten().map(ProblemPlan::workspace_bytes).max().unwrap_or(0);
     let workspace = handle.pool().alloc(stream, workspace_bytes)?;
@@ -178,10 +178,17 @@ struct Runner<'p> {
     samples: Vec<f64>,
 }
 
-/// Memory for every slot of a problem, several times.
+/// What is bound to every slot of a problem, several times.
 struct Operands {
-    slots: Vec<Option<Copies>>,
+    slots: Vec<Bound>,
     copies: u64,
+}
+
+/// What is bound to a slot.
+enum Bound {
+    Memory(Copies),
+    Real,
+    Integer,
 }
 
 /// Copies of one operand, one behind the other.
@@ -192,7 +199,7 @@ struct Copies {
 }
 
 impl Operands {
-    fn new(handle: &Handle, stream: &Stream, problem: &Problem) -> Result<Operands, Error> {
+    fn new(handle: &Handle, stream: &Stream, problem: &Problem, plans: &[Option<ProblemPlan>]) -> Result<Operands, Error> {
         let count = problem.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0);
         let mut needs: Vec<Option<(DType, u64, bool)>> = vec![None; count];
         for operand in problem.buffers()? {
@@ -205,17 +212,20 @@ impl Operands {
         // Together larger than twice the L2, unless there would be very many; of one far larger, little of itself is left there.
         let l2_bytes = handle.arch().l2_bytes;
         let copies = if set_bytes > 8 * l2_bytes { 1 } else { (2 * l2_bytes / set_bytes + 1).clamp(1, MOST_COPIES) };
+        // A number is what kernels take it as, all ways alike: a factor, or the half of a random state.
+        let is_integer = |slot: usize| plans.iter().flatten().any(|plan| plan.tensors()[slot].dtype.is_integer());
         let mut slots = Vec::new();
-        for need in needs {
+        for (slot, need) in needs.into_iter().enumerate() {
             slots.push(match need {
-                None => None,
+                None if is_integer(slot) => Bound::Integer,
+                None => Bound::Real,
                 Some((dtype, bytes, is_read)) => {
                     let stride_bytes = bytes.checked_next_multiple_of(256).unwrap_or(bytes);
                     let mut buffer = handle.pool().alloc(stream, stride_bytes.saturating_mul(copies))?;
                     if is_read {
                         fill(handle, stream, &mut buffer, dtype)?;
                     }
-                    Some(Copies { buffer, bytes, stride_bytes })
+                    Bound::Memory(Copies { buffer, bytes, stride_bytes })
                 }
             });
         }
@@ -226,8 +236,9 @@ impl Operands {
         let mut bindings = Vec::new();
         for slot in &self.slots {
             bindings.push(match slot {
-                None => Binding::Scalar(1.0),
-                Some(Copies { buffer, bytes, stride_bytes }) => Binding::Buffer(buffer.slice().part(copy * stride_bytes, *bytes)?),
+                Bound::Real => Binding::Scalar(1.0),
+                Bound::Integer => Binding::Integer(1),
+                Bound::Memory(Copies { buffer, bytes, stride_bytes }) => Binding::Buffer(buffer.slice().part(copy * stride_bytes, *bytes)?),
             });
         }
         Ok(bindings)

@@ -10,7 +10,8 @@ use verdigris::{Binding, Config, Error, GraphPlan, Handle, Limits, Mode, Pin, Po
 use verdigris_cuda::{DeviceBuffer, HostSlice, Pool, PoolOptions, fake};
 use verdigris_engines::engine::Knobs;
 use verdigris_graph::{
-    BinaryOp, Conv, ConvDirection, GemmProblem, Graph, GraphBuilder, HostScalar, Precision, Problem, ReductionOp, Uid, UnaryOp,
+    Attention, AttentionSpec, BinaryOp, Conv, ConvDirection, Determinism, GemmProblem, Graph, GraphBuilder, HostScalar, Precision, Problem,
+    RandomState, Real, ReductionOp, Uid, UnaryOp,
 };
 use verdigris_reference::graph_cases::GraphCase;
 use verdigris_tensor::{DType, Layout};
@@ -180,6 +181,45 @@ fn what_is_bound_wrongly_is_told_by_name_before_anything_is_launched() {
     let mut bound = replaced("x", half(0));
     bound[place("y")].1 = half(256);
     says(refused(&bound), "y", BindingRule::Overlap);
+}
+
+#[test]
+fn what_is_read_behind_a_store_lies_under_the_last_output_alone() {
+    // One kernel stores h, then loads r, then stores d.
+    let handle = handle(&Config::default());
+    let product = |g: &mut GraphBuilder| -> Result<(Uid, Vec<u64>), verdigris_graph::Error> {
+        let (a, b) = (g.tensor("a", DType::F32, rows(&[32, 64])), g.tensor("b", DType::F32, rows(&[64, 48])));
+        Ok((g.matmul("product", a, b, Precision::Ieee)?, vec![32, 48]))
+    };
+    let convolution = |g: &mut GraphBuilder| -> Result<(Uid, Vec<u64>), verdigris_graph::Error> {
+        let (x, w) = (g.tensor("x", DType::F32, rows(&[2, 8, 9, 9])), g.tensor("w", DType::F32, rows(&[16, 8, 3, 3])));
+        let conv = Conv::new(ConvDirection::Fprop, x, w, Uid(0), 2, Precision::Ieee);
+        Ok((g.conv_fprop("convolution", conv)?, vec![2, 16, 7, 7]))
+    };
+    type Build<'b> = &'b dyn Fn(&mut GraphBuilder) -> Result<(Uid, Vec<u64>), verdigris_graph::Error>;
+    for build in [&product as Build<'_>, &convolution] {
+        let mut g = GraphBuilder::new("sum behind a store");
+        let (h, dims) = build(&mut g).expect("fits");
+        let (r, s) = (g.tensor("r", DType::F32, rows(&dims)), g.tensor("s", DType::F32, rows(&dims)));
+        let before = g.binary("before", BinaryOp::Add, h, s).expect("fits");
+        let d = g.binary("sum", BinaryOp::Add, before, r).expect("fits");
+        g.store(before, "h", DType::F32).expect("stored");
+        g.store(d, "d", DType::F32).expect("stored");
+        let plan = handle.plan_graph(&g.finish().expect("valid"), &Policy::default()).expect("plans");
+        assert_eq!(plan.parts().count(), 1, "{}", plan.explain());
+        let buffers = buffers(&handle, &plan);
+        let shared = |output: &str, other: &str| {
+            let mut bound = bindings(&buffers);
+            let place = |name: &str| bound.iter().position(|(known, _)| *known == uid(&plan, name)).expect("bound");
+            let (output, other) = (place(output), place(other));
+            bound[output].1 = copied(&bound).swap_remove(other).1;
+            plan.execute_from(handle.stream(), &bound, handle.pool())
+        };
+        assert!(matches!(shared("h", "r"), Err(Error::Binding(error)) if error.rule == BindingRule::Overlap));
+        shared("d", "r").expect("r is read before d is written");
+        shared("h", "s").expect("s is read before h is written");
+        shared("d", "s").expect("s is read before d is written");
+    }
 }
 
 #[test]
@@ -545,6 +585,96 @@ fn less_workspace_is_met_by_other_ways_that_were_loaded_before() {
         let mut policy = Policy::default();
         policy.limits.workspace_bytes = Some(most);
         assert!(handle.plan_graph(&deep, &policy).expect("plans").workspace_bytes() <= most);
+    }
+}
+
+#[test]
+fn what_must_repeat_runs_one_way_or_not_at_all() {
+    let handle = handle(&Config::default());
+    let deep = deep(&handle);
+    // Whether the graph asks for the same bits or the policy does.
+    let asking = Graph { determinism: Determinism::Repeatable, ..deep.clone() };
+    for (graph, policy) in [(&asking, Policy::default()), (&deep, Policy { deterministic: true, ..Policy::default() })] {
+        let plan = handle.plan_graph(graph, &policy).expect("plans");
+        assert_eq!(plan.explain().ladder_bytes, [plan.workspace_bytes()], "{}", plan.explain());
+        assert_eq!(plan.least_workspace_bytes(), plan.workspace_bytes());
+        if plan.workspace_bytes() == 0 {
+            continue;
+        }
+        let buffers = buffers(&handle, &plan);
+        let less = handle.pool().alloc(handle.stream(), plan.workspace_bytes() - 256).expect("allocates");
+        fake::launch_count();
+        let refused = plan.execute(handle.stream(), &bindings(&buffers), less.slice());
+        assert!(matches!(refused, Err(Error::Binding(BindingError { rule: BindingRule::Workspace, .. }))), "{refused:?}");
+        let small = Pool::new(handle.context(), PoolOptions { limit_bytes: Some(plan.workspace_bytes() - 256), ..PoolOptions::default() });
+        let refused = plan.execute_from(handle.stream(), &bindings(&buffers), &small.expect("a pool"));
+        assert!(matches!(refused, Err(Error::OutOfMemory { .. } | Error::NoWorkspace { .. })), "{refused:?}");
+        assert_eq!((fake::launch_count(), plan.downgrades()), (0, 0));
+    }
+    // A map gives each element the same bits however it is read; a softmax adds in another order.
+    let graph = |softmax: bool| {
+        let mut g = GraphBuilder::new("rows");
+        let x = g.tensor("x", DType::F16, rows(&[64, 256]));
+        let y = if softmax { g.softmax("softmax", x, 1, false) } else { g.unary("relu", UnaryOp::Relu, x) }.expect("fits");
+        g.store(y, "y", DType::F16).expect("stored");
+        Graph { determinism: Determinism::Repeatable, ..g.finish().expect("valid") }
+    };
+    for softmax in [false, true] {
+        let plan = handle.plan_graph(&graph(softmax), &Policy::default()).expect("plans");
+        let buffers = buffers(&handle, &plan);
+        let x = plan.tensors().iter().find(|tensor| tensor.name == "x").expect("bound");
+        assert!(x.alignment_bytes >= 8, "several elements at a time: {}", plan.explain());
+        let room = handle.pool().alloc(handle.stream(), x.bytes + 64).expect("allocates");
+        let mut bound = bindings(&buffers);
+        let place = bound.iter().position(|(uid, _)| *uid == x.uid).expect("bound");
+        bound[place].1 = Binding::Buffer(room.slice().part(2, x.bytes).expect("a part"));
+        let outcome = plan.execute_from(handle.stream(), &bound, handle.pool());
+        let is_refused = matches!(&outcome, Err(Error::Binding(error)) if error.rule == BindingRule::Alignment);
+        assert_eq!((is_refused, plan.downgrades()), (softmax, u64::from(!softmax)), "{outcome:?}");
+    }
+}
+
+#[test]
+fn a_random_state_by_value_is_measured_with_as_an_integer() {
+    let handle = handle(&Config::default());
+    let dropout = || -> Result<Graph, verdigris_graph::Error> {
+        let mut g = GraphBuilder::new("dropout");
+        let (x, factor) = (g.tensor("x", DType::F32, rows(&[64, 96])), g.host_scalar("factor", DType::F32));
+        let state = RandomState::by_value(g.host_scalar("seed", DType::I64), g.host_scalar("offset", DType::I64));
+        let y = g.scale("scale", x, HostScalar::Bound(factor))?;
+        let y = g.dropout("dropout", y, state, 0.25)?;
+        g.store(y, "y", DType::F32)?;
+        g.finish()
+    };
+    let product = || -> Result<Graph, verdigris_graph::Error> {
+        let mut g = GraphBuilder::new("product");
+        let (a, b) = (g.tensor("a", DType::Bf16, rows(&[64, 96])), g.tensor("b", DType::Bf16, rows(&[96, 64])));
+        let state = RandomState::by_value(g.host_scalar("seed", DType::I64), g.host_scalar("offset", DType::I64));
+        let y = g.matmul("product", a, b, Precision::Fp32)?;
+        let y = g.dropout("dropout", y, state, 0.25)?;
+        g.store(y, "y", DType::Bf16)?;
+        g.finish()
+    };
+    let attention = || -> Result<Graph, verdigris_graph::Error> {
+        let mut g = GraphBuilder::new("attention");
+        let [q, k, v] = ["q", "k", "v"].map(|name| g.tensor(name, DType::Bf16, rows(&[2, 2, 64, 64])));
+        let spec = AttentionSpec { dropout: Some(Real(0.1)), ..AttentionSpec::new(0.125) };
+        let mut attention = Attention::new(spec, q, k, v);
+        (attention.dropout_state, attention.dropout_offset) =
+            (Some(g.host_scalar("seed", DType::I64)), Some(g.host_scalar("offset", DType::I64)));
+        let y = g.attention("attention", attention)?.o;
+        g.store(y, "y", DType::Bf16)?;
+        g.finish()
+    };
+    for graph in [dropout(), product(), attention()].map(|graph| graph.expect("fits")) {
+        let tuning = Tuning { candidates: 4, budget: Duration::from_secs(5), ..Tuning::default() };
+        let policy = Policy { mode: Mode::Measured(tuning), remember: false, ..Policy::default() };
+        let plan = handle.plan_graph(&graph, &policy).expect("plans");
+        assert!(plan.explain().parts.iter().all(|part| part.chosen_by == ChosenBy::Clock), "{}", plan.explain());
+        // The problem's own plan tells which of its slots are integers.
+        let part = plan.parts().next().expect("one part");
+        let integers = part.tensors().iter().filter(|tensor| tensor.is_scalar && tensor.dtype.is_integer());
+        assert_eq!(integers.count(), 2, "{}: {:?}", graph.name, part.tensors());
     }
 }
 

@@ -249,3 +249,34 @@ fn calls_are_found_again_from_any_thread() -> TestResult {
     });
     Ok(())
 }
+
+#[test]
+fn plans_are_kept_up_to_a_bound_and_given_back() -> TestResult {
+    let device = Device::cpu();
+    let call = &|elements: u64| f::relu(&tensor(&device, &[elements], elements)).map(drop);
+    let most = f::MOST_PLANS as u64;
+    for elements in 1..=most + 40 {
+        call(elements)?;
+        // One that is asked for again and again stays.
+        call(1)?;
+    }
+    assert_eq!(f::plans_kept(&device), f::MOST_PLANS);
+    // Made anew: none is there twice.
+    (1..=60).try_for_each(call)?;
+    assert_eq!(f::plans_kept(&device), f::MOST_PLANS);
+    f::clear(&device);
+    assert_eq!(f::plans_kept(&device), 0);
+    call(3)?;
+    call(3)?;
+    assert_eq!(f::plans_kept(&device), 1);
+    // Threads that make and forget at once.
+    std::thread::scope(|scope| {
+        (0..4).for_each(|thread| {
+            scope.spawn(move || (0..200).for_each(|i| call(1 + thread * 100 + i).expect("computes")));
+        });
+    });
+    assert!(f::plans_kept(&device) <= f::MOST_PLANS);
+    f::clear(&device);
+    assert_eq!(f::plans_kept(&device), 0);
+    Ok(())
+}

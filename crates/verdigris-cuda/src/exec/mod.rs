@@ -7,6 +7,7 @@
 //!
 //! Every allocation, compilation and query happens while loading; executing does none.
 
+mod marks;
 mod run;
 #[cfg(test)]
 mod tests;
@@ -31,6 +32,7 @@ use crate::memory::Pool;
 use crate::stream::Stream;
 use crate::tensor_map::{self, MapError};
 
+use marks::Constants;
 pub use run::{Bindings, LoadedProgram};
 
 /// Most bytes of parameters: what every driver that we run on takes.
@@ -58,6 +60,7 @@ impl Loader {
             spec: spec.to_owned(),
             arch: properties.arch_key(),
             driver_version: properties.driver_version,
+            driver_release: self.cache.context().driver().release().to_owned(),
             ptx_isa: properties.ptx_isa,
             options: self.options,
         }
@@ -139,7 +142,7 @@ impl Loader {
             scratch_offsets,
             workspace_bytes,
             constant_offsets,
-            constants: self.pool.alloc_from(stream, &packed)?,
+            constants: Constants::new(self.pool.alloc_from(stream, &packed)?),
         })
     }
 }

@@ -7,11 +7,12 @@ use verdigris_kir::ir::Ty;
 use verdigris_kir::program::{Address, Base, SCRATCH_ALIGNMENT_BYTES};
 use verdigris_tensor::{BindingError, BindingRule};
 
+use super::marks::Constants;
 use super::{LoadedLaunch, LoadedStep, MAX_PARAMETER_BYTES, NumberNeed, Patch, SlotNeed};
 use crate::error::Error;
 use crate::kernels::{LoadReport, LoadedKernel};
 use crate::launch::{LaunchConfig, LaunchError, Parameters};
-use crate::memory::{self, DeviceBuffer, DeviceSlice};
+use crate::memory::{self, DeviceSlice};
 use crate::stream::Stream;
 use crate::tensor_map;
 
@@ -29,7 +30,8 @@ pub struct Bindings<'a> {
 }
 
 /// A program on a device: kernels and constants are there. Immutable: it can be executed from several threads and streams at once, each
-/// with a workspace of its own. Drop it only when the device is done with it.
+/// with a workspace of its own. Its constants are freed behind what was submitted before it is dropped, on whichever streams; a graph that was captured
+/// of it may be launched as long as it lives.
 #[derive(Debug)]
 pub struct LoadedProgram {
     pub(super) steps: Vec<LoadedStep>,
@@ -42,7 +44,7 @@ pub struct LoadedProgram {
     pub(super) workspace_bytes: u64,
     pub(super) constant_offsets: Vec<u64>,
     /// All constants, one after the other.
-    pub(super) constants: DeviceBuffer,
+    pub(super) constants: Constants,
 }
 
 /// Room for the parameters of one launch, aligned as the strictest of them.
@@ -101,7 +103,7 @@ impl LoadedProgram {
     /// [`Error::Binding`], [`Error::ContextMismatch`], [`Error::Driver`].
     pub fn execute(&self, stream: &Stream, bindings: &Bindings<'_>) -> Result<(), Error> {
         let context = stream.context();
-        if self.constants.context() != context {
+        if self.constants.buffer().context() != context {
             return Err(Error::ContextMismatch { what: "executing a program", left: "program", right: "stream" });
         }
         self.guard(bindings)?;
@@ -110,6 +112,11 @@ impl LoadedProgram {
         }
         // One entry for all steps: each then finds the context current.
         let _current = context.enter()?;
+        self.constants.read_by(stream, || self.submit_all(stream, bindings))
+    }
+
+    /// Submits every step, of bindings that were checked.
+    fn submit_all(&self, stream: &Stream, bindings: &Bindings<'_>) -> Result<(), Error> {
         let mut block = Block(MaybeUninit::uninit());
         for step in &self.steps {
             match step {
@@ -241,7 +248,7 @@ impl LoadedProgram {
         let start = match address.base {
             Base::Buffer(slot) => bindings.buffers[slot].address(),
             Base::Scratch(index) => bindings.workspace.address() + self.scratch_offsets[index],
-            Base::Constant(index) => self.constants.address() + self.constant_offsets[index],
+            Base::Constant(index) => self.constants.buffer().address() + self.constant_offsets[index],
         };
         start + address.offset_bytes
     }

@@ -6,7 +6,7 @@ use verdigris_kir::execution::{GridFunction, HostValue, Known, TensorList};
 use verdigris_kir::face::{Header, build};
 use verdigris_kir::ir::Target;
 use verdigris_kir::params::{AtExecution, HostNumber, Source, Value, ValueOf, Write};
-use verdigris_kir::program::{Address, KernelRef, Launch, Program};
+use verdigris_kir::program::{Address, Base, KernelRef, Launch, Program, Step};
 use verdigris_kir::tile::list::{ENTRIES_OF_A_LAUNCH, List, add_list};
 use verdigris_tensor::{BindingError, BindingRule};
 
@@ -182,4 +182,71 @@ fn the_table_of_a_list_is_carried_by_launches() {
     let odd = [tensor(1), memory.slice().part(4, 4).expect("within")];
     assert_eq!(refused(&[&odd]).0, BindingRule::Alignment);
     assert_eq!(fake::launches(), []);
+}
+
+/// Carries a constant into a buffer.
+fn constant() -> Program {
+    let mut program = Program { buffer_alignment_bytes: vec![1], constants: vec![vec![7; 64]], ..Program::default() };
+    let from = Address { base: Base::Constant(0), offset_bytes: 0 };
+    program.steps.push(Step::Copy { to: Address::buffer(0), from, bytes: 64 });
+    program
+}
+
+#[test]
+fn constants_are_freed_behind_every_stream_that_reads_them() {
+    use fake::Ordered::{Freed, Recorded, Waited};
+    let name = |stream: &Stream| stream.raw().addr();
+    let run = |loaded: &LoadedProgram, stream: &Stream, y: &DeviceBuffer| {
+        let bindings = Bindings { buffers: &[y.slice()], workspace: y.slice().part(0, 0).expect("nothing"), host_scalars: &[], lists: &[] };
+        loaded.execute(stream, &bindings).expect("executes");
+    };
+    let (loaded, context, home, pool) = load(&constant());
+    let y = pool.alloc(&home, 64).expect("allocates");
+    fake::ordered();
+    // On the stream that frees, its order is enough.
+    run(&loaded, &home, &y);
+    assert_eq!(fake::ordered(), []);
+    let others = [Stream::new(&context).expect("a stream"), Stream::new(&context).expect("a stream")];
+    run(&loaded, &others[0], &y);
+    run(&loaded, &others[1], &y);
+    run(&loaded, &others[0], &y);
+    let order = fake::ordered();
+    let [Recorded { event: first, stream: a }, Recorded { event: second, stream: b }, again] = order[..] else { panic!("{order:?}") };
+    assert_eq!((a, b), (name(&others[0]), name(&others[1])));
+    assert_eq!(again, Recorded { event: first, stream: a }, "one event a stream, recorded anew");
+    // What a graph records is no mark.
+    fake::set_capturing(true);
+    run(&loaded, &others[1], &y);
+    fake::set_capturing(false);
+    assert_eq!(fake::ordered(), []);
+    drop(loaded);
+    let stream = name(&home);
+    assert_eq!(fake::ordered(), [Waited { stream, event: first }, Waited { stream, event: second }, Freed { stream }]);
+
+    // Of many streams few marks are kept: the stream that frees waits for the others at once.
+    let (loaded, context, home, _pool) = load(&constant());
+    let stream = name(&home);
+    let many: Vec<Stream> = (0..40).map(|_| Stream::new(&context).expect("a stream")).collect();
+    many.iter().for_each(|stream| run(&loaded, stream, &y));
+    drop(loaded);
+    let order = fake::ordered();
+    let waited = |event: usize| order.iter().position(|done| *done == Waited { stream, event });
+    for (place, recorded) in order.iter().enumerate() {
+        if let Recorded { event, .. } = recorded {
+            // An event's place may be another one's later.
+            assert!(waited(*event).is_some_and(|waited| waited > place || order[place..].contains(&Waited { stream, event: *event })));
+        }
+    }
+    let freed = order.iter().position(|done| *done == Freed { stream }).expect("freed");
+    assert_eq!((order.len(), freed), (81, 80));
+
+    // A stream that captures can neither wait nor free: what is there stays.
+    let (loaded, _context, home, _pool) = load(&constant());
+    run(&loaded, &many[0], &y);
+    fake::ordered();
+    fake::set_capturing(true);
+    drop(loaded);
+    fake::set_capturing(false);
+    assert_eq!(fake::ordered(), []);
+    drop((home, y));
 }

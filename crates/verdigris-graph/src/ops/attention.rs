@@ -588,7 +588,7 @@ impl Operation for Attention {
         check_result(op, graph, dims, self.o, self.log_sum_exp)
     }
 
-    /// One backward op, from the result and the log-sum-exp; both are formed again where the forward op does not write the latter.
+    /// One backward op, from the result and the log-sum-exp; both are formed again where the forward op does not write the latter, or not wide enough.
     fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error> {
         let read = self.read();
         let Some(wanted) = read.floats().find(|&uid| at.wants(uid)) else { return Ok(()) };
@@ -606,9 +606,10 @@ impl Operation for Attention {
         if let Some(slopes) = self.slopes.filter(|&slopes| at.wants(slopes)) {
             return at.refuse(slopes, "the slopes of attention are no variables");
         }
+        let compute = at.graph.compute_of(&at.name, &read.floats().collect::<Vec<_>>())?;
         let (o, log_sum_exp) = match self.log_sum_exp {
-            Some(log_sum_exp) => (self.o, log_sum_exp),
-            None => {
+            Some(log_sum_exp) if at.keeps(log_sum_exp, compute)? => (self.o, log_sum_exp),
+            _ => {
                 let name = at.named("forward");
                 let made = at.graph.attention(&name, self.clone())?;
                 (made.o, made.log_sum_exp)

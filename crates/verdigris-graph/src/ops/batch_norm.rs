@@ -268,10 +268,8 @@ impl Operation for BatchNorm {
         }
         let Some(dy) = at.of(self.y) else { return Ok(()) };
         let compute = at.graph.compute_of(&at.name, &self.inputs().collect::<Vec<_>>())?;
-        let is_wide =
-            |at: &Backward<'_>, uid: Uid| at.tensor(uid).is_ok_and(|tensor| tensor.dtype == compute || tensor.dtype == DType::F64);
         let (mean, inv) = match (self.mean, self.inv) {
-            (Some(mean), Some(inv)) if is_wide(at, mean) && is_wide(at, inv) => (mean, inv),
+            (Some(mean), Some(inv)) if at.keeps(mean, compute)? && at.keeps(inv, compute)? => (mean, inv),
             _ => {
                 let name = at.named("statistics");
                 let (mean, m2) = at.graph.batch_norm_statistics(&name, self.x)?;

@@ -108,6 +108,19 @@ impl Precision {
             Precision::I32 => (!both(|d| matches!(d, DType::I8 | DType::U8))).then_some("i32 sums take i8 and u8 operands"),
         }
     }
+
+    /// Whether an fp8 operand may have a factor for each block.
+    pub(crate) fn check_block_scales(self, op: &str) -> Result<(), Error> {
+        if self != Precision::Fp8Fast {
+            return Ok(());
+        }
+        Err(Error::Attribute {
+            op: op.to_owned(),
+            attribute: "precision",
+            value: "fp8_fast".to_owned(),
+            rule: "block scales are applied where partial sums are promoted: fp8_promoted, fp32 or ieee",
+        })
+    }
 }
 
 /// The dequantization factor of an fp8 operand: an f32 tensor.
@@ -211,7 +224,7 @@ impl Operation for Matmul {
                 AttributeSpec::new(
                     "precision",
                     "`f64 ieee fp32 tf32 f16 fp8_fast fp8_promoted i32`",
-                    "it takes the types of A and B",
+                    "it takes the types of A and B; no `block` with `fp8_fast`",
                     "\"i32\"",
                 ),
             ],
@@ -262,6 +275,9 @@ impl Operation for Matmul {
         for (scale, outer, operand) in [(self.scale_a, a_outer, a), (self.scale_b, b_outer, b)] {
             if let Some(scale) = scale {
                 check_scale(graph, op, scale, operand, outer, k, batch)?;
+                if scale.block.is_some() {
+                    self.precision.check_block_scales(op)?;
+                }
             }
         }
         Ok(())

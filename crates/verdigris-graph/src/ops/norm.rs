@@ -268,9 +268,10 @@ impl Operation for Normalize {
             (Some(_), Some(sum)) if at.is_exact(sum, x)? => Ok(sum),
             (Some(residual), _) => at.binary(BinaryOp::Add, x, residual),
         };
+        let compute = at.graph.compute_of(&at.name, &[Some(x), residual, scale, bias].into_iter().flatten().collect::<Vec<_>>())?;
         // Statistics that are stored as arithmetic had them are read; others are made again, out of what the backward op holds anyway.
         let kept = |at: &Backward<'_>, statistic: Option<Uid>| match statistic {
-            Some(uid) if !at.tensor(uid)?.is_virtual && at.is_exact(uid, x)? => Ok::<_, Error>(Some(uid)),
+            Some(uid) if !at.tensor(uid)?.is_virtual && at.keeps(uid, compute)? => Ok::<_, Error>(Some(uid)),
             _ => Ok(None),
         };
         if let Some(dy) = at.of(y) {

@@ -24,6 +24,7 @@ use crate::gradient::Backward;
 use crate::graph::Graph;
 use crate::op::{Operation, Role};
 use crate::ops::pointwise::{BinaryOp, UnaryOp};
+use crate::ops::scan::ScanOp;
 use crate::spec::{AttributeSpec, Form, Method, OpSpec, OperandSpec};
 use crate::tensor::{TensorDesc, Uid};
 use crate::validate::{attribute, axis, data, same_dims};
@@ -126,7 +127,7 @@ impl Operation for Reduction {
                 AttributeSpec::new("axes", "list", "at least one, ascending, axes of `x`", "[2, 0]"),
             ],
             shape: "those of `x` with 1 at each axis",
-            gradient: "`dy · ∂y/∂x`; extrema share among equals, a product gives the product of the others, a norm of 0 gives 0",
+            gradient: "`dy · ∂y/∂x`; extrema share among equals, a product gives the product of the others (of those before times of those behind), a norm of 0 gives 0",
             methods: &[Method::new("reduction", "f: str, x: Uid, axes: Sequence[int], *, name: str = \"reduce\"")],
         }],
     };
@@ -188,22 +189,41 @@ impl Operation for Reduction {
                 let share = at.binary(BinaryOp::Div, dy, divisor)?;
                 at.mul(x, share)?
             }
-            ReductionOp::Mul | ReductionOp::MulNoZeros => {
-                let product = result(at, ReductionOp::MulNoZeros)?;
+            ReductionOp::Mul => {
+                let others = self.others(at, x)?;
+                at.mul(others, dy)?
+            }
+            ReductionOp::MulNoZeros => {
+                // A zero counts as a 1 that stays one.
                 let is_zero = at.unary(UnaryOp::Not, x)?;
-                let divisor = at.binary(BinaryOp::Add, x, is_zero)?;
-                let others = at.binary(BinaryOp::Div, product, divisor)?;
-                let counts = if self.f == ReductionOp::Mul {
-                    let zeros = at.graph.reduction(&at.name, ReductionOp::Add, is_zero, &self.axes)?;
-                    let other_zeros = at.binary(BinaryOp::Sub, zeros, is_zero)?;
-                    at.unary(UnaryOp::Not, other_zeros)?
-                } else {
-                    at.unary(UnaryOp::Not, is_zero)?
-                };
+                let counted = at.binary(BinaryOp::Add, x, is_zero)?;
+                let others = self.others(at, counted)?;
+                let counts = at.unary(UnaryOp::Not, is_zero)?;
                 let slope = at.mul(others, counts)?;
                 at.mul(slope, dy)?
             }
         };
         at.give(x, dx)
+    }
+}
+
+impl Reduction {
+    /// Of each element the product of the others: of those before it times of those behind it, one axis after the other, so that nothing is divided. It
+    /// leaves the range of the arithmetic no sooner than these products do.
+    fn others(&self, at: &mut Backward<'_>, x: Uid) -> Result<Uid, Error> {
+        let (mut factors, mut others) = (x, None);
+        for &axis in &self.axes {
+            let before = at.graph.scan(&at.name, ScanOp::Mul, factors, axis, true, false)?;
+            let behind = at.graph.scan(&at.name, ScanOp::Mul, factors, axis, true, true)?;
+            let along = at.mul(before, behind)?;
+            others = Some(match others {
+                Some(others) => at.mul(others, along)?,
+                None => along,
+            });
+            if Some(&axis) != self.axes.last() {
+                factors = at.graph.reduction(&at.name, ReductionOp::Mul, factors, &[axis])?;
+            }
+        }
+        Ok(others.unwrap_or(x))
     }
 }

@@ -329,22 +329,30 @@ impl Operation for CrossEntropy {
         self.spec.check(op, graph, self.logits, self.labels, self.loss, self.lse)
     }
 
-    /// The backward op for the loss; `dx = dlse · e^(x − lse)` for the log-sum-exp.
+    /// The backward op for the loss; `dx = dlse · e^(x − lse)` for the log-sum-exp. One that was not written wide enough is formed again.
     fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error> {
         let CrossEntropy { spec, logits, labels, loss, lse } = *self;
         if !at.wants(logits) {
             return Ok(());
         }
+        let compute = at.graph.compute_of(&at.name, &[logits])?;
+        let kept = match lse {
+            Some(lse) if at.keeps(lse, compute)? => Some(lse),
+            _ => None,
+        };
         if let Some(dloss) = at.of(loss) {
-            let back = CrossEntropyBackward { spec, logits, labels, dloss, lse, dlogits: logits };
+            let back = CrossEntropyBackward { spec, logits, labels, dloss, lse: kept, dlogits: logits };
             let dlogits = at.graph.cross_entropy_backward(&at.name, back)?;
             at.give(logits, dlogits)?;
         }
-        if let Some(lse) = lse
-            && let Some(dlse) = at.of(lse)
-        {
-            let below = at.binary(BinaryOp::Sub, logits, lse)?;
-            let share = at.unary(UnaryOp::Exp, below)?;
+        if let Some(dlse) = lse.and_then(|lse| at.of(lse)) {
+            let share = match kept {
+                Some(lse) => {
+                    let below = at.binary(BinaryOp::Sub, logits, lse)?;
+                    at.unary(UnaryOp::Exp, below)?
+                }
+                None => at.graph.softmax(&at.name, logits, spec.axis, false)?,
+            };
             let dlogits = at.mul(share, dlse)?;
             at.give(logits, dlogits)?;
         }

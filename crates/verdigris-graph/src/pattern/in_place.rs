@@ -10,7 +10,7 @@ use crate::problem::{Access, Problem};
 use crate::tensor::{TensorDesc, Uid};
 
 /// Which temporaries lie where another one does, by that one's uid: those that a part writes where it reads the other for the last time, each element before
-/// its own is written ([`Access::ReadInPlace`]). Of several behind each other the first one is named. `parts` run in their order.
+/// its own is written ([`crate::problem::Operand::gives_way_to`]). Of several behind each other the first one is named. `parts` run in their order.
 ///
 /// Maps, softmax and cross-entropy are asked, whose results are as large as what they read.
 ///
@@ -38,9 +38,7 @@ pub fn in_place(parts: &[Subgraph], temporaries: &[TensorDesc]) -> Result<BTreeM
             }
             let gives_way = |other: &&Uid| {
                 let is_last = lives.get(other).is_some_and(|live| live.0 < number && live.1 == number);
-                let is_read_before = |read| Access::ReadInPlace == read;
-                let is_same = of(**other).all(|read| is_read_before(read.access) && read.is_same_elements(written));
-                is_last && is_same && sizes.get(other) == Some(size) && !taken.contains(*other)
+                is_last && of(**other).all(|read| read.gives_way_to(written)) && sizes.get(other) == Some(size) && !taken.contains(*other)
             };
             if let Some(&other) = part.bindings.iter().find(gives_way) {
                 taken.insert(other);

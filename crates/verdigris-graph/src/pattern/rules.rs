@@ -207,7 +207,7 @@ const IN_EPILOGUE: Condition = Condition {
             Pointwise::Ternary { .. } | Pointwise::GenIndex { .. } | Pointwise::Random { .. } => false,
         };
         let types = operands(cut, site).map(|tensor| cut.web.tensor(tensor).dtype);
-        Ok(has_it && (computed == DType::F64 || Pointwise::compute_dtype(types) == computed))
+        Ok(has_it && Pointwise::compute_dtype(types) == computed)
     },
 };
 

@@ -469,11 +469,17 @@ impl ConvProblem {
     pub(super) fn buffers(&self) -> Result<Vec<Operand>, Error> {
         let outputs = self.outputs();
         let mut list = Vec::new();
+        let mut is_stored = false;
         for (i, (name, tensor, extents)) in self.tensors().into_iter().enumerate() {
             let layout = tensor.layout(extents).map_err(|source| Error::Layout { tensor: name.to_owned(), source })?;
             let access = match i {
-                _ if outputs.iter().any(|output| std::ptr::eq(*output, tensor)) => Access::Written,
+                _ if outputs.iter().any(|output| std::ptr::eq(*output, tensor)) => {
+                    is_stored = true;
+                    Access::Written
+                }
                 0 | 1 => Access::Read,
+                // Steps run in their order: what stands behind a store is read when that has been written.
+                _ if is_stored => Access::ReadBefore(self.result().slot),
                 _ => Access::ReadInPlace,
             };
             list.push(Operand { name, slot: tensor.slot, dtype: tensor.dtype, offset: 0, layout, access });
@@ -685,8 +691,13 @@ impl ConvProblem {
                 if is_output(other) {
                     return structure(name, "two outputs have two buffers");
                 }
-                if other != output || j < 2 {
-                    return structure(name, "an output may share its buffer only with an epilogue operand of the same type and strides");
+                // What an auxiliary output has written would be read by a step behind it.
+                let is_read_behind = j > i;
+                if other != output || j < 2 || is_read_behind {
+                    return structure(
+                        name,
+                        "an output may share its buffer only with an epilogue operand of the same type and strides, read before it is written",
+                    );
                 }
             }
         }

@@ -192,12 +192,18 @@ impl GemmProblem {
     /// What [`super::Problem::buffers`] says.
     pub(super) fn buffers(&self) -> Result<Vec<Operand>, Error> {
         let outputs = self.outputs();
+        let mut is_stored = false;
         let operand = |(name, matrix, rows, columns): (&'static str, &Matrix, u64, u64)| {
             let layout = matrix.layout(&self.batch, rows, columns).map_err(|source| Error::Layout { tensor: name.to_owned(), source })?;
             let access = match name {
-                _ if outputs.iter().any(|output| std::ptr::eq(*output, matrix)) => Access::Written,
+                _ if outputs.iter().any(|output| std::ptr::eq(*output, matrix)) => {
+                    is_stored = true;
+                    Access::Written
+                }
                 // Operands of the sum are read by tiles that other tiles' results do not wait for.
                 "a" | "b" | "scale_a" | "scale_b" => Access::Read,
+                // Steps run in their order: what stands behind a store is read when that has been written.
+                _ if is_stored => Access::ReadBefore(self.d.slot),
                 _ => Access::ReadInPlace,
             };
             Ok(Operand { name, slot: matrix.slot, dtype: matrix.dtype, offset: 0, layout, access })
@@ -386,14 +392,7 @@ impl GemmProblem {
                     let rule = "operand scales are f32";
                     return Err(Error::DType { op: op(), tensor: name.to_owned(), got: factors.dtype, rule });
                 }
-                if self.precision == Precision::Fp8Fast {
-                    return Err(Error::Attribute {
-                        op: op(),
-                        attribute: "precision",
-                        value: "fp8_fast".to_owned(),
-                        rule: "block scales are applied where partial sums are promoted: fp8_promoted, fp32 or ieee",
-                    });
-                }
+                self.precision.check_block_scales("gemm")?;
             }
         }
         let (m, n) = (self.m, self.n);
@@ -460,10 +459,12 @@ impl GemmProblem {
                 if is_output(other) {
                     return structure(name, "two outputs have two buffers");
                 }
-                if other != output || j < 2 {
+                // What an auxiliary output has written would be read by a step behind it.
+                let is_read_behind = j > i;
+                if other != output || j < 2 || is_read_behind {
                     return structure(
                         name,
-                        "an output may share its buffer only with C or an epilogue operand of the same type and strides",
+                        "an output may share its buffer only with C or an epilogue operand of the same type and strides, read before it is written",
                     );
                 }
             }

@@ -93,6 +93,8 @@ pub enum Access {
     /// Read, each element by what computes the output's element of the same index, and before that is written: an output of the same
     /// elements may lie in its place.
     ReadInPlace,
+    /// As [`Access::ReadInPlace`], for the output of this slot alone: others are written earlier than this is read.
+    ReadBefore(Slot),
     /// Written.
     Written,
 }
@@ -126,6 +128,16 @@ impl Operand {
     /// Whether two operands are the same elements, index by index, where their buffers begin at one address.
     pub fn is_same_elements(&self, other: &Operand) -> bool {
         (self.dtype, self.offset, &self.layout) == (other.dtype, other.offset, &other.layout)
+    }
+
+    /// Whether an output of the same problem may lie in the place of this operand: the same elements, each read before its own is written.
+    pub fn gives_way_to(&self, output: &Operand) -> bool {
+        let is_read_before = match self.access {
+            Access::ReadInPlace => true,
+            Access::ReadBefore(slot) => slot == output.slot,
+            Access::Read | Access::Written => false,
+        };
+        is_read_before && output.access == Access::Written && self.is_same_elements(output)
     }
 }
 

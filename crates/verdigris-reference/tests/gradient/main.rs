@@ -390,6 +390,11 @@ fn reductions_at_zeros_and_ties() {
     };
     assert_eq!(gradient(ReductionOp::Mul, [2.0, 0.0, 3.0, 0.0, 5.0, 0.0]), [0.0, 6.0, 0.0, 0.0, 0.0, 0.0]);
     assert_eq!(gradient(ReductionOp::MulNoZeros, [2.0, 0.0, 3.0, 0.0, 5.0, 0.0]), [3.0, 0.0, 2.0, 0.0, 10.0, 0.0]);
+    // What the others make lies within the range of f64, and what all of them make does not.
+    let wanted = [1e-150 * 1e-100, 1e-200 * 1e-100, 0.0, 10.0 * (1e150 * 1e100), 10.0 * (1e200 * 1e100), f64::INFINITY];
+    for f in [ReductionOp::Mul, ReductionOp::MulNoZeros] {
+        assert_eq!(gradient(f, [1e-200, 1e-150, 1e-100, 1e200, 1e150, 1e100]), wanted);
+    }
     assert_eq!(gradient(ReductionOp::Max, [2.0, 7.0, 7.0, 1.0, 1.0, 0.0]), [0.0, 0.5, 0.5, 5.0, 5.0, 0.0]);
     assert_eq!(gradient(ReductionOp::Amax, [-7.0, 7.0, 3.0, 1.0, -2.0, 0.0]), [-0.5, 0.5, 0.0, 0.0, -10.0, 0.0]);
     let norm = gradient(ReductionOp::Norm2, [3.0, 0.0, 4.0, 0.0, 0.0, 0.0]).into_iter().zip([0.6, 0.0, 0.8, 0.0, 0.0, 0.0]);

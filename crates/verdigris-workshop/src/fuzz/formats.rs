@@ -290,7 +290,15 @@ const PACK_BLOCK_ROW_BYTES: usize = 48;
 
 fn key(spec: &str) -> CacheKey {
     let options = CompileOptions::default();
-    CacheKey { source_hash: [7; 32], spec: spec.to_owned(), arch: "cc 9.0".to_owned(), driver_version: 13_020, ptx_isa: Isa::V9_0, options }
+    CacheKey {
+        source_hash: [7; 32],
+        spec: spec.to_owned(),
+        arch: "cc 9.0".to_owned(),
+        driver_version: 13_020,
+        driver_release: "580.159.04".to_owned(),
+        ptx_isa: Isa::V9_0,
+        options,
+    }
 }
 
 fn packs() -> Vec<Vec<u8>> {

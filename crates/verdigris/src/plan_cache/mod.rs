@@ -22,12 +22,12 @@ mod shipped;
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use verdigris_cuda::trust::{self, Distrust};
 use verdigris_engines::engine::{Engine, Knobs};
@@ -170,6 +170,8 @@ struct State {
     seen: Option<Stamp>,
     /// Lines with choices in it.
     lines: usize,
+    /// Lines that are to be added to it.
+    unwritten: Vec<String>,
 }
 
 /// What tells one state of a file from another: its length and when it was changed.
@@ -271,42 +273,54 @@ impl PlanCache {
         best.map(|(answer, with_another_driver)| (answer, Found::Shipped { with_another_driver }))
     }
 
-    /// Keeps a choice, on disk before this returns.
+    /// Keeps a choice, on disk before this returns. Whoever asks meanwhile does not wait for the disk, nor for other processes.
     ///
     /// # Errors
-    /// A file that cannot be written; the choice is kept in memory nevertheless.
+    /// A file that cannot be written, or that another process has locked for seconds; the choice is kept in memory nevertheless, and is written with
+    /// the next one, or at the end.
     pub fn keep(&self, question: &Question, answer: &Answer) -> Result<(), PlanCacheError> {
         let fields = question.fields();
         let line = line_of(&fields, answer);
         let mut state = self.state();
         state.answers.insert(fields, answer.clone());
         let Some(path) = &self.path else { return Ok(()) };
-        let at = |doing| move |source| PlanCacheError { path: path.clone(), doing, source };
+        state.unwritten.push(line);
+        drop(state);
+        self.write(path)
+    }
+
+    /// Adds what is not in the file yet.
+    fn write(&self, path: &Path) -> Result<(), PlanCacheError> {
+        let at = |doing| move |source| PlanCacheError { path: path.to_owned(), doing, source };
         if let Some(folder) = path.parent() {
             create_folder(folder).map_err(at("making its folder"))?;
         }
         let lock = lock(path).map_err(at("locking it"))?;
+        // Another thread may have written them all.
+        let (lines, seen) = {
+            let mut state = self.state();
+            (std::mem::take(&mut state.unwritten), state.seen)
+        };
+        if lines.is_empty() {
+            return Ok(());
+        }
         // What others have written meanwhile is not read for the sake of a line.
-        let is_ours = self.stamp() == state.seen;
-        let mut file = private(OpenOptions::new().create(true).append(true).read(true)).open(path).map_err(at("opening it"))?;
-        trust::judge(path, &file).map_err(at("trusting it"))?;
-        // One who was killed while writing may have left a line without its end.
-        let mut text = Vec::new();
-        if file.seek(SeekFrom::End(0)).map_err(at("reading it"))? > 0 {
-            let mut last = [0];
-            file.seek(SeekFrom::End(-1)).and_then(|_| file.read_exact(&mut last)).map_err(at("reading it"))?;
-            if last != *b"\n" {
-                text.push(b'\n');
-            }
+        let is_ours = self.stamp() == seen;
+        if let Err((doing, source)) = append(path, &lines) {
+            let mut state = self.state();
+            state.unwritten.splice(..0, lines);
+            return Err(at(doing)(source));
         }
-        text.extend_from_slice(line.as_bytes());
-        file.write_all(&text).and_then(|()| file.sync_data()).map_err(at("writing to it"))?;
-        state.lines += 1;
-        if is_ours {
-            state.seen = self.stamp();
+        let stamp = self.stamp();
+        let mut state = self.state();
+        state.lines += lines.len();
+        if is_ours && state.seen == seen {
+            state.seen = stamp;
         }
-        if lock.is_some() && state.lines > 2 * state.answers.len() + SPARE_LINES {
-            self.rewrite(path, &mut state)?;
+        let is_long = state.lines > 2 * state.answers.len() + SPARE_LINES;
+        drop(state);
+        if lock.is_some() && is_long {
+            self.rewrite(path)?;
         }
         Ok(())
     }
@@ -318,20 +332,19 @@ impl PlanCache {
     /// # Errors
     /// A file that cannot be read or written; the old one stays as it was.
     pub fn compact(&self) -> Result<Option<Compaction>, PlanCacheError> {
-        let mut state = self.state();
         let Some(path) = self.path.as_deref().filter(|path| path.exists()) else { return Ok(None) };
         let at = |doing| move |source| PlanCacheError { path: path.to_owned(), doing, source };
         match lock(path).map_err(at("locking it"))? {
-            Some(_lock) => self.rewrite(path, &mut state).map(Some),
+            Some(_lock) => self.rewrite(path).map(Some),
             None => Ok(None),
         }
     }
 
     /// As [`PlanCache::compact`], with the lock held.
-    fn rewrite(&self, path: &Path, state: &mut State) -> Result<Compaction, PlanCacheError> {
+    fn rewrite(&self, path: &Path) -> Result<Compaction, PlanCacheError> {
         let at = |doing| move |source| PlanCacheError { path: path.to_owned(), doing, source };
         // What other processes added is in the file alone.
-        self.read(state)?;
+        self.read(&mut self.state())?;
         let bytes = fs::read(path).map_err(at("reading it"))?;
         let text = String::from_utf8_lossy(&bytes);
         let mut done = Compaction { kept: 0, dropped: 0 };
@@ -372,7 +385,7 @@ impl PlanCache {
         file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(at("writing it anew"))?;
         drop(file);
         fs::rename(&beside, path).map_err(at("putting the new one in its place"))?;
-        self.read(state)?;
+        self.read(&mut self.state())?;
         Ok(done)
     }
 
@@ -414,6 +427,35 @@ impl PlanCache {
     }
 }
 
+impl Drop for PlanCache {
+    /// Tries once more to write what could not be written.
+    fn drop(&mut self) {
+        let is_whole = self.state.get_mut().unwrap_or_else(PoisonError::into_inner).unwritten.is_empty();
+        if let Some(path) = self.path.clone().filter(|_| !is_whole) {
+            // Whoever kept the choice was told.
+            let _ = self.write(&path);
+        }
+    }
+}
+
+/// Adds lines to a file, in one write, and sees them on the disk; else what was being done.
+fn append(path: &Path, lines: &[String]) -> Result<(), (&'static str, std::io::Error)> {
+    let at = |doing| move |source| (doing, source);
+    let mut file = private(OpenOptions::new().create(true).append(true).read(true)).open(path).map_err(at("opening it"))?;
+    trust::judge(path, &file).map_err(at("trusting it"))?;
+    // One who was killed while writing may have left a line without its end.
+    let mut text = Vec::new();
+    if file.seek(SeekFrom::End(0)).map_err(at("reading it"))? > 0 {
+        let mut last = [0];
+        file.seek(SeekFrom::End(-1)).and_then(|_| file.read_exact(&mut last)).map_err(at("reading it"))?;
+        if last != *b"\n" {
+            text.push(b'\n');
+        }
+    }
+    lines.iter().for_each(|line| text.extend_from_slice(line.as_bytes()));
+    file.write_all(&text).and_then(|()| file.sync_data()).map_err(at("writing to it"))
+}
+
 /// Where the lines of each problem stand.
 fn lines_by_problem(text: &str) -> HashMap<String, Vec<Range<usize>>> {
     let mut lines: HashMap<String, Vec<Range<usize>>> = HashMap::new();
@@ -452,16 +494,34 @@ fn create_folder(path: &Path) -> std::io::Result<()> {
     fs::create_dir_all(path)
 }
 
+/// The longest that is waited for another process, which holds a lock while it writes a line, or a file of some hundred kilobytes.
+const LONGEST_LOCK: Duration = Duration::from_secs(2);
+
 /// A lock beside the file, held until it is dropped. A file system without locks goes without: a line is one write.
 pub(crate) fn lock(path: &Path) -> std::io::Result<Option<File>> {
     let mut name = path.as_os_str().to_owned();
     name.push(".lock");
-    let file = private(OpenOptions::new().create(true).append(true)).open(PathBuf::from(name))?;
-    match file.lock() {
-        Ok(()) => Ok(Some(file)),
-        Err(error) if error.kind() == std::io::ErrorKind::Unsupported => Ok(None),
-        Err(error) => Err(error),
+    let name = PathBuf::from(name);
+    let file = private(OpenOptions::new().create(true).append(true)).open(&name)?;
+    let until = Instant::now() + LONGEST_LOCK;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(Some(file)),
+            Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(Duration::from_millis(2)),
+            Err(TryLockError::WouldBlock) => {
+                let held = format!("another process has held {} for {} seconds", name.display(), LONGEST_LOCK.as_secs());
+                return Err(std::io::Error::new(std::io::ErrorKind::TimedOut, held));
+            }
+            Err(TryLockError::Error(error)) if has_no_locks(&error) => return Ok(None),
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
     }
+}
+
+/// Whether the file system says that it has no locks, or none left to give: `ENOLCK`, as of a network without the service.
+fn has_no_locks(error: &std::io::Error) -> bool {
+    const ENOLCK: i32 = if cfg!(target_os = "macos") { 77 } else { 37 };
+    error.kind() == std::io::ErrorKind::Unsupported || (cfg!(unix) && error.raw_os_error() == Some(ENOLCK))
 }
 
 /// A line, its end included.
@@ -608,6 +668,44 @@ mod tests {
         let cache = open(&path);
         assert!((1..=40).all(|m| found(&cache, m).is_some()));
         assert_eq!(cache.damaged(), []);
+    }
+
+    #[test]
+    fn a_lock_that_is_held_for_long_holds_up_nobody_who_asks_and_loses_nothing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("plans.txt");
+        let cache = open(&path);
+        cache.keep(&question(1), &answer(1)).expect("writes");
+        let held = lock(&path).expect("locks").expect("this file system has locks");
+        std::thread::scope(|scope| {
+            let keeping = scope.spawn(|| cache.keep(&question(2), &answer(2)));
+            while found(&cache, 2).is_none() && !keeping.is_finished() {
+                std::thread::yield_now();
+            }
+            assert!(!keeping.is_finished(), "it waits for the lock");
+            let begun = Instant::now();
+            assert_eq!((found(&cache, 1), found(&cache, 3)), (Some(answer(1)), None));
+            assert!(begun.elapsed() < LONGEST_LOCK / 4 && !keeping.is_finished());
+            let error = keeping.join().expect("no panic").expect_err("the lock is held");
+            assert_eq!((error.doing, error.source.kind()), ("locking it", std::io::ErrorKind::TimedOut), "{error}");
+        });
+        assert_eq!((found(&cache, 2), found(&open(&path), 2)), (Some(answer(2)), None));
+        drop(held);
+        // With the next one, or at the end.
+        cache.keep(&question(3), &answer(3)).expect("writes");
+        assert_eq!([1, 2, 3].map(|m| found(&open(&path), m)), [1, 2, 3].map(|tile| Some(answer(tile))));
+        let held = lock(&path).expect("locks");
+        cache.keep(&question(4), &answer(4)).expect_err("the lock is held");
+        drop(held);
+        drop(cache);
+        assert_eq!(found(&open(&path), 4), Some(answer(4)));
+    }
+
+    #[test]
+    fn a_file_system_without_locks_goes_without() {
+        let no_locks = std::io::Error::from_raw_os_error(37);
+        assert_eq!(has_no_locks(&no_locks), cfg!(target_os = "linux"));
+        assert!(has_no_locks(&std::io::ErrorKind::Unsupported.into()) && !has_no_locks(&std::io::ErrorKind::PermissionDenied.into()));
     }
 
     #[test]

@@ -35,9 +35,11 @@ fn unary(at: &mut Backward<'_>, f: UnaryOp, x: Uid, y: Uid, u: Uid) -> Result<Op
         UnaryOp::Neg => return at.unary(UnaryOp::Neg, u).map(Some),
         UnaryOp::Affine { scale, .. } => return at.scale(u, scale.0).map(Some),
         f if f.is_activation() => {
-            // What is positive before is positive after, so that a result that is stored serves in the place of an argument that is not.
+            // What is positive before is positive after, so that a result that is stored serves in the place of an argument that is not, unless its
+            // type has small numbers of the argument as 0.
             let keeps_sign = matches!(f, UnaryOp::Relu) || matches!(f, UnaryOp::LeakyRelu { slope } if slope.0 > 0.0);
-            let argument = if keeps_sign && at.tensor(x)?.is_virtual && !at.tensor(y)?.is_virtual { y } else { x };
+            let serves = keeps_sign && at.tensor(x)?.is_virtual && !at.tensor(y)?.is_virtual && at.keeps_sign(y, x)?;
+            let argument = if serves { y } else { x };
             return at.binary(BinaryOp::Backward(f), u, argument).map(Some);
         }
         UnaryOp::Log => return at.binary(BinaryOp::Div, u, x).map(Some),
