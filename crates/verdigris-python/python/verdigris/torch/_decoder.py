@@ -161,7 +161,8 @@ class _Projections(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, cos, sin, counts, elements, *parameters):
         made = _ops.linear(x, weight, bias, "").unflatten(-1, (-1, elements))
-        ctx.save_for_backward(x, weight, bias, cos, sin)
+        # The parameters with them, which an optimizer writes: the packed weight is their memory, but counts no versions of theirs.
+        ctx.save_for_backward(x, weight, bias, cos, sin, *parameters)
         ctx.counts, ctx.policy = counts, _ops._current_policy()
         q, k, v = _turned(made, cos, sin, counts)
         # Whoever keeps the values is not to keep all of the product.
@@ -171,7 +172,7 @@ class _Projections(torch.autograd.Function):
     def backward(ctx, dq, dk, dv):
         if torch.is_grad_enabled():
             raise UnsupportedError("the gradient of packed projections has no gradient; convert with `skip` the attention that needs one")
-        x, weight, bias, cos, sin = ctx.saved_tensors
+        x, weight, bias, cos, sin, *_ = ctx.saved_tensors
         turn = lambda dy: dy if cos is None else rotary.again(ctx.policy, dy, cos, sin, "gradient=1")
         dy = torch.cat((turn(dq), turn(dk), dv), dim=2).flatten(2)
         count = len(ctx.counts)
