@@ -940,7 +940,7 @@ def scaled_dot_product_attention(
     a captured CUDA graph anew in every replay. What `torch.compile` compiles is PyTorch's own attention where there is dropout and no state.
     """
     if dropout_p > 0.0 and state is None and torch.compiler.is_compiling():
-        return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return _their_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if attn_mask is not None and is_causal:
         raise GraphError("attn_mask with is_causal; one of both says which keys are attended")
     rank = query.dim()
@@ -978,6 +978,8 @@ def attention_of_heads(query, key, value, mask=None, is_causal=False, scale=None
 
 #: Of attention without factors of queries, keys and values.
 _NO_DESCALES = (None, None, None)
+#: PyTorch's own, whose name within `sdpa_kernel` is ours.
+_their_attention = torch.nn.functional.scaled_dot_product_attention
 
 
 def _descales(q, k, given):
