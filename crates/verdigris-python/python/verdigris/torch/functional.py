@@ -956,10 +956,11 @@ def scaled_dot_product_attention(
         if rank > 4 and attn_mask.dim() > 2:
             attn_mask = attn_mask.expand(*lead, *attn_mask.shape[-2:]).flatten(0, -4)
         elif rank == 3 and attn_mask.dim() == 3:
-            attn_mask = attn_mask.unsqueeze(1)
+            attn_mask = attn_mask.unsqueeze(0 if enable_gqa else 1)
         if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
             raise GraphError(f"attn_mask of {attn_mask.dtype}; it is of bool or added to the scores")
-    heads = (_in_heads(query), _in_heads(key), _in_heads(value))
+    # Of three dims the first is that of heads where heads are shared, and else whatever it is.
+    heads = [x.unsqueeze(0) if enable_gqa and rank == 3 else _in_heads(x) for x in (query, key, value)]
     o = attention_of_heads(*heads, attn_mask, is_causal, scale, dropout_p=dropout_p, state=state)
     return o if rank == 4 else o.reshape(*lead, *o.shape[-2:])
 
