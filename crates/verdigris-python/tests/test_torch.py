@@ -707,6 +707,30 @@ def test_plans_are_found_again():
 
 
 @pytest.mark.parametrize("call", ["conv", "transpose", "linear"])
+def test_plans_are_bounded_and_the_oldest_go():
+    vt.clear_plans()
+    loop = [torch.randn(1, 3, size, 5) for size in range(4, 12)]
+    sigmoid = [vt.sigmoid(x) for x in loop]
+    count = len(loop)
+    for size in range(1, _native.CALL_PLANS + 600):
+        vt.relu(torch.empty(size))
+        if size % 256 == 0:
+            # What a program goes on using stays, whichever thread found it.
+            for x in loop:
+                vt.sigmoid(x)
+        assert vt.plan_count() <= _native.CALL_PLANS
+    before = vt.plan_count()
+    assert before > _native.CALL_PLANS // 2
+    for x, want in zip(loop, sigmoid):
+        assert torch.equal(vt.sigmoid(x), want)
+    vt.relu(torch.empty(_native.CALL_PLANS + 500))
+    assert vt.plan_count() == before, "what was used lately is there"
+    y = vt.relu(torch.tensor([-1.0, 2.0]))
+    assert vt.plan_count() == before + 1 and y.tolist() == [0.0, 2.0], "what was used long ago is made again"
+    vt.clear_plans()
+    assert count and vt.plan_count() == 0
+
+
 @pytest.mark.parametrize("wanted", [(True, True, True), (True, True, False), (False, True, True), (True, False, True), (False, True, False)])
 def test_the_gradients_of_a_layer_are_one_plan(call, wanted):
     """Input, filter and bias in one native call: one plan more, and the bits that each has when it is computed alone."""

@@ -216,7 +216,7 @@ _NAMES = {dtype: name for name, dtype in _ops._WIDTHS.items()}
 def linear_add(x, weight, bias, addend):
     """`linear(x, weight, bias) + addend`, all of one type: the sum is a step of the product, and rounded once."""
     if torch.is_grad_enabled() and any(value is not None and value.requires_grad for value in (x, weight, bias, addend)):
-        return _LinearAdd.apply(x, weight, bias, addend)
+        return _ops.apply("linear_add", _LinearAdd, x, weight, bias, addend)
     return _sum(x, weight, bias, addend)
 
 
@@ -243,5 +243,5 @@ def projections(x, packed, bias, parameters, counts, elements, cos=None, sin=Non
     """Queries, keys and values of `x`, each `[batch, positions, heads, elements]`, by one product of weights that stand one behind the other in `packed`, and so `bias`;
     `counts` says how many heads each has. With cosines and sines of `[batch, positions, 1, elements]` queries and keys are turned by them."""
     if torch.is_grad_enabled() and any(value is not None and value.requires_grad for value in (x, *parameters)):
-        return _Projections.apply(x, packed, bias, cos, sin, counts, elements, *parameters)
+        return _ops.apply("projections", _Projections, x, packed, bias, cos, sin, counts, elements, *parameters)
     return _turned(_ops.linear(x, packed, bias, "").unflatten(-1, (-1, elements)), cos, sin, counts)

@@ -440,6 +440,7 @@ def elu(input, alpha=1.0, inplace=False):
 
 def softplus(input, beta=1.0, threshold=20.0):
     """`ln(1 + e^(beta * x)) / beta`, and `x` where `beta * x > threshold`."""
+    input = _ops.widened(input)
     return _ops.activation(input, f"f=softplus beta={float(beta)!r} threshold={float(threshold)!r}")
 
 
@@ -977,10 +978,10 @@ def attention_of_heads(query, key, value, mask=None, is_causal=False, scale=None
     return _ops.attention(query, key, value, mask, None, None, None, None, None, state, *_NO_DESCALES, words)[0]
 
 
-#: Of attention without factors of queries, keys and values.
-_NO_DESCALES = (None, None, None)
 #: PyTorch's own, whose name within `sdpa_kernel` is ours.
 _their_attention = torch.nn.functional.scaled_dot_product_attention
+#: Of attention without factors of queries, keys and values.
+_NO_DESCALES = (None, None, None)
 
 
 def _descales(q, k, given):
