@@ -62,6 +62,8 @@ pub(crate) struct Seen {
     pub(crate) layout: Layout,
     pub(crate) place: Place,
     pub(crate) read_only: bool,
+    /// The stream whose work so far has to be done before the memory is read or written; `None` where nothing is to be waited for.
+    pub(crate) behind: Option<u64>,
     /// Keeps the exported memory alive.
     _owner: Owner,
 }
@@ -139,9 +141,7 @@ impl Seen {
             }
             return Seen::from_tensor(&tensor, false, Owner::Object);
         }
-        if let Some(interface) = object.getattr_opt(intern!(py, "__cuda_array_interface__"))? {
-            return Seen::from_cuda_interface(&interface);
-        }
+        // First the protocol that is told our stream, so that the producer orders its work in front of ours.
         if object.hasattr(intern!(py, "__dlpack__"))? {
             let (device_type, _): (i32, i32) = object.call_method0(intern!(py, "__dlpack_device__"))?.extract()?;
             let exported = dlpack_capsule(object, (device_type == dlpack::CUDA).then_some(stream.unwrap_or(0)));
@@ -149,8 +149,11 @@ impl Seen {
                 Ok(capsule) => Seen::from_capsule(&capsule),
                 // Types that the producer's library has no code for.
                 Err(error) if device_type == dlpack::CPU => Seen::from_array_interface(object).and_then(|seen| seen.ok_or(error)),
-                Err(error) => Err(error),
+                Err(error) => Seen::from_cuda_interface(object).and_then(|seen| seen.ok_or(error)),
             };
+        }
+        if let Some(seen) = Seen::from_cuda_interface(object)? {
+            return Ok(seen);
         }
         match Seen::from_array_interface(object)? {
             Some(seen) => Ok(seen),
@@ -177,7 +180,7 @@ impl Seen {
         })?;
         // SAFETY: the producer keeps both lists alive with the tensor.
         let layout = unsafe { layout_of(tensor.dims(), tensor.strides()) }?;
-        Ok(Seen { address: tensor.address(), dtype, layout, place, read_only, _owner: owner })
+        Ok(Seen { address: tensor.address(), dtype, layout, place, read_only, behind: None, _owner: owner })
     }
 
     fn from_capsule(capsule: &Bound<'_, PyAny>) -> PyResult<Seen> {
@@ -216,13 +219,16 @@ impl Seen {
         }
     }
 
-    fn from_cuda_interface(interface: &Bound<'_, PyAny>) -> PyResult<Seen> {
+    fn from_cuda_interface(object: &Bound<'_, PyAny>) -> PyResult<Option<Seen>> {
+        let Some(interface) = object.getattr_opt(intern!(object.py(), "__cuda_array_interface__"))? else { return Ok(None) };
+        let interface = &interface;
         let (address, read_only) = interface_data(interface)?;
         let dtype = interface_dtype(interface)?;
         let layout = interface_layout(interface, dtype)?;
+        let behind = interface_stream(interface)?;
         // The protocol has no word for the device; the address does, where it is asked for.
         let place = Place::Cuda(crate::device::ordinal_of(address)?);
-        Ok(Seen { address, dtype, layout, place, read_only, _owner: Owner::Object })
+        Ok(Some(Seen { address, dtype, layout, place, read_only, behind, _owner: Owner::Object }))
     }
 
     fn from_array_interface(object: &Bound<'_, PyAny>) -> PyResult<Option<Seen>> {
@@ -238,7 +244,7 @@ impl Seen {
             _ => interface_dtype(&interface)?,
         };
         let layout = interface_layout(&interface, dtype)?;
-        Ok(Some(Seen { address, dtype, layout, place: Place::Cpu, read_only, _owner: Owner::Object }))
+        Ok(Some(Seen { address, dtype, layout, place: Place::Cpu, read_only, behind: None, _owner: Owner::Object }))
     }
 
     /// Bytes from the first element to the last.
@@ -287,6 +293,21 @@ fn interface_data(interface: &Bound<'_, PyAny>) -> PyResult<(u64, bool)> {
         return Err(unfit("an array interface without data", "the tensor's memory is what is needed"));
     }
     data.extract()
+}
+
+/// The stream of `__cuda_array_interface__` from version 3 on: `None` where the consumer need not wait.
+fn interface_stream(interface: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
+    let stream = interface.cast::<PyDict>()?.get_item("stream")?.filter(|stream| !stream.is_none());
+    let raw: Option<u64> = stream.map(|stream| stream.extract()).transpose()?;
+    if raw == Some(0) {
+        return Err(unfit("an array interface with the stream 0", "1 is the legacy default stream, 2 that of a thread, None no stream"));
+    }
+    Ok(raw)
+}
+
+/// A `CUstream` by one number: the legacy default stream is null, and has the name 1 besides.
+pub(crate) fn one_name(raw: u64) -> u64 {
+    if raw == 1 { 0 } else { raw }
 }
 
 fn interface_dtype(interface: &Bound<'_, PyAny>) -> PyResult<DType> {

@@ -8,14 +8,14 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use verdigris::error::{BindingError, BindingRule};
 use verdigris::{Binding, Handle, Workspace};
-use verdigris_cuda::DeviceSlice;
+use verdigris_cuda::{DeviceSlice, Event, Stream};
 use verdigris_graph::Graph;
 use verdigris_graph::binding::unknown_error;
 use verdigris_tensor::{DType, Layout};
 
 use crate::device::State;
-use crate::errors::{Kind, library, raise};
-use crate::memory::{Seen, binding, exchange_api, unfit};
+use crate::errors::{Kind, cuda, library, raise};
+use crate::memory::{Seen, binding, exchange_api, one_name, unfit};
 use crate::operands::Uid;
 
 type Dict<'py> = Bound<'py, PyDict>;
@@ -95,6 +95,23 @@ impl Plan {
             bindings.push((desc.uid, given));
         }
         Ok((bindings, seen_all))
+    }
+
+    /// Lets what follows on the stream wait for the work that producers named with their tensors.
+    fn wait<'a>(&self, stream: Option<(u64, &Stream)>, tensors: impl Iterator<Item = &'a Seen>) -> PyResult<()> {
+        let (Some((raw, stream)), Some(handle)) = (stream, self.state.handle()) else { return Ok(()) };
+        let mut done = vec![one_name(raw)];
+        for behind in tensors.filter_map(|seen| seen.behind).map(one_name) {
+            if done.contains(&behind) {
+                continue;
+            }
+            done.push(behind);
+            if let Some(other) = self.state.stream(behind) {
+                let event = Event::ordering(handle.context()).map_err(cuda)?;
+                event.record(&other).and_then(|()| stream.wait(&event)).map_err(cuda)?;
+            }
+        }
+        Ok(())
     }
 
     fn place_of(&self, key: &Bound<'_, PyAny>) -> PyResult<usize> {
@@ -198,7 +215,7 @@ impl Plan {
         workspace: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let raw = self.state.handle().map(|handle| self.stream(handle, stream, tensors)).transpose()?;
-        let (mut bindings, _seen) = self.bind(tensors, raw)?;
+        let (mut bindings, mut seen_all) = self.bind(tensors, raw)?;
         let workspace = match workspace.filter(|_| raw.is_some()) {
             None => Workspace::Own,
             Some(given) => {
@@ -210,7 +227,9 @@ impl Plan {
                             let what = format!("a workspace of {} {} on {}", seen.dtype, seen.layout, seen.place);
                             return Err(unfit(what, "the workspace is packed memory of the plan's device"));
                         }
-                        (seen.address, seen.span_bytes())
+                        let lent = (seen.address, seen.span_bytes());
+                        seen_all.push(seen);
+                        lent
                     }
                 };
                 // SAFETY: as in `bind`.
@@ -218,6 +237,7 @@ impl Plan {
             }
         };
         let stream = raw.and_then(|raw| self.state.stream(raw));
+        self.wait(raw.zip(stream.as_ref()), seen_all.iter())?;
         py.detach(|| self.plan.run(&mut bindings, stream.as_ref(), workspace)).map_err(library)
     }
 
@@ -226,8 +246,9 @@ impl Plan {
     #[pyo3(signature = (tensors, *, stream = None))]
     fn time(&self, py: Python<'_>, tensors: &Dict<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<(String, String, f64)>> {
         let raw = self.state.handle().map(|handle| self.stream(handle, stream, tensors)).transpose()?;
-        let (mut bindings, _seen) = self.bind(tensors, raw)?;
+        let (mut bindings, seen_all) = self.bind(tensors, raw)?;
         let stream = raw.and_then(|raw| self.state.stream(raw));
+        self.wait(raw.zip(stream.as_ref()), seen_all.iter())?;
         let report = py.detach(|| self.plan.run_timed(&mut bindings, stream.as_ref())).map_err(library)?;
         let told = |part: verdigris::plan::PartReport| (part.name, with_setting(part.engine, raw.map(|_| part.knobs)), part.us);
         Ok(report.parts.into_iter().map(told).collect())

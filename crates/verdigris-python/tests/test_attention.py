@@ -79,6 +79,19 @@ def test_grouped_heads():
         vt.scaled_dot_product_attention(torch.randn(1, 5, 3, 4), *[torch.randn(1, 2, 3, 4)] * 2, enable_gqa=True)
 
 
+@pytest.mark.parametrize("mask", [None, (5, 7), (6, 5, 7), (1, 5, 7)])
+def test_grouped_heads_without_a_batch(mask):
+    """Of three dims the first is that of heads."""
+    inputs = [torch.randn(6, 5, 8), torch.randn(2, 7, 8), torch.randn(2, 7, 8)]
+    truth = None if mask is None else torch.rand(mask) < 0.7
+    of = lambda f: lambda *x: f(*x, truth, enable_gqa=True)
+    # PyTorch takes them with a batch.
+    wide = lambda *x: F.scaled_dot_product_attention(*(one[None] for one in x), truth, enable_gqa=True)[0]
+    compare(of(vt.scaled_dot_product_attention), wide, inputs, 4.0)
+    alike = [inputs[0], torch.randn(6, 7, 8), torch.randn(6, 7, 8)]
+    compare(of(vt.scaled_dot_product_attention), of(F.scaled_dot_product_attention), alike, 4.0)
+
+
 def naive(q, k, v, causal=False, window=(-1, -1), cap=0.0, slopes=None):
     """Attention with positions outside of heads, by its formula."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))

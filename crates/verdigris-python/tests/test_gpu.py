@@ -442,3 +442,49 @@ def test_installed_size():
     packs = [file.name for file in folder.glob("pack/*.pack")]
     print(f"\ninstalled: {size / 1e6:.1f} MB, packs {packs or 'none'}")
     assert size <= 25e6
+
+
+class OfAStream:
+    """Memory of `__cuda_array_interface__` alone, which names the stream that writes it."""
+
+    def __init__(self, tensor, stream):
+        raw = 1 if stream.cuda_stream == 0 else stream.cuda_stream
+        self.__cuda_array_interface__ = dict(tensor.__cuda_array_interface__, version=3, stream=raw)
+
+
+def test_work_waits_for_the_stream_that_a_tensor_names():
+    g = vd.Graph("twice")
+    g.store(g.binary("add", x := g.tensor("x", "f32", (1 << 20,)), x), "y", "f32")
+    plan = vd.Device("cuda:0").plan(g)
+    x, y = torch.zeros(1 << 20, device="cuda"), torch.zeros(1 << 20, device="cuda")
+    plan.execute({"x": x, "y": y})
+    torch.cuda.synchronize()
+    for of_x, of_y in ((torch.cuda.Stream(), torch.cuda.Stream()), (torch.cuda.Stream(), torch.cuda.default_stream()), (torch.cuda.default_stream(), torch.cuda.Stream())):
+        x.zero_(), y.zero_()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(of_x):
+            torch.cuda._sleep(100_000_000)
+            x.fill_(3.0)
+        plan.execute({"x": OfAStream(x, of_x), "y": y.data_ptr()}, stream=of_y)
+        torch.cuda.synchronize()
+        assert y.eq(6.0).all()
+
+
+def test_autocast_widens_resampling_and_softplus():
+    x = cuda(2, 4, 6, 6, dtype=torch.float16)
+    with torch.autocast("cuda", dtype=torch.float16):
+        for function in (lambda f: f.softplus(x), lambda f: f.interpolate(x, scale_factor=2, mode="bilinear"), lambda f: f.interpolate(x, scale_factor=2)):
+            mine, theirs = function(vt), function(F)
+            assert mine.dtype == theirs.dtype == torch.float32 and torch.allclose(mine, theirs, atol=1e-4)
+
+
+def test_confident_logits_keep_their_loss_on_a_gpu():
+    x = torch.tensor([-40.0, -20.0, -9.0, 0.0, 9.0, 20.0, 40.0], device="cuda")
+    p = torch.tensor([1e-12, 3e-8, 1e-6, 0.3, 0.5, 0.9, 1 - 1.2e-7], device="cuda")
+    for target in (0.0, 1.0):
+        loss = vt.binary_cross_entropy_with_logits(x, torch.full_like(x, target), reduction="none")
+        right = F.softplus(x.double() if target == 0.0 else -x.double(), threshold=1e9)
+        torch.testing.assert_close(loss.double(), right, rtol=3e-6, atol=0.0)
+        loss = vt.binary_cross_entropy(p, torch.full_like(p, target), reduction="none")
+        right = -torch.log1p(-p.double()) if target == 0.0 else -p.double().log()
+        torch.testing.assert_close(loss.double(), right, rtol=3e-6, atol=0.0)

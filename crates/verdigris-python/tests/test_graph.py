@@ -70,6 +70,30 @@ class OldProducer:
         return self.array.__dlpack_device__()
 
 
+class OfTwoProtocols(OldProducer):
+    """As CuPy's arrays: both protocols, of which one is told our stream."""
+
+    def __init__(self, array):
+        super().__init__(array)
+        self.asked = []
+
+    def __dlpack__(self, stream=None):
+        self.asked.append("dlpack")
+        return super().__dlpack__(stream)
+
+    @property
+    def __cuda_array_interface__(self):
+        self.asked.append("interface")
+        return dict(self.array.__array_interface__, stream=7)
+
+
+class OfAStream:
+    """As Numba's arrays: `__cuda_array_interface__` alone, which names a stream."""
+
+    def __init__(self, array, stream):
+        self.__cuda_array_interface__ = dict(array.__array_interface__, stream=stream)
+
+
 class BfloatArray:
     """As ml_dtypes' arrays: NumPy's protocol, a type that NumPy's DLPack has no code for."""
 
@@ -92,6 +116,16 @@ def test_both_protocols_and_the_array_interface():
     out = np.empty(2, "f4")
     CPU.plan(g).execute({"x": BfloatArray(np.array([0x3F80, 0xC000], "u2")), "y": out})
     assert out.tolist() == [1.0, -2.0]
+
+
+def test_the_protocol_that_orders_work_comes_first():
+    x, w = OfTwoProtocols(np.ones((5, 7), "f4")), np.ones((7, 3), "f4")
+    y = np.empty((5, 3), "f4")
+    CPU.plan(linear_graph()).execute({"x": x, "w": w, "y": y})
+    assert x.asked == ["dlpack"] and (y == 7).all()
+    # No consumer may guess which stream is meant by 0.
+    with pytest.raises(vd.BindingError, match="the stream 0; 1 is the legacy default stream"):
+        CPU.plan(linear_graph()).execute({"x": OfAStream(np.ones((5, 7), "f4"), 0), "w": w, "y": y})
 
 
 def test_memory_is_given_back():

@@ -103,6 +103,34 @@ def test_logits_far_out_and_at_zero():
         torch.testing.assert_close(dx, torch.sigmoid(x.detach()) - target, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("positive", [None, 3.0])
+def test_confident_values_keep_their_loss_and_gradient(positive):
+    """The loss of a confident logit or probability is small, and no difference of large numbers; on both sides, in f32 to its own rounding."""
+    logits = torch.tensor([-80.0, -40.0, -20.0, -9.0, -1.0, 0.0, 1.0, 9.0, 20.0, 40.0, 80.0])
+    tiny = torch.tensor([1e-30, 1e-12, 3e-8, 1e-6, 0.01, 0.3, 0.5, 0.9, 1 - 1e-3, 1 - 1.2e-7])
+    weight = {} if positive is None else {"pos_weight": torch.tensor([positive])}
+    cases = [("binary_cross_entropy_with_logits", logits, weight)] + ([("binary_cross_entropy", tiny, {})] if positive is None else [])
+    for name, x, options in cases:
+        for target in (0.0, 1.0, 0.25):
+            wide = {key: value.double() for key, value in options.items()}
+            truth = x.double().requires_grad_()
+            targets = torch.full_like(truth, target)
+            if name == "binary_cross_entropy":
+                right = -(targets * truth.log() + (1 - targets) * torch.log1p(-truth))
+            else:
+                # PyTorch's own formula cancels in f64 as well, where logits are far out.
+                v = positive or 1.0
+                right = (1 - targets) * F.softplus(truth, threshold=1e9) + v * targets * F.softplus(-truth, threshold=1e9)
+                torch.testing.assert_close(right, getattr(F, name)(truth, targets, reduction="none", **wide), rtol=1e-9, atol=1e-13)
+            right.sum().backward()
+            mine = x.clone().requires_grad_()
+            loss = getattr(vt.functional, name)(mine, torch.full_like(x, target), reduction="none", **options)
+            loss.sum().backward()
+            torch.testing.assert_close(loss.double(), right, rtol=2e-6, atol=0.0)
+            # Two terms of the gradient of a target between 0 and 1 may cancel.
+            torch.testing.assert_close(mine.grad.double(), truth.grad, rtol=4e-6, atol=0.0 if target in (0.0, 1.0) else 1e-6)
+
+
 def test_probabilities_of_0_and_1():
     x = torch.tensor([0.0, 0.0, 1.0, 1.0, 1e-30, 0.25], requires_grad=True)
     target = torch.tensor([0.0, 1.0, 0.0, 1.0, 1.0, 0.5])

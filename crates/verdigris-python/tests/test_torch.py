@@ -435,8 +435,9 @@ def test_convert():
     model = network()
     ours, report = vt.convert(model)
     assert ours is not model and type(model[0]) is torch.nn.Conv2d and type(ours[0]) is vt.nn.Conv2d
-    assert list(report.swapped) == ["0", "1", "2", "3", "4", "5", "6", "7", "9"]
-    assert list(report.kept) == ["8"] and "not computed" in str(report)
+    # What works in place stays, and is part of a chain all the same.
+    assert list(report.swapped) == ["0", "1", "3", "4", "5", "6", "7", "9"] and report.chains[""] == ["0 + 1 + 2"]
+    assert list(report.kept) == ["2", "8"] and "not computed" in str(report)
     assert list(ours.state_dict()) == list(model.state_dict())
     assert all(a is b for a, b in zip(ours.parameters(), model.parameters()))
     x = torch.randn(2, 3, 16, 16)
@@ -704,6 +705,30 @@ def test_plans_are_found_again():
     vt.conv2d(x, w, padding=1)
     assert vt.plan_count() == before + 1
     assert "cpu.conv" in vt.explain("conv_fprop", "stride=1,1 padding=0,0 dilation=1,1 groups=1", x, w)
+
+
+def test_plans_are_bounded_and_the_oldest_go():
+    vt.clear_plans()
+    loop = [torch.randn(1, 3, size, 5) for size in range(4, 12)]
+    sigmoid = [vt.sigmoid(x) for x in loop]
+    count = len(loop)
+    for size in range(1, _native.CALL_PLANS + 600):
+        vt.relu(torch.empty(size))
+        if size % 256 == 0:
+            # What a program goes on using stays, whichever thread found it.
+            for x in loop:
+                vt.sigmoid(x)
+        assert vt.plan_count() <= _native.CALL_PLANS
+    before = vt.plan_count()
+    assert before > _native.CALL_PLANS // 2
+    for x, want in zip(loop, sigmoid):
+        assert torch.equal(vt.sigmoid(x), want)
+    vt.relu(torch.empty(_native.CALL_PLANS + 500))
+    assert vt.plan_count() == before, "what was used lately is there"
+    y = vt.relu(torch.tensor([-1.0, 2.0]))
+    assert vt.plan_count() == before + 1 and y.tolist() == [0.0, 2.0], "what was used long ago is made again"
+    vt.clear_plans()
+    assert count and vt.plan_count() == 0
 
 
 @pytest.mark.parametrize("call", ["conv", "transpose", "linear"])

@@ -154,6 +154,19 @@ def test_sdpa_kernel_takes_over_and_gives_back():
     assert F.scaled_dot_product_attention is plain
 
 
+def test_sdpa_kernel_under_a_compiler_with_dropout():
+    """A compiler is given PyTorch's own attention where there is dropout, and not the name that is ours within the context."""
+    q = torch.randn(2, 4, 5, 8)
+    torch._dynamo.reset()
+    attend = torch.compile(lambda q: F.scaled_dot_product_attention(q, q, q, dropout_p=0.5), backend="eager", fullgraph=True)
+    with vt.sdpa_kernel():
+        torch.manual_seed(3)
+        y = attend(q)
+        torch.manual_seed(3)
+        close(y, torch.compile(lambda q: vt.scaled_dot_product_attention(q, q, q, dropout_p=0.5), backend="eager")(q).double())
+    assert y.shape == q.shape and not torch.equal(y, F.scaled_dot_product_attention(q, q, q))
+
+
 def test_a_network_that_calls_pytorch():
     """A decoder layer whose modules call the function."""
 

@@ -3,6 +3,7 @@
 import copy
 import io
 import itertools
+import operator
 import pickle
 
 import pytest
@@ -545,3 +546,209 @@ def test_gradients_of_gradients_reach_parameters_that_autocast_rounded(layer):
         scale = want.abs().max().clamp_min(1.0)
         assert got.dtype == plain_grad.dtype
         assert (got.double() - want).abs().max() <= 2.0 * (plain_grad.double() - want).abs().max() + 1e-2 * scale
+
+
+def plain_of(net):
+    """What PyTorch computes with the same parameters, in f64."""
+    wide = copy.deepcopy(net).double()
+    return lambda x: wide(x.double())
+
+
+def test_a_module_that_stands_in_a_sequence_twice_is_called_twice():
+    act, linear = nn.GELU(), nn.Linear(4, 4)
+    for net, x in (
+        (filled(nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), act, nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), act)), torch.randn(2, 3, 4, 4)),
+        (nn.Sequential(linear, act, linear, act, nn.Linear(4, 4)), torch.randn(3, 4)),
+    ):
+        _, report = agrees(net, x)
+        assert report.chains
+
+
+class WritesTheAddend(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
+
+    def forward(self, x, z):
+        z = z * 1.0
+        return z.add_(self.bn(self.conv(x))) * z
+
+
+class WritesItByAnOperator(WritesTheAddend):
+    def forward(self, x, z):
+        z = z * 1.0
+        return operator.iadd(z, self.bn(self.conv(x))) * z
+
+
+class WritesItself(WritesTheAddend):
+    def forward(self, x, z):
+        return self.bn(self.conv(x)).add_(z)
+
+
+@pytest.mark.parametrize(
+    "kind, chains", [(WritesTheAddend, ["conv + bn"]), (WritesItByAnOperator, None), (WritesItself, ["conv + bn + add_"])]
+)
+def test_a_sum_in_place_of_the_addend_writes_it(kind, chains):
+    x, z = torch.randn(2, 4, 5, 5), torch.randn(2, 4, 5, 5)
+    given = z.clone()
+    _, report = agrees(filled(kind()), x, given)
+    assert report.chains.get("") == chains and torch.equal(given, z)
+
+
+class TwoNames(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        y = self.bn(self.conv(x))
+        z = y
+        y += x
+        return y * z
+
+
+def test_a_sum_in_place_of_a_tensor_of_two_names_is_left_alone():
+    agrees(filled(TwoNames()), torch.randn(2, 4, 5, 5))
+
+
+def doubled(forward):
+    return lambda x: 2 * forward(x)
+
+
+@pytest.mark.parametrize("part", ["0", "1", "2"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_forward_of_an_instance_is_called(part, when):
+    net = filled(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.SiLU()))
+    x = torch.randn(2, 3, 6, 6)
+    if when == "before":
+        net.get_submodule(part).forward = doubled(net.get_submodule(part).forward)
+    ours, report = vt.convert(net)
+    if when == "after":
+        for one in (net, ours):
+            one.get_submodule(part).forward = doubled(one.get_submodule(part).forward)
+        assert report.chains == {"": ["0 + 1 + 2"]}
+    ours.eval(), net.eval()
+    with torch.no_grad():
+        close(ours(x), net(x).double(), 4.0)
+
+
+def test_what_is_told_to_stay_is_no_part_of_a_chain():
+    net = lambda: filled(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()))
+    for keywords, chains in (
+        (dict(only=[nn.Conv2d]), {}),
+        (dict(only=[nn.Conv2d, nn.BatchNorm2d]), {"": ["0 + 1"]}),
+        (dict(skip=["1"]), {}),
+        (dict(skip=["0"]), {}),
+        (dict(skip=["2"]), {"": ["0 + 1"]}),
+        (dict(), {"": ["0 + 1 + 2"]}),
+    ):
+        assert vt.convert(net(), **keywords)[1].chains == chains
+    block = filled(Residual())
+    assert vt.convert(nn.ModuleDict({"a": block}), skip=["a.bn1"])[1].chains["a"] == ["conv2 + bn2 + add + relu"]
+    assert vt.convert(nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 3)), skip=["1"])[1].chains == {}
+
+
+def test_activations_are_read_at_each_call():
+    x = torch.randn(2, 3, 6, 6)
+    for make, given in (
+        (lambda: filled(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.LeakyReLU(0.1))), x),
+        (lambda: nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(0.1), nn.Linear(8, 4)), x),
+    ):
+        net = make()
+        ours, report = vt.convert(net)
+        at = next(name for name, part in net.named_children() if isinstance(part, nn.LeakyReLU))
+        assert report.chains
+        net.eval(), ours.eval()
+        with torch.no_grad():
+            # Another slope, and another module.
+            for one in (net, ours):
+                one.get_submodule(at).negative_slope = 0.7
+            close(ours(given), plain_of(net)(given), 4.0)
+            for one in (net, ours):
+                one[int(at)] = nn.Softsign()
+            close(ours(given), plain_of(net)(given), 4.0)
+            for one in (net, ours):
+                one[int(at)] = nn.Tanh()
+            close(ours(given), plain_of(net)(given), 4.0)
+            # A hook on it, and one on every module there is.
+            seen = []
+            handle = ours[int(at)].register_forward_hook(lambda *arguments: seen.append(1))
+            close(ours(given), plain_of(net)(given), 4.0)
+            handle.remove()
+            assert len(seen) == 1
+            names = []
+            handle = nn.modules.module.register_module_forward_hook(lambda module, *arguments: names.append(type(module).__name__))
+            try:
+                close(ours(given), net(given).double(), 4.0)
+            finally:
+                handle.remove()
+            assert len(names) == 2 * (len(net) + 1)
+
+
+def test_functions_of_a_chain_are_computed_whoever_looks():
+    """An activation that is a function of the forward, where the modules are called one by one."""
+    net = filled(ByMethod())
+    ours, report = vt.convert(net)
+    assert report.chains == {"": ["conv + bn + relu"]}
+    net.eval(), ours.eval()
+    x = torch.randn(2, 4, 5, 5)
+    handle = nn.modules.module.register_module_forward_hook(lambda *arguments: None)
+    try:
+        with torch.no_grad():
+            close(ours(x), plain_of(net)(x), 4.0)
+    finally:
+        handle.remove()
+
+
+def test_a_sequence_may_be_edited():
+    make = lambda: filled(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()))
+    x = torch.randn(2, 3, 8, 8)
+    edits = {
+        "append": lambda net: net.append(nn.Hardtanh(-0.1, 0.2)),
+        "extend": lambda net: net.extend([nn.Tanh(), nn.Conv2d(4, 2, 1)]),
+        "insert": lambda net: net.insert(0, nn.Tanh()),
+        "delete": lambda net: net.__delitem__(2),
+        "replace": lambda net: net.__setitem__(2, nn.Tanh()),
+        "module": lambda net: net.add_module("last", nn.Tanh()),
+    }
+    for edit in edits.values():
+        net = make()
+        ours, report = vt.convert(net)
+        assert report.chains
+        torch.manual_seed(3), edit(net), torch.manual_seed(3), edit(ours)
+        net.eval(), ours.eval()
+        with torch.no_grad():
+            close(ours(x), plain_of(net)(x), 4.0)
+    ours, _ = vt.convert(make())
+    ours.eval()
+    with torch.no_grad():
+        for part in (ours[:1], ours[1:], ours[:], ours[1:1]):
+            assert type(part) is nn.Sequential
+        close(ours[1:](ours[:1](x)), ours(x).double(), 4.0)
+        close(pickle.loads(pickle.dumps(ours)).append(nn.Tanh())(x), torch.tanh(ours(x).double()), 4.0)
+
+
+class Drawing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        return self.bn(self.conv(x)) + torch.randn(1)
+
+
+class Counting(Drawing):
+    def forward(self, x):
+        return self.bn(self.conv(x)) + torch.arange(5.0)
+
+
+@pytest.mark.parametrize("kind", [Drawing, Counting])
+def test_a_tensor_that_a_forward_makes_is_no_constant(kind):
+    net = filled(kind())
+    names = set(vars(net))
+    ours, report = vt.convert(net)
+    assert not report.chains and set(vars(ours)) == names
+    x = torch.randn(1, 4, 5, 5)
+    ours.eval()
+    with torch.no_grad():
+        assert torch.equal(ours(x), ours(x)) == (kind is Counting)

@@ -528,6 +528,15 @@ def test_products_of_layers_with_leading_dims():
     assert fused(compiler) == [("linear", ("f=gelu_erf",))] and compiler.graphs[0].taken == 2, compiler.report
 
 
+@pytest.mark.parametrize("turn", [lambda w: w.permute(0, 1), lambda w: w.permute(1, 0), lambda w: w.permute(-1, -2), lambda w: w.t(), lambda w: w.transpose(0, 0), lambda w: w.transpose(1, -2)])
+def test_only_what_turns_a_matrix_is_its_transpose(turn):
+    x, w = torch.randn(5, 4), torch.randn(4, 4)
+    compiler = vt.Compiler(products=True, codegen=False)
+    with torch.no_grad():
+        close(torch.compile(lambda x, w: x @ turn(w), backend=compiler)(x, w), x.double() @ turn(w.double()), 4.0)
+    assert compiler.graphs[0].taken == 1, compiler.report
+
+
 def test_a_transposed_convolution_of_pytorchs_stays_and_says_so():
     compiler = vt.Compiler(products=True, codegen=False)
     x, w = torch.randn(1, 3, 5, 5), torch.randn(3, 4, 3, 3)

@@ -10,6 +10,7 @@ pytest.importorskip("verdigris._native")
 
 import verdigris.torch as vt
 from conftest import close, error_of
+from test_torch_chains import nodes_of
 from torch import nn
 from verdigris.torch import _transformers
 
@@ -477,3 +478,20 @@ def test_gated_mlp_has_gradients_of_gradients_and_refusals():
         vt.gated_mlp(given[0], given[1].float(), given[2], given[3])
     with pytest.raises(ValueError, match="activation"):
         vt.gated_mlp(*given, activation="swish")
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_weight_that_is_written_between_two_backwards_is_noticed(has_bias):
+    """Packed weights are memory of the parameters, whose versions autograd checks all the same."""
+    model = randomized(llama(attention_bias=has_bias))
+    ours, _ = converted(model)
+    names = nodes_of(ours(tokens_of(model)).logits)
+    assert any("Projections" in name for name in names)
+    for net in (model, ours):
+        optimizer = torch.optim.SGD([net.model.layers[1].self_attn.k_proj.weight], lr=0.1)
+        loss = net(tokens_of(model)).logits.square().mean()
+        loss.backward(retain_graph=True)
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()

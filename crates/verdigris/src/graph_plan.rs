@@ -287,6 +287,12 @@ impl GraphPlan {
         self.rungs[0].parts.iter().map(|part| &*part.plan)
     }
 
+    /// Bytes of constants that the plan keeps on the device beside its kernels, of all its ways. Work that was submitted, and graphs that were captured, read them there.
+    pub fn constant_bytes(&self) -> u64 {
+        let parts = self.rungs.iter().chain(&self.loose).flat_map(|rung| &rung.parts);
+        parts.map(|part| part.plan.program().constant_bytes()).sum()
+    }
+
     /// How the choice was made: ranked candidates with estimates and measurements, every refusal.
     pub fn explain(&self) -> &Explanation {
         &self.explanation

@@ -57,6 +57,11 @@ impl LoadedProgram {
         self.workspace_bytes
     }
 
+    /// Bytes of constants that the program keeps on the device. Kernels read them there, those of a captured graph too, for as long as it is replayed.
+    pub fn constant_bytes(&self) -> u64 {
+        self.constants.len_bytes()
+    }
+
     /// The number of kernel launches.
     pub fn launch_count(&self) -> usize {
         self.kernels().count()

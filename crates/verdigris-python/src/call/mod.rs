@@ -3,7 +3,7 @@
 //! A call is a function's number, its attributes as a short text, and up to eight tensors. Tensors are read through the table of functions that
 //! PyTorch exports for DLPack ([`crate::dlpack::ExchangeApi`]), which tells address, type, dims, strides and the current stream in some
 //! nanoseconds. All of it but the addresses is packed into a list of integers; the plan of equal integers is in a hash map, and beside it in a
-//! short list of each thread's own ([`recent`]), which takes no lock. Only where there is none, the library draws the function's
+//! short list of each thread's own ([`recent`]), which takes no lock. There are at most so many plans ([`plans::LIMIT`]). Only where there is none, the library draws the function's
 //! graph ([`verdigris::recipe`], told by [`function`] what the attributes say) and plans it. Results and workspace come from PyTorch's
 //! own allocator, on its current stream.
 
@@ -11,13 +11,13 @@ mod function;
 mod fused;
 mod key;
 mod labels;
+mod plans;
 mod recent;
 mod torch;
 
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
@@ -35,7 +35,7 @@ use crate::errors::{Kind, library, raise};
 use crate::memory::{Place, binding, layout_of, unfit};
 use crate::policy::{self, Policy};
 use function::{Autocast, Function};
-use key::{Key, WordHasher};
+use key::Key;
 use labels::Labels;
 use torch::{Hooks, hooks};
 
@@ -77,12 +77,9 @@ struct Entry {
     workspace: Option<Py<PyTuple>>,
     /// Labels to be looked at, on the CPU.
     labels: Option<Labels>,
+    /// When it was used last, as the map of plans counts.
+    used: plans::Stamp,
 }
-
-type Plans = HashMap<Box<[u64]>, Arc<Entry>, WordHasher>;
-
-/// Every plan so far, by what its call was.
-static PLANS: RwLock<Option<Plans>> = RwLock::new(None);
 
 /// The number of the policy of threads that have none of their own.
 static DEFAULT_POLICY: AtomicU32 = AtomicU32::new(0);
@@ -161,6 +158,12 @@ impl<'a, 'py> Call<'a, 'py> {
         Ok(list)
     }
 
+    /// Whether the native half computes the call: tensors are plain ones outside of modes and transforms, and on a device that plans are made for. Of all
+    /// others, those without data among them, the dispatcher knows what to do.
+    fn is_native(&self, py: Python<'py>, hooks: &Hooks) -> PyResult<bool> {
+        Ok(hooks.is_plain(py, &self.inputs)? && self.inputs.iter().flatten().next().map_or(Ok(true), |first| hooks.is_at_home(first))?)
+    }
+
     /// What the tensors are.
     fn see(&self, hooks: &Hooks) -> PyResult<[DLTensor; MAX_INPUTS]> {
         let mut seen = [DLTensor::NONE; MAX_INPUTS];
@@ -184,16 +187,14 @@ impl<'a, 'py> Call<'a, 'py> {
     /// The plan of this call, made now if there is none.
     fn entry(&self, py: Python<'py>, hooks: &Hooks, seen: &[DLTensor; MAX_INPUTS]) -> PyResult<Arc<Entry>> {
         let key = self.key(seen)?;
-        if let Some(entry) = recent::find(&key) {
-            return Ok(entry);
-        }
-        let found = {
-            let plans = PLANS.read().unwrap_or_else(PoisonError::into_inner);
-            plans.as_ref().and_then(|plans| plans.get(key.words()).map(Arc::clone))
-        };
+        let found = recent::find(&key).or_else(|| {
+            let entry = plans::find(&key)?;
+            recent::keep(&key, &entry);
+            Some(entry)
+        });
         match found {
             Some(entry) => {
-                recent::keep(&key, &entry);
+                entry.used.now();
                 Ok(entry)
             }
             None => self.make(py, hooks, seen, &key),
@@ -275,10 +276,10 @@ impl<'a, 'py> Call<'a, 'py> {
             plan,
             sources,
             labels,
+            used: plans::Stamp::default(),
         });
         if !(capturing && policy::numbered(self.policy).unmeasured().is_some()) {
-            let mut plans = PLANS.write().unwrap_or_else(PoisonError::into_inner);
-            plans.get_or_insert_default().insert(key.words().into(), Arc::clone(&entry));
+            plans::keep(key, &entry);
         }
         Ok(entry)
     }
@@ -292,11 +293,24 @@ impl<'a, 'py> Call<'a, 'py> {
     /// Computes.
     fn run(&self, py: Python<'py>, hooks: &Hooks) -> PyResult<Py<PyAny>> {
         let seen = self.see(hooks)?;
-        let entry = self.entry(py, hooks, &seen)?;
+        // SAFETY: the objects live as long as the call, and their lists with them; nobody changes them while the interpreter's lock is held.
+        if seen.iter().any(|tensor| unsafe { torch::may_be_negated(tensor) }) {
+            let mut inputs = self.inputs.clone();
+            if hooks.resolve_negated(&mut inputs)? {
+                let own = Call { inputs, ..*self };
+                return own.run_seen(py, hooks, &own.see(hooks)?);
+            }
+        }
+        self.run_seen(py, hooks, &seen)
+    }
+
+    /// Computes, of tensors that were looked at.
+    fn run_seen(&self, py: Python<'py>, hooks: &Hooks, seen: &[DLTensor; MAX_INPUTS]) -> PyResult<Py<PyAny>> {
+        let entry = self.entry(py, hooks, seen)?;
         let place = entry.state.place;
         if let Some(labels) = &entry.labels {
             // SAFETY: the plan is that of a call on the CPU with such tensors, which the caller holds.
-            unsafe { labels.check(&seen) }?;
+            unsafe { labels.check(seen) }?;
         }
         let mut results: [Option<Bound<'py, PyAny>>; MAX_OUTPUTS] = [const { None }; MAX_OUTPUTS];
         let mut addresses = [0_u64; MAX_OUTPUTS];
@@ -357,7 +371,7 @@ fn eager<'py>(py: Python<'py>, function: u8, arguments: &Bound<'py, PyTuple>) ->
     let hooks = hooks(py)?;
     let (function, text) = attributes(function, arguments)?;
     let mut call = Call::new(function, text.to_str()?, arguments, None)?;
-    if !hooks.is_plain(py, &call.inputs)? {
+    if !call.is_native(py, hooks)? {
         return Ok(py.NotImplemented());
     }
     let wants_gradient = hooks.wants_gradient(py, &call.inputs)?;
@@ -406,7 +420,7 @@ fn eager_past_autocast<'py>(py: Python<'py>, function: u8, arguments: &Bound<'py
     let hooks = hooks(py)?;
     let (function, text) = attributes(function, arguments)?;
     let call = Call::new(function, text.to_str()?, arguments, None)?;
-    if !hooks.is_plain(py, &call.inputs)? {
+    if !call.is_native(py, hooks)? {
         return Ok(py.NotImplemented());
     }
     if hooks.wants_gradient(py, &call.inputs)? {
@@ -423,7 +437,7 @@ fn plain<'py>(py: Python<'py>, function: u8, policy: Option<u32>, arguments: &Bo
     let hooks = hooks(py)?;
     let (function, text) = attributes(function, arguments)?;
     let call = Call::new(function, text.to_str()?, arguments, policy)?;
-    if !hooks.is_plain(py, &call.inputs)? {
+    if !call.is_native(py, hooks)? {
         return Ok(py.NotImplemented());
     }
     call.run_in_range(py, hooks)
@@ -475,14 +489,13 @@ fn functions(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
 /// How many plans of calls there are.
 #[pyfunction]
 fn plan_count() -> usize {
-    PLANS.read().unwrap_or_else(PoisonError::into_inner).as_ref().map_or(0, HashMap::len)
+    plans::count()
 }
 
 /// Forgets all plans of calls. Calls that run keep theirs.
 #[pyfunction]
 fn clear_plans() {
-    let old = PLANS.write().unwrap_or_else(PoisonError::into_inner).take();
-    drop(old);
+    plans::clear();
 }
 
 /// The number under which calls name a policy.
@@ -520,6 +533,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     // Number 0 is the default.
     policy::number(&Policy::default());
     module.add("CUDA_DEVICE_TYPE", dlpack::CUDA)?;
+    module.add("CALL_PLANS", plans::LIMIT)?;
     module.add_function(wrap_pyfunction!(eager, module)?)?;
     module.add_function(wrap_pyfunction!(eager_past_autocast, module)?)?;
     module.add_function(wrap_pyfunction!(differentiated, module)?)?;

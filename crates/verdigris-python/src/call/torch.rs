@@ -27,6 +27,8 @@ pub(crate) struct Hooks {
     dtypes: Vec<Option<Py<PyAny>>>,
     /// Functions without arguments; anything but 0 and false says that the dispatcher must be asked.
     modes: Vec<Py<PyAny>>,
+    /// The names of PyTorch's module of forward-mode differentiation, which tell at which level it is: below 0 where it is off.
+    forward_mode: Py<PyDict>,
     /// Whether PyTorch's profiler records, and its ranges: `(name, tensors)`.
     is_profiled: Py<PyAny>,
     range: Py<PyAny>,
@@ -76,6 +78,7 @@ pub(crate) fn hook_torch(py: Python<'_>, objects: &Bound<'_, PyDict>) -> PyResul
         empty: get("empty")?,
         dtypes,
         modes,
+        forward_mode: get("forward_mode")?.bind(py).cast::<PyDict>()?.clone().unbind(),
         is_profiled: get("is_profiled")?,
         range: get("range")?,
         is_autocast: get("is_autocast")?,
@@ -94,6 +97,27 @@ pub(crate) fn hook_torch(py: Python<'_>, objects: &Bound<'_, PyDict>) -> PyResul
 #[inline]
 fn says(py: Python<'_>, function: &Py<PyAny>) -> PyResult<bool> {
     function.bind(py).call0()?.is_truthy()
+}
+
+#[cold]
+fn is_named_home(object: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let py = object.py();
+    let kind: String = object.getattr(intern!(py, "device"))?.getattr(intern!(py, "type"))?.extract()?;
+    Ok(matches!(kind.as_str(), "cpu" | "cuda"))
+}
+
+/// Whether a tensor may be one whose memory holds the negatives of its elements, a bit of PyTorch's that DLPack does not tell. PyTorch gives it to imaginary
+/// parts of conjugated tensors, which are every other number of memory, and so are their views; to ask of each tensor would take as long as all else here.
+///
+/// # Safety
+/// The tensor's lists of dims and strides are alive.
+#[inline]
+pub(crate) unsafe fn may_be_negated(tensor: &DLTensor) -> bool {
+    // SAFETY: the caller's word.
+    let (dims, strides) = unsafe { (tensor.dims(), tensor.strides()) };
+    let strides = strides.unwrap_or_default();
+    let is_real = tensor.dtype.dtype().is_some_and(DType::is_float);
+    is_real && strides.len() == dims.len() && dims.iter().zip(strides).all(|(&dim, &stride)| dim <= 1 || stride % 2 == 0)
 }
 
 impl Hooks {
@@ -129,7 +153,32 @@ impl Hooks {
                 return Ok(false);
             }
         }
-        Ok(true)
+        // Tangents are seen by the dispatcher's half alone, which refuses them.
+        let level = self.forward_mode.bind(py).get_item(intern!(py, "_current_level"))?;
+        Ok(level.is_none_or(|level| level.extract::<i64>().is_ok_and(|level| level < 0)))
+    }
+
+    /// Whether a tensor is on a device that plans are made for. Of one that is there but cannot be seen, the call says why.
+    #[inline]
+    pub(crate) fn is_at_home(&self, object: &Bound<'_, PyAny>) -> PyResult<bool> {
+        match self.see(object) {
+            Ok(tensor) if Place::of(tensor.device).is_some() => Ok(true),
+            _ => is_named_home(object),
+        }
+    }
+
+    /// Puts tensors of their own in place of those whose memory holds the negatives of their elements, as that of `x.conj().imag` does; whether there was one.
+    #[cold]
+    pub(crate) fn resolve_negated(&self, inputs: &mut [Option<Bound<'_, PyAny>>; MAX_INPUTS]) -> PyResult<bool> {
+        let mut found = false;
+        for object in inputs.iter_mut().flatten() {
+            let py = object.py();
+            if object.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
+                *object = object.call_method0(intern!(py, "detach"))?.call_method0(intern!(py, "resolve_neg"))?;
+                found = true;
+            }
+        }
+        Ok(found)
     }
 
     /// Runs a call in a range of PyTorch's profiler where that records. The call itself is the same either way, so that a profile shows what happens

@@ -36,7 +36,7 @@ pub enum ElementLoss {
         /// β, at least 0.
         beta: Real,
     },
-    /// `(1 + (v − 1) · t) · ln(1 + eˣ) − v · t · x`: binary cross-entropy of a logit, where v is the weight of what is positive, or 1.
+    /// `(1 − t) · ln(1 + eˣ) + v · t · ln(1 + e^−x)`: binary cross-entropy of a logit, where v is the weight of what is positive, or 1.
     BinaryCrossEntropy,
     /// `−t · l(x) − (1 − t) · l(1 − x)` with `l(p) = max(ln p, −100)`: binary cross-entropy of a probability. Where a probability is 0 nothing goes back through its
     /// logarithm.
@@ -105,25 +105,29 @@ impl Drawing {
                 self.affine(bent, 1.0 / beta.0, 0.0)?
             }
             ElementLoss::BinaryCrossEntropy => {
-                let mut softplus = self.g.unary("softplus", UnaryOp::Softplus { beta: Real(1.0) }, x)?;
+                // (1 − t) · s(x) + v · t · s(−x) for s(x) = ln(1 + eˣ): two terms of one sign, so that the small loss of a confident logit is not the difference of two
+                // large numbers.
+                let below = self.g.unary("below", UnaryOp::Neg, x)?;
+                let softplus = UnaryOp::Softplus { beta: Real(1.0) };
+                let (of_other, of_chosen) = (self.g.unary("softplus", softplus, x)?, self.g.unary("softplus", softplus, below)?);
                 let mut positive = t;
                 if self.given[3].is_some() {
                     let v = self.input_as(3, "positive weight", view)?;
                     positive = self.g.binary("positive", BinaryOp::Mul, v, t)?;
-                    let above = self.g.binary("positive", BinaryOp::Sub, positive, t)?;
-                    let share = self.affine(above, 1.0, 1.0)?;
-                    softplus = self.g.binary("softplus", BinaryOp::Mul, softplus, share)?;
                 }
-                let chosen = self.g.binary("chosen", BinaryOp::Mul, positive, x)?;
-                self.g.binary("loss", BinaryOp::Sub, softplus, chosen)?
+                let rest = self.affine(t, -1.0, 1.0)?;
+                let other = self.g.binary("other", BinaryOp::Mul, rest, of_other)?;
+                let chosen = self.g.binary("chosen", BinaryOp::Mul, positive, of_chosen)?;
+                self.g.binary("loss", BinaryOp::Add, other, chosen)?
             }
             ElementLoss::Likelihood => {
-                let other = self.affine(x, -1.0, 1.0)?;
-                let (of_x, of_other) = (self.logarithm(x)?, self.logarithm(other)?);
-                // t · (l(1 − x) − l(x)) − l(1 − x).
-                let apart = self.g.binary("apart", BinaryOp::Sub, of_other, of_x)?;
-                let chosen = self.g.binary("chosen", BinaryOp::Mul, t, apart)?;
-                self.g.binary("loss", BinaryOp::Sub, chosen, of_other)?
+                let (of_x, of_other) = (self.logarithm(x)?, self.logarithm_of_other(x)?);
+                // Two terms of one sign, as above.
+                let rest = self.affine(t, -1.0, 1.0)?;
+                let chosen = self.g.binary("chosen", BinaryOp::Mul, t, of_x)?;
+                let other = self.g.binary("other", BinaryOp::Mul, rest, of_other)?;
+                let both = self.g.binary("both", BinaryOp::Add, chosen, other)?;
+                self.g.unary("loss", UnaryOp::Neg, both)?
             }
             ElementLoss::SoftMargin => {
                 let margin = self.g.binary("margin", BinaryOp::Mul, x, t)?;
@@ -154,6 +158,20 @@ impl Drawing {
         let least = self.affine(one, 0.0, -100.0)?;
         let log = self.g.ternary("log", TernaryOp::Select, log, least, p)?;
         Ok(self.g.unary("least", UnaryOp::Clamp { lower: Real(-100.0), upper: Real(1.0) }, log)?)
+    }
+
+    /// `max(ln(1 − p), −100)`, without a derivative where p is 1. What `1 − p` lost by rounding is made good: with `u = 1 − p` it is `ln(u) · p / (1 − u)`, and `−p` where
+    /// u is 1 (Kahan; HP-15C Advanced Functions Handbook, 1982).
+    fn logarithm_of_other(&mut self, p: Uid) -> Result<Uid, Error> {
+        let other = self.affine(p, -1.0, 1.0)?;
+        let log = self.logarithm(other)?;
+        let one = self.affine(p, 0.0, 1.0)?;
+        let lost = self.g.binary("lost", BinaryOp::Sub, one, other)?;
+        let divisor = self.g.ternary("divisor", TernaryOp::Select, lost, one, lost)?;
+        let ratio = self.g.binary("ratio", BinaryOp::Div, p, divisor)?;
+        let log = self.g.binary("log", BinaryOp::Mul, log, ratio)?;
+        let below = self.g.unary("below", UnaryOp::Neg, p)?;
+        Ok(self.g.ternary("log", TernaryOp::Select, log, below, lost)?)
     }
 
     fn distance(&mut self, x: Uid, t: Uid) -> Result<Uid, Error> {

@@ -288,6 +288,7 @@ mod tests {
             ElementLoss::Huber { delta: bend },
             ElementLoss::SmoothL1 { beta: bend },
             ElementLoss::BinaryCrossEntropy,
+            ElementLoss::Likelihood,
             ElementLoss::SoftMargin,
             ElementLoss::Divergence { log_target: true },
             ElementLoss::Divergence { log_target: false },

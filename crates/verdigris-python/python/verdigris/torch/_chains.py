@@ -5,6 +5,9 @@ call (`torch.ops.verdigris.conv_norm`): the normalization is a product and a sum
 gradients are recorded, it is one call too (`conv_batch_norm`), with one node of autograd, if what is behind the normalization is a sum of like tensors or
 ReLU and the convolution has no bias. Else the convolution is a call, and the normalization with what is behind it another, or the modules are called as they stand.
 
+What a chain is made of is read at each call: classes, options, hooks, a `forward` that was set on an instance. Where a part is not what it was, the modules are called
+one by one.
+
 Two linear layers with an activation between them, and dropout that drops nothing, are a chain too: the feed-forward half of a transformer's block. It is one
 call, in training one node of autograd, and the activation is a step of the products.
 
@@ -14,6 +17,7 @@ as they are; what changes is the `forward` of the holding module, by a class of 
 """
 
 import ast
+import collections
 import importlib
 import inspect
 import operator
@@ -54,9 +58,23 @@ def _attributes(conv, epsilon, activation):
 
 
 def _is_watched(module):
-    """Whether somebody wants to see the module's inputs, results or gradients."""
+    """Whether somebody wants to see the module's inputs, results or gradients, or has given it a `forward` of its own."""
+    own = module.__dict__
     return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or getattr(module, "_backward_pre_hooks", None)
+        own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own.get("_backward_pre_hooks") or "forward" in own
+    )
+
+
+_modules = torch.nn.modules.module
+
+
+def _is_all_watched():
+    """Whether somebody wants to see every module that there is."""
+    return bool(
+        _modules._global_forward_hooks
+        or _modules._global_forward_pre_hooks
+        or _modules._global_backward_hooks
+        or _modules._global_backward_pre_hooks
     )
 
 
@@ -73,54 +91,95 @@ def _is_alike(conv, x, addend):
     return addend.dtype == dtype and tuple(addend.shape) == _ops.conv_out(x.shape, conv.weight.shape, conv._attributes)
 
 
+def _word(activation, is_looked_at=True):
+    """What the operators call an activation, which is a module or their word for it; None of one that has to be called. Hooks do not count where they are not looked at."""
+    if isinstance(activation, str):
+        return activation
+    read = _READERS.get(type(activation)) or _reader(type(activation))
+    return None if read is None or is_looked_at and _is_watched(activation) else read(activation)
+
+
+def _reader(kind):
+    """By what a class of modules says what the operators call it; None where it is no activation of theirs."""
+    if getattr(getattr(kind, "_compute", None), "__name__", "") == "_activation":
+        # Of transformers, which `convert` took.
+        return lambda module: module._word
+    base = next((base for base in kind.__mro__ if base in _ACTIVATIONS), None)
+    is_plain = base is not None and kind.forward in (base.forward, nn.CLASSES[base].forward)
+    return _ACTIVATIONS[base] if is_plain else None
+
+
+#: By class: what says how the operators call a module of it. Of classes derived from these it is looked for.
+_READERS = {kind: read for base, read in _ACTIVATIONS.items() for kind in (base, nn.CLASSES[base])}
+
+
+def _activated(y, activation, word, is_fresh):
+    """The activation of a value. With `is_fresh` nobody else has the value, so that what works in place may as well make a new one: in place PyTorch first copies what a
+    gradient needs."""
+    if isinstance(activation, str):
+        word = activation
+    elif not (word and is_fresh and isinstance(y, torch.Tensor)):
+        return activation(y)
+    return _ops.activation(y, word) if word else y
+
+
 def conv_norm(conv, norm, activation, x, addend=None):
-    """A chain: `f(norm(conv(x)) + addend)`, `activation` being what the operators call f, or empty."""
-    is_one_call = (
-        not (norm.training or torch.is_grad_enabled())
+    """A chain: `f(norm(conv(x)) + addend)`, `activation` being f as a module, or what the operators call it, or empty."""
+    # A compiler sees to hooks itself.
+    is_eager = not _ops._is_compiling()
+    is_all_watched = is_eager and _is_all_watched()
+    word = None if is_all_watched else _word(activation, is_eager)
+    is_whole = (
+        word is not None
         and conv.__class__ in _CONVS
         and norm.__class__ in _NORMS
-        and norm.running_mean is not None
+        and isinstance(x, torch.Tensor)
         and x.dim() == conv.weight.dim()
-        and (_ops._is_compiling() or not (_is_watched(conv) or _is_watched(norm)))
+        and conv.padding_mode == "zeros"
+        and conv._attributes
+        and not (is_eager and (_is_watched(conv) or _is_watched(norm)))
     )
-    if is_one_call and (addend is None or _is_alike(conv, x, addend)):
-        attributes = _attributes(conv._attributes, norm.eps, activation)
-        return _ops.conv_norm(x, conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.weight, norm.bias, addend, attributes)
-    is_plain = norm.__class__ in _OWN_NORMS and activation in ("", "f=relu")
-    is_one_node = (
-        is_plain
-        and norm.training
-        and norm.momentum is not None
-        and conv.bias is None
-        and conv.__class__ in _CONVS
-        and x.dim() == conv.weight.dim()
-        and torch.is_grad_enabled()
-        and (_ops._is_compiling() or not (_is_watched(conv) or _is_watched(norm)))
-    )
-    if is_one_node and (addend is None or _is_alike(conv, x, addend)):
-        return functional.conv_batch_norm_modules(conv, norm, x, addend, "relu" if activation else None)
+    if is_whole:
+        takes_gradient = torch.is_grad_enabled()
+        is_one_call = not (norm.training or takes_gradient) and norm.running_mean is not None
+        if is_one_call and (addend is None or _is_alike(conv, x, addend)):
+            attributes = _attributes(conv._attributes, norm.eps, word)
+            return _ops.conv_norm(x, conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.weight, norm.bias, addend, attributes)
+        is_one_node = (
+            norm.training
+            and takes_gradient
+            and norm.__class__ in _OWN_NORMS
+            and word in ("", "f=relu")
+            and norm.momentum is not None
+            and conv.bias is None
+        )
+        if is_one_node and (addend is None or _is_alike(conv, x, addend)):
+            return functional.conv_batch_norm_modules(conv, norm, x, addend, "relu" if word else None)
     y = conv(x)
-    is_two_calls = is_plain and (_ops._is_compiling() or not _is_watched(norm))
+    is_two_calls = norm.__class__ in _OWN_NORMS and word in ("", "f=relu") and isinstance(y, torch.Tensor) and not (is_eager and _is_watched(norm))
     if is_two_calls and (addend is None or addend.dtype == y.dtype and addend.shape == y.shape):
-        return functional.batch_norm_module(norm, y, addend, "relu" if activation else None)
+        return functional.batch_norm_module(norm, y, addend, "relu" if word else None)
     y = norm(y)
-    if addend is not None:
-        y = y + addend
-    return _ops.activation(y, activation) if activation else y
+    return _activated(y if addend is None else y + addend, activation, word, addend is not None or norm.__class__ in _NORMS)
 
 
 def mlp(first, activation, dropout, second, x):
-    """A chain: `second(dropout(f(first(x))))`, `activation` being what the operators call f; `dropout` may be None."""
+    """A chain: `second(dropout(f(first(x))))`, `activation` being f as a module, or what the operators call it; `dropout` may be None."""
+    is_eager = not _ops._is_compiling()
+    word = None if is_eager and _is_all_watched() else _word(activation, is_eager)
     is_one_call = (
-        first.__class__ is nn.Linear
+        word
+        and is_eager
+        and first.__class__ is nn.Linear
         and second.__class__ is nn.Linear
-        and (dropout is None or not dropout.training or dropout.p == 0.0)
+        and (dropout is None or dropout.__class__ in _DROPOUTS and (not dropout.training or dropout.p == 0.0))
+        and isinstance(x, torch.Tensor)
         and x.dim() > 0
-        and not (_ops._is_compiling() or _is_watched(first) or _is_watched(second) or dropout is not None and _is_watched(dropout))
+        and not (_is_watched(first) or _is_watched(second) or dropout is not None and _is_watched(dropout))
     )
     if is_one_call:
-        return _ops.mlp_in_mode(x, first.weight, first.bias, second.weight, second.bias, activation)
-    y = _ops.activation(first(x), activation)
+        return _ops.mlp_in_mode(x, first.weight, first.bias, second.weight, second.bias, word)
+    y = _activated(first(x), activation, word, first.__class__ is nn.Linear)
     return second(y if dropout is None else dropout(y))
 
 
@@ -144,6 +203,11 @@ def _about_self(test):
 _UNTRACED = (ast.For, ast.While, ast.Try, ast.With, ast.ListComp, ast.GeneratorExp, ast.DictComp, ast.SetComp, ast.Lambda, ast.FunctionDef)
 #: Python's own functions that see no more of a tensor than what stands for it shows.
 _BLIND = {"tuple", "list", "dict", "range"}
+#: Functions that write their first argument, of which a trace makes new tensors.
+_WRITERS = tuple(
+    getattr(operator, f"i{name}")
+    for name in ("add", "and", "concat", "floordiv", "lshift", "matmul", "mod", "mul", "or", "pow", "rshift", "sub", "truediv", "xor")
+)
 #: How far into functions of others a trace is followed.
 _DEPTH = 4
 
@@ -156,11 +220,11 @@ def _is_exact(function, module, depth=_DEPTH):
         return False
     if depth == 0 or not isinstance(tree, ast.FunctionDef) or tree.args.vararg or tree.args.kwarg:
         return False
-    # What may be the caller's tensor: `+=` changes it, and a trace has a new one instead.
+    # What may be the caller's tensor, or one of two names of a tensor: `+=` changes it, and a trace has a new one instead.
     callers = {one.arg for one in tree.args.args}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
-            callers |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+            callers |= {node.value.id, *(target.id for target in node.targets if isinstance(target, ast.Name))}
     return all(_is_shown(node, tree, callers, function, module, depth) for node in ast.walk(tree))
 
 
@@ -203,6 +267,8 @@ def _is_call_shown(called, function, module, depth):
     # None is called nowhere: the call stands behind a question whether there is something.
     if found is None or isinstance(found, torch.nn.Module) and found is not module:
         return True
+    if any(found is writer for writer in _WRITERS):
+        return False
     room = getattr(found, "__module__", None) or ""
     if room.split(".")[0] == "torch" or inspect.isbuiltin(found) and room.startswith(("torch", "_operator")):
         return not isinstance(found, type)
@@ -213,7 +279,8 @@ def _sequence(module):
     """The graph of a `Sequential`, whose own forward is a loop."""
     graph = fx.Graph()
     value = graph.placeholder("input")
-    for name, _ in module.named_children():
+    # A module that stands in it twice is called twice.
+    for name in module._modules:
         value = graph.call_module(name, (value,))
     graph.output(value)
     return graph
@@ -225,33 +292,43 @@ def _traced(module):
         return _sequence(module)
     if not _is_exact(kind.forward, module):
         return None
+    before = set(vars(module))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return _Tracer().trace(module)
+            graph = _Tracer().trace(module)
     except Exception:  # whatever a forward does with what is no tensor; it stays as it is
-        return None
+        graph = None
+    # A tensor that the forward itself made, or took from elsewhere: the trace has that of the day, as an attribute of the module.
+    constants = set(vars(module)) - before
+    for name in constants:
+        delattr(module, name)
+    return None if constants else graph
 
 
 def _only_reader(node):
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
-def _module_of(module, node):
-    if node is None or node.op != "call_module" or len(node.args) != 1 or node.kwargs:
-        return None
-    return module.get_submodule(node.target)
+class _Holder:
+    """A module whose forward holds chains, without those below it that are to be left alone."""
+
+    def __init__(self, module, left):
+        self.module, self.left = module, left
+
+    def part(self, node):
+        """The module that a node calls, if it may be part of a chain."""
+        if node is None or node.op != "call_module" or len(node.args) != 1 or node.kwargs:
+            return None
+        found = self.module.get_submodule(node.target)
+        return None if found in self.left or _is_watched(found) else found
 
 
-def _activation(module, node):
-    """What the operators call the activation that a node is; None if it is none."""
-    found = _module_of(module, node)
+def _activation(holder, node):
+    """The activation that a node is, as a chain takes it; None if it is none."""
+    found = holder.part(node)
     if found is not None:
-        if type(found).__module__ == nn.__name__ and "_word" in vars(found) and not _is_watched(found):
-            return found._word
-        kind = next((kind for kind in type(found).__mro__ if kind in _ACTIVATIONS), None)
-        is_plain = kind is not None and type(found).forward in (kind.forward, nn.CLASSES[kind].forward) and not _is_watched(found)
-        return _ACTIVATIONS[kind](found) if is_plain else None
+        return None if _word(found) is None else _held(node)
     if node is None or not node.args or len(node.args) > 2:
         return None
     is_relu = node.op == "call_function" and node.target in _RELUS or node.op == "call_method" and node.target in ("relu", "relu_")
@@ -264,25 +341,26 @@ def _addend(node, value):
         return None
     is_sum = node.op == "call_function" and node.target in _ADDS or node.op == "call_method" and node.target in ("add", "add_")
     others = [one for one in node.args if one is not value]
+    if (node.target is operator.iadd or node.target == "add_") and node.args[0] is not value:
+        # It is the addend that is written, and others may read it.
+        return None
     # Another way to the value may not be through the sum itself, and a number is no tensor.
     return others[0] if is_sum and len(others) == 1 and isinstance(others[0], fx.Node) else None
 
 
-def _mlp_chain(module, node):
+def _mlp_chain(holder, node):
     """The chain of two linear layers that begins at a node: (its nodes, what is called, its arguments before and behind the input), or None."""
-    first = _module_of(module, node)
-    if type(first) is not nn.Linear or _is_watched(first):
+    if type(holder.part(node)) is not nn.Linear:
         return None
     nodes, dropped = [node, _only_reader(node)], None
-    activation = _activation(module, nodes[1])
+    activation = _activation(holder, nodes[1])
     if activation is None:
         return None
     after = _only_reader(nodes[1])
-    if type(_module_of(module, after)) in _DROPOUTS:
+    if type(holder.part(after)) in _DROPOUTS:
         dropped, after = after, _only_reader(after)
         nodes.append(dropped)
-    second = _module_of(module, after)
-    if type(second) is not nn.Linear or _is_watched(second):
+    if type(holder.part(after)) is not nn.Linear:
         return None
     nodes.append(after)
     return nodes, mlp, (_held(node), activation, None if dropped is None else _held(dropped), _held(after)), ()
@@ -293,14 +371,14 @@ def _held(node):
     return ("get_attr", node.target)
 
 
-def _conv_chain(module, node):
+def _conv_chain(holder, node):
     """The chain that begins with a convolution: (its nodes, what is called, its arguments before and behind the input), or None."""
-    conv = _module_of(module, node)
-    if type(conv) not in _CONVS or conv.padding_mode != "zeros" or _is_watched(conv):
+    conv = holder.part(node)
+    if type(conv) not in _CONVS or conv.padding_mode != "zeros":
         return None
     second = _only_reader(node)
-    norm = _module_of(module, second)
-    if type(norm) not in _NORMS or not norm.track_running_stats or _is_watched(norm):
+    norm = holder.part(second)
+    if type(norm) not in _NORMS or not norm.track_running_stats:
         return None
     nodes, addend, activation = [node, second], None, ""
     after = _only_reader(second)
@@ -309,7 +387,7 @@ def _conv_chain(module, node):
         behind = _only_reader(after)
         # The sum alone is worth it too: it is one pass less over the result.
         nodes, addend, after = [*nodes, after], added, behind
-    found = _activation(module, after)
+    found = _activation(holder, after)
     if found is not None:
         nodes, activation = [*nodes, after], found
     behind = () if addend is None else (addend,)
@@ -344,16 +422,35 @@ def _reduce(self, protocol):
     return _restored, self._chained, self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__
 
 
-def _class_of(kind, source, places):
-    """The class derived from one, with the forward whose source this is."""
+def _class_of(kind, source, places, names=None):
+    """The class derived from one, with the forward whose source this is. `names` are those of the modules of a `Sequential`, whose forward is another one's as soon as
+    it holds others."""
     scope = {name: _found(*place) for name, place in places.items()}
     exec(compile(source, f"<chains of {kind.__qualname__}>", "exec"), scope)
     body = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(kind.__name__, (kind,), {**body, "forward": scope["forward"], "_chained": (kind, source, places), "__reduce_ex__": _reduce})
+    body.update(forward=scope["forward"], _chained=(kind, source, places, names), __reduce_ex__=_reduce)
+    if names is not None:
+        body.update(forward=_as_long_as_it_holds(names, scope["forward"], kind.forward), __getitem__=_item)
+    return type(kind.__name__, (kind,), body)
 
 
-def _restored(kind, source, places):
-    derived = _class_of(kind, source, places)
+def _as_long_as_it_holds(names, chained, plain):
+    """The forward of a `Sequential` that may be edited."""
+
+    def forward(self, input):
+        return chained(self, input) if tuple(self._modules) == names else plain(self, input)
+
+    return forward
+
+
+def _item(self, index):
+    """As `Sequential` has it. A part of it is of the class that it was before: chains are those of the whole."""
+    kind = self._chained[0]
+    return kind(collections.OrderedDict(list(self._modules.items())[index])) if isinstance(index, slice) else kind.__getitem__(self, index)
+
+
+def _restored(*chained):
+    derived = _class_of(*chained)
     return derived.__new__(derived)
 
 
@@ -361,7 +458,8 @@ def _derived(module, graph):
     """The module's class with the graph's forward."""
     code = graph.python_code("self")
     used = {node.id for node in ast.walk(ast.parse(code.src)) if isinstance(node, ast.Name)}
-    return _class_of(type(module), code.src, {name: _place(value) for name, value in code.globals.items() if name in used})
+    names = tuple(module._modules) if type(module).forward is torch.nn.Sequential.forward else None
+    return _class_of(type(module), code.src, {name: _place(value) for name, value in code.globals.items() if name in used}, names)
 
 
 def _may_write(module, node):
@@ -380,11 +478,11 @@ def _is_disturbed(module, graph, nodes):
     return any(node not in nodes and _may_write(module, node) for node in between)
 
 
-def chain(model, skip=()):
-    """Makes each chain of a network's modules one call. Returns them by the name of the module that holds them."""
+def chain(model, skip=(), left=frozenset()):
+    """Makes each chain of a network's modules one call, but those that hold a module of `left`. Returns them by the name of the module that holds them."""
     found = {}
     for name, module in model.named_modules():
-        if any(name == left or name.startswith(f"{left}.") for left in skip) or not any(True for _ in module.children()):
+        if any(name == skipped or name.startswith(f"{skipped}.") for skipped in skip) or not any(True for _ in module.children()):
             continue
         if "forward" in vars(module) or hasattr(module, "_chained") or isinstance(module, (torch.jit.ScriptModule, fx.GraphModule)):
             continue
@@ -394,9 +492,9 @@ def chain(model, skip=()):
         graph = _traced(module)
         if graph is None:
             continue
-        chains, taken = [], set()
+        chains, taken, holder = [], set(), _Holder(module, left)
         for node in list(graph.nodes):
-            one = None if node in taken else _conv_chain(module, node) or _mlp_chain(module, node)
+            one = None if node in taken else _conv_chain(holder, node) or _mlp_chain(holder, node)
             if one is None or _is_disturbed(module, graph, one[0]):
                 continue
             nodes, function, before, behind = one

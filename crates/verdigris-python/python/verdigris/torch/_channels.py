@@ -4,6 +4,10 @@ from .._errors import GraphError, UnsupportedError
 from . import _ops
 
 
+#: The most channels of a window of `local_response_norm`.
+MAX_RESPONSES = 64
+
+
 @_ops.cached
 def _factor(shape, factor, is_up):
     """The attributes of a pixel shuffle, or of its way back."""
@@ -48,6 +52,6 @@ def local_response_norm(input, size, alpha=1e-4, beta=0.75, k=1.0):
         raise GraphError(f"an input of {tuple(input.shape)}; it is [n, c, ...] with at least three dims")
     if not input.is_floating_point():
         raise UnsupportedError(f"local_response_norm of {input.dtype}; it takes floating-point numbers")
-    if not 1 <= size <= 64:
-        raise UnsupportedError(f"size is {size}; a window has 1 to 64 channels")
+    if not 1 <= size <= MAX_RESPONSES:
+        raise UnsupportedError(f"size is {size}; a window has 1 to {MAX_RESPONSES} channels")
     return _ops.local_response_norm(input, f"size={size} alpha={float(alpha)!r} beta={float(beta)!r} k={float(k)!r}")

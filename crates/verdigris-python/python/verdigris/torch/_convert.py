@@ -35,6 +35,8 @@ def _why_not(module):
         return "it is parametrized"
     if getattr(module, "track_running_stats", False) and not isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
         return "it keeps running statistics"
+    if getattr(module, "inplace", False):
+        return "it writes its result into its input, and ours makes a new one"
     own = getattr(nn.CLASSES[_stock(type(module))], "_why_not", None)
     return own(module) if own is not None else None
 
@@ -63,12 +65,13 @@ def convert(model, *, inplace=False, only=None, skip=()):
     if not inplace:
         shared = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
         model = copy.deepcopy(model, shared)
-    swapped, kept, classes = {}, {}, nn.classes()
+    swapped, kept, left, classes = {}, {}, set(), nn.classes()
     for name, module in model.named_modules():
         kind = type(module)
         if kind.__module__ == nn.__name__:
             continue
-        if any(name == left or name.startswith(f"{left}.") for left in skip):
+        if any(name == skipped or name.startswith(f"{skipped}.") for skipped in skip):
+            left.add(module)
             if kind in classes:
                 kept[name] = f"{kind.__name__}: it is to be skipped"
             continue
@@ -88,6 +91,7 @@ def convert(model, *, inplace=False, only=None, skip=()):
                 kept[name] = f"{kind.__name__}: not computed by this package"
             continue
         if only is not None and kind not in only:
+            left.add(module)
             kept[name] = f"{kind.__name__}: not asked for"
             continue
         why = _why_not(module)
@@ -97,4 +101,4 @@ def convert(model, *, inplace=False, only=None, skip=()):
         module.__class__ = classes[kind]
         module._prepare()
         swapped[name] = kind.__name__
-    return model, Report(swapped, kept, _chains.chain(model, skip))
+    return model, Report(swapped, kept, _chains.chain(model, skip, left))

@@ -161,7 +161,8 @@ class _Projections(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, cos, sin, counts, elements, *parameters):
         made = _ops.linear(x, weight, bias, "").unflatten(-1, (-1, elements))
-        ctx.save_for_backward(x, weight, bias, cos, sin)
+        # The parameters with them, which an optimizer writes: the packed weight is their memory, but counts no versions of theirs.
+        ctx.save_for_backward(x, weight, bias, cos, sin, *parameters)
         ctx.counts, ctx.policy = counts, _ops._current_policy()
         q, k, v = _turned(made, cos, sin, counts)
         # Whoever keeps the values is not to keep all of the product.
@@ -171,7 +172,7 @@ class _Projections(torch.autograd.Function):
     def backward(ctx, dq, dk, dv):
         if torch.is_grad_enabled():
             raise UnsupportedError("the gradient of packed projections has no gradient; convert with `skip` the attention that needs one")
-        x, weight, bias, cos, sin = ctx.saved_tensors
+        x, weight, bias, cos, sin, *_ = ctx.saved_tensors
         turn = lambda dy: dy if cos is None else rotary.again(ctx.policy, dy, cos, sin, "gradient=1")
         dy = torch.cat((turn(dq), turn(dk), dv), dim=2).flatten(2)
         count = len(ctx.counts)
@@ -215,7 +216,7 @@ _NAMES = {dtype: name for name, dtype in _ops._WIDTHS.items()}
 def linear_add(x, weight, bias, addend):
     """`linear(x, weight, bias) + addend`, all of one type: the sum is a step of the product, and rounded once."""
     if torch.is_grad_enabled() and any(value is not None and value.requires_grad for value in (x, weight, bias, addend)):
-        return _LinearAdd.apply(x, weight, bias, addend)
+        return _ops.apply("linear_add", _LinearAdd, x, weight, bias, addend)
     return _sum(x, weight, bias, addend)
 
 
@@ -242,5 +243,5 @@ def projections(x, packed, bias, parameters, counts, elements, cos=None, sin=Non
     """Queries, keys and values of `x`, each `[batch, positions, heads, elements]`, by one product of weights that stand one behind the other in `packed`, and so `bias`;
     `counts` says how many heads each has. With cosines and sines of `[batch, positions, 1, elements]` queries and keys are turned by them."""
     if torch.is_grad_enabled() and any(value is not None and value.requires_grad for value in (x, *parameters)):
-        return _Projections.apply(x, packed, bias, cos, sin, counts, elements, *parameters)
+        return _ops.apply("projections", _Projections, x, packed, bias, cos, sin, counts, elements, *parameters)
     return _turned(_ops.linear(x, packed, bias, "").unflatten(-1, (-1, elements)), cos, sin, counts)

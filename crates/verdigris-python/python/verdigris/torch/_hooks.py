@@ -39,7 +39,10 @@ _native.hook_torch(
             torch._C._len_torch_dispatch_stack,
             torch._C._len_torch_function_stack,
             torch._C._are_functorch_transforms_active,
+            torch._C._is_tracing,
         ],
+        # Where `_current_level` is that of `torch.autograd.forward_ad`: a look into a dict, where no function is asked.
+        "forward_mode": vars(torch.autograd.forward_ad),
         # Profiled calls go the way that they go unseen: another way would have other plans, which would be chosen while somebody measures.
         "is_profiled": torch._C._autograd._profiler_enabled,
         "range": torch._C._profiler._RecordFunctionFast,

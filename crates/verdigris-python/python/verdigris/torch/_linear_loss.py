@@ -273,8 +273,9 @@ class _Loss(torch.autograd.Function):
 
 
 def _autograd(x, w, target, bias, class_weight, attributes):
+    _ops.refuse_tangents("linear_cross_entropy", (x, w, target, bias, class_weight))
     if torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in (x, w, target, bias)):
-        return _Loss.apply(x, w, target, bias, class_weight, attributes)
+        return _ops.apply("linear_cross_entropy", _Loss, x, w, target, bias, class_weight, attributes)
     with torch._C._AutoDispatchBelowAutograd():
         return _ops._namespace.linear_cross_entropy.default(x, w, target, bias, class_weight, attributes)
 

@@ -9,10 +9,12 @@ A call goes one of two ways. Plain tensors outside of every mode go straight to 
 fake tensors, subclasses, modes, transforms) goes through the dispatcher to the same kernels and the same formulas.
 """
 
+import contextlib
 import functools
 import types
 
 import torch
+from torch._functorch.utils import enable_single_level_autograd_function as _single_level
 from torch._prims_common import suggest_memory_format
 from torch.nn import functional
 
@@ -29,6 +31,8 @@ _eager, _eager_past_autocast, _plain, _run = _native.eager, _native.eager_past_a
 _differentiated = _native.differentiated
 _current_policy = _native.current_policy
 _is_compiling = torch.compiler.is_compiling
+_forward_ad = torch.autograd.forward_ad
+_is_transformed = torch._C._are_functorch_transforms_active
 #: The places of the tensors that autocast casts, by its word; of others all.
 _LOWERED = {"lower operands": range(2), "lower layers": (0, 1, 3), "lower attended": range(4)}
 _AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
@@ -186,7 +190,7 @@ def _operator(name, tensors, results, has_dims, fake, decomposed=None, gradients
         except ConstantError:
             output = NotImplemented
         if output is NotImplemented:
-            with torch._C._AutoDispatchBelowAutograd():
+            with torch._C._AutoDispatchBelowAutograd(), _levels_below():
                 output = op(*inputs)
         return output, inputs, ""
 
@@ -247,7 +251,12 @@ def _operator(name, tensors, results, has_dims, fake, decomposed=None, gradients
         return op(*inputs[:-2], *[None] * (places + 2 - len(inputs)), *inputs[-2:])
 
     def autograd(*inputs):
+        refuse_tangents(name, inputs)
         if torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs):
+            if _is_transformed():
+                # A transform asks for one level of itself at a time, and `apply` is that of one level.
+                with _single_level():
+                    return (apply_any or make_any())(*inputs)
             return (apply_any or make_any())(*inputs)
         with torch._C._AutoDispatchBelowAutograd():
             return op(*inputs)
@@ -289,9 +298,42 @@ def _operator(name, tensors, results, has_dims, fake, decomposed=None, gradients
     return call
 
 
+@contextlib.contextmanager
+def _levels_below():
+    """Within the forward half of a differentiable call, which records nothing: a transform's levels below record what they differentiate."""
+    if not _is_transformed():
+        yield
+        return
+    with torch.enable_grad(), _forward_ad._set_fwd_grad_enabled(True):
+        yield
+
+
+def refuse_tangents(name, inputs):
+    """Raises where a tensor of a call has a tangent, which its result would not have."""
+    if _forward_ad._current_level < 0:
+        return
+    if any(isinstance(value, torch.Tensor) and _forward_ad.unpack_dual(value).tangent is not None for value in inputs):
+        rule = "this package has gradients of reverse mode alone (backward, torch.func.grad, vjp, jacrev)"
+        raise UnsupportedError(f"forward-mode differentiation of `{name}` (jvp, jacfwd, hessian, make_dual); {rule}")
+
+
+def apply(name, function, *inputs):
+    """Calls an `autograd.Function` that is no operator's."""
+    refuse_tangents(name, inputs)
+    if _is_transformed():
+        raise UnsupportedError(f"the gradient of `{name}` within a transform of torch.func; outside of one it has gradients (backward, torch.autograd.grad)")
+    return function.apply(*inputs)
+
+
 def _cast(value, dtype, kind):
     is_wide_enough = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != torch.float64
     return value.to(dtype) if is_wide_enough and value.device.type == kind else value
+
+
+def widened(tensor):
+    """A tensor as autocast for GPUs hands it to the functions that it computes in f32 and those for CPUs do not: softplus, and `interpolate`."""
+    is_narrow = tensor.is_cuda and tensor.dtype in (torch.float16, torch.bfloat16)
+    return tensor.float() if is_narrow and torch.is_autocast_enabled("cuda") else tensor
 
 
 def _is_channels_last(tensor):
@@ -307,8 +349,9 @@ def _differentiable(name, function):
     """What an operator is to autograd whose one tensor with a gradient is the first, and whose forward and backward are those of a `torch.autograd.Function`."""
 
     def autograd(x, *others):
+        refuse_tangents(name, (x, *others))
         if torch.is_grad_enabled() and x.requires_grad:
-            return function.apply(x, *others)
+            return apply(name, function, x, *others)
         with torch._C._AutoDispatchBelowAutograd():
             return getattr(_namespace, name).default(x, *others)
 

@@ -54,9 +54,19 @@ def _convolution(graph, node):
     return made if _lies_alike(made, node) else None
 
 
+_ORDERS = (aten.permute.default, aten.transpose.int)
+
+
+def _is_turn(node):
+    """Whether an order of the two dims of a matrix is the other one than they have."""
+    dims = node.args[1] if node.target is aten.permute.default else node.args[1:3]
+    places = [dim % 2 for dim in dims]
+    return places == [1, 0] if node.target is aten.permute.default else places[0] != places[1]
+
+
 def _turned(graph, node, matrix):
     """A matrix's transpose: the tensor itself where it is one already."""
-    if matrix.op == "call_function" and matrix.target in (aten.permute.default, aten.t.default, aten.transpose.int):
+    if matrix.op == "call_function" and (matrix.target is aten.t.default or matrix.target in _ORDERS and _is_turn(matrix)):
         return matrix.args[0]
     return _call(graph, node, aten.permute.default, (matrix, [1, 0]))
 

@@ -92,7 +92,7 @@ def interpolate(
         return getattr(functional, f"adaptive_avg_pool{len(told)}d")(input, told)
     if not input.dtype.is_floating_point and input.dtype != torch.uint8:
         raise UnsupportedError(f"interpolate of {input.dtype}; it takes floating-point numbers and uint8")
-    return _ops.resample(input, told)
+    return _ops.resample(_ops.widened(input), told)
 
 
 @_ops.cached

@@ -440,6 +440,7 @@ def elu(input, alpha=1.0, inplace=False):
 
 def softplus(input, beta=1.0, threshold=20.0):
     """`ln(1 + e^(beta * x)) / beta`, and `x` where `beta * x > threshold`."""
+    input = _ops.widened(input)
     return _ops.activation(input, f"f=softplus beta={float(beta)!r} threshold={float(threshold)!r}")
 
 
@@ -940,7 +941,7 @@ def scaled_dot_product_attention(
     a captured CUDA graph anew in every replay. What `torch.compile` compiles is PyTorch's own attention where there is dropout and no state.
     """
     if dropout_p > 0.0 and state is None and torch.compiler.is_compiling():
-        return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return _their_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if attn_mask is not None and is_causal:
         raise GraphError("attn_mask with is_causal; one of both says which keys are attended")
     rank = query.dim()
@@ -956,10 +957,11 @@ def scaled_dot_product_attention(
         if rank > 4 and attn_mask.dim() > 2:
             attn_mask = attn_mask.expand(*lead, *attn_mask.shape[-2:]).flatten(0, -4)
         elif rank == 3 and attn_mask.dim() == 3:
-            attn_mask = attn_mask.unsqueeze(1)
+            attn_mask = attn_mask.unsqueeze(0 if enable_gqa else 1)
         if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
             raise GraphError(f"attn_mask of {attn_mask.dtype}; it is of bool or added to the scores")
-    heads = (_in_heads(query), _in_heads(key), _in_heads(value))
+    # Of three dims the first is that of heads where heads are shared, and else whatever it is.
+    heads = [x.unsqueeze(0) if enable_gqa and rank == 3 else _in_heads(x) for x in (query, key, value)]
     o = attention_of_heads(*heads, attn_mask, is_causal, scale, dropout_p=dropout_p, state=state)
     return o if rank == 4 else o.reshape(*lead, *o.shape[-2:])
 
@@ -976,6 +978,8 @@ def attention_of_heads(query, key, value, mask=None, is_causal=False, scale=None
     return _ops.attention(query, key, value, mask, None, None, None, None, None, state, *_NO_DESCALES, words)[0]
 
 
+#: PyTorch's own, whose name within `sdpa_kernel` is ours.
+_their_attention = torch.nn.functional.scaled_dot_product_attention
 #: Of attention without factors of queries, keys and values.
 _NO_DESCALES = (None, None, None)
 

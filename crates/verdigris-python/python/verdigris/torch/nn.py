@@ -1,16 +1,38 @@
-"""Modules that compute by this package: PyTorch's own, with another `forward`. Parameters, buffers, names and `state_dict` are PyTorch's."""
+"""Modules that compute by this package: PyTorch's own, with another `forward`. Parameters, buffers, names and `state_dict` are PyTorch's.
 
+`inplace` is taken and the result is new all the same, as in `functional`; `convert` leaves such modules to PyTorch. To `torch.fx` each is one node, as PyTorch's are.
+"""
+
+import functools
 import importlib
 import sys
 
 import torch
+from torch.fx import Proxy
 
+from .._errors import GraphError
 from . import _multihead, _window
+from ._channels import MAX_RESPONSES
 from . import functional as F
 
 
+def _node(module, *inputs, **options):
+    """The call of a module in a graph that `torch.fx` traces: one node, where it would look into modules that are not PyTorch's."""
+    tracer = next(value for value in (*inputs, *options.values()) if isinstance(value, Proxy)).tracer
+    return tracer.create_proxy("call_module", tracer.path_of_module(module), inputs, options)
+
+
 class _Conv:
-    """What the convolutions share: attributes are made once, when the module is."""
+    """What the convolutions share: attributes are made when the module is, and again when an option of it is set. They are empty while its options do not go together."""
+
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+        if name in _OPTIONS and "_attributes" in self.__dict__:
+            try:
+                self._prepare()
+            except GraphError:
+                # Another option may follow, and else the call says what is wrong.
+                self._attributes = ""
 
     def _spatial(self):
         return len(self.kernel_size)
@@ -24,12 +46,20 @@ class _Conv:
             x = F.pad(x, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             attributes = F.conv_attributes(self._spatial(), self.stride, 0, self.dilation, self.groups)
             return F.conv(x, self.weight, self.bias, attributes, self._spatial())
+        if not self._attributes:
+            self._prepare()
         return F.conv(x, self.weight, self.bias, self._attributes, self._spatial())
+
+
+#: What the attributes of a convolution are made of.
+_OPTIONS = {"stride", "padding", "dilation", "groups", "kernel_size"}
 
 
 class _ConvTranspose(_Conv):
     def _unfiltered(self, x, output_size):
         padding = self.output_padding
+        if not self._attributes:
+            self._prepare()
         if output_size is not None:
             padding = self._output_padding(
                 x, output_size, self.stride, self.padding, self.kernel_size, self._spatial(), self.dilation
@@ -44,7 +74,7 @@ def _conv_class(base):
             self._prepare()
 
         def forward(self, input):
-            return self._filtered(input)
+            return _node(self, input) if isinstance(input, Proxy) else self._filtered(input)
 
     return _named(Module, base)
 
@@ -56,20 +86,34 @@ def _conv_transpose_class(base):
             self._prepare()
 
         def forward(self, input, output_size=None):
-            return self._unfiltered(input, output_size)
+            return _node(self, input, output_size) if isinstance(input, Proxy) else self._unfiltered(input, output_size)
 
     return _named(Module, base)
 
 
-def _module(base, compute):
+def _module(base, compute, forward=None):
+    """The class of modules of one input whose forward is `compute(module, input)`, or `forward` of those that take more."""
+
+    def of_one(self, input):
+        return _node(self, input) if isinstance(input, Proxy) else compute(self, input)
+
     class Module(base):
         def _prepare(self):
             pass
 
-        def forward(self, *inputs, **options):
-            return compute(self, *inputs, **options)
-
+    Module.forward = forward or of_one
     return _named(Module, base)
+
+
+def _module_of_more(base, compute):
+    """As `_module`, of those that take more than one input; `compute` calls them as PyTorch does."""
+
+    @functools.wraps(compute)
+    def forward(self, *inputs, **options):
+        is_traced = any(isinstance(value, Proxy) for value in (*inputs, *options.values()))
+        return _node(self, *inputs, **options) if is_traced else compute(self, *inputs, **options)
+
+    return _module(base, compute, forward)
 
 
 def _named(module, base):
@@ -102,12 +146,14 @@ MaxPool3d = _module(_nn.MaxPool3d, _max(F.max_pool3d))
 
 
 def _unpool(function):
-    return lambda m, x, indices, output_size=None: function(x, indices, m.kernel_size, m.stride, m.padding, output_size)
+    return lambda self, input, indices, output_size=None: function(
+        input, indices, self.kernel_size, self.stride, self.padding, output_size
+    )
 
 
-MaxUnpool1d = _module(_nn.MaxUnpool1d, _unpool(F.max_unpool1d))
-MaxUnpool2d = _module(_nn.MaxUnpool2d, _unpool(F.max_unpool2d))
-MaxUnpool3d = _module(_nn.MaxUnpool3d, _unpool(F.max_unpool3d))
+MaxUnpool1d = _module_of_more(_nn.MaxUnpool1d, _unpool(F.max_unpool1d))
+MaxUnpool2d = _module_of_more(_nn.MaxUnpool2d, _unpool(F.max_unpool2d))
+MaxUnpool3d = _module_of_more(_nn.MaxUnpool3d, _unpool(F.max_unpool3d))
 
 
 def _fractional(function):
@@ -174,7 +220,8 @@ ELU = _module(_nn.ELU, lambda m, x: F.elu(x, m.alpha))
 Softplus = _module(_nn.Softplus, lambda m, x: F.softplus(x, m.beta, m.threshold))
 Dropout = _module(_nn.Dropout, lambda m, x: F.dropout(x, m.p, m.training))
 LayerNorm = _module(_nn.LayerNorm, lambda m, x: F.layer_norm(x, m.normalized_shape, m.weight, m.bias, m.eps))
-RMSNorm = _module(_nn.RMSNorm, lambda m, x: F.rms_norm(x, m.normalized_shape, m.weight, m.eps))
+# PyTorch calls its input x.
+RMSNorm = _module_of_more(_nn.RMSNorm, lambda self, x: F.rms_norm(x, self.normalized_shape, self.weight, self.eps))
 GroupNorm = _module(_nn.GroupNorm, lambda m, x: F.group_norm(x, m.num_groups, m.weight, m.bias, m.eps))
 
 
@@ -192,13 +239,13 @@ InstanceNorm1d, InstanceNorm2d, InstanceNorm3d = (
 BatchNorm1d, BatchNorm2d, BatchNorm3d = (
     _module(base, F.batch_norm_module) for base in (_nn.BatchNorm1d, _nn.BatchNorm2d, _nn.BatchNorm3d)
 )
-MultiheadAttention = _module(_nn.MultiheadAttention, _multihead.multi_head_attention)
+MultiheadAttention = _module_of_more(_nn.MultiheadAttention, _multihead.multi_head_attention)
 Softmax = _module(_nn.Softmax, lambda m, x: F.softmax(x, m.dim))
 LogSoftmax = _module(_nn.LogSoftmax, lambda m, x: F.log_softmax(x, m.dim))
-CrossEntropyLoss = _module(
+CrossEntropyLoss = _module_of_more(
     _nn.CrossEntropyLoss,
-    lambda m, x, target: F.cross_entropy(
-        x, target, m.weight, ignore_index=m.ignore_index, reduction=m.reduction, label_smoothing=m.label_smoothing
+    lambda self, input, target: F.cross_entropy(
+        input, target, self.weight, ignore_index=self.ignore_index, reduction=self.reduction, label_smoothing=self.label_smoothing
     ),
 )
 
@@ -225,13 +272,57 @@ class LinearCrossEntropyLoss(_nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
 
 
+# Options that this package refuses.
+
+
+def _is_finite(*values):
+    return all(value - value == 0.0 for value in map(float, values))
+
+
+def _refused_constant(m):
+    return None if _is_finite(m.value) else f"it pads with {m.value}, and ours with finite numbers"
+
+
+def _refused_clamp(m):
+    return None if _is_finite(m.min_val, m.max_val) else f"its bounds are {m.min_val} and {m.max_val}, and those of ours finite"
+
+
+def _refused_alpha(m):
+    return None if _is_finite(m.alpha) else f"its alpha is {m.alpha}, and that of ours finite"
+
+
+def _refused_slope(m):
+    return None if _is_finite(m.negative_slope) else f"its slope is {m.negative_slope}, and that of ours finite"
+
+
+def _refused_softplus(m):
+    is_taken = _is_finite(m.beta) and m.beta > 0 and _is_finite(m.threshold)
+    return None if is_taken else f"its beta is {m.beta} and its threshold {m.threshold}, and ours takes finite ones, beta above 0"
+
+
+def _refused_size(m):
+    return None if 1 <= m.size <= MAX_RESPONSES else f"its size is {m.size}, and that of ours at most {MAX_RESPONSES}"
+
+
+for _kinds, _refused in (
+    ((ConstantPad1d, ConstantPad2d, ConstantPad3d), _refused_constant),
+    ((Hardtanh,), _refused_clamp),
+    ((ELU,), _refused_alpha),
+    ((LeakyReLU,), _refused_slope),
+    ((Softplus,), _refused_softplus),
+    ((LocalResponseNorm,), _refused_size),
+):
+    for _kind in _kinds:
+        _kind._why_not = staticmethod(_refused)
+
 #: Modules of torchvision that have one of ours, and where they are.
 _WINDOWS = ("ShiftedWindowAttention", "ShiftedWindowAttentionV2")
 _WINDOWS_ROOM = "torchvision.models.swin_transformer"
 
 
 def _window_class(base):
-    module = _module(base, lambda m, x: _window.window_attention(m, x, base.forward))
+    # torchvision calls its input x.
+    module = _module_of_more(base, lambda self, x: _window.window_attention(self, x, base.forward))
     module._why_not = staticmethod(_window.why_not)
     return module
 
