@@ -59,7 +59,7 @@ impl LoadedProgram {
 
     /// Bytes of constants that the program keeps on the device. Kernels read them there, those of a captured graph too, for as long as it is replayed.
     pub fn constant_bytes(&self) -> u64 {
-        self.constants.len_bytes()
+        self.constants.buffer().len_bytes()
     }
 
     /// The number of kernel launches.
