@@ -310,13 +310,12 @@ fn constants_outlive_executions_on_other_streams() {
         let bindings = Bindings { buffers: &[y.slice()], workspace: y.slice().part(0, 0).expect("nothing"), host_scalars: &[], lists: &[] };
         loaded.execute(&other, &bindings)
     };
+    // Tens of milliseconds stand in front of each execution; and as soon as the constants are freed, their memory is what the pool gives next.
     for round in 0..8 {
         let loaded = loader.load(&program, &gpu.stream).expect("loads");
-        // Tens of milliseconds in front of the execution.
         (0..64).for_each(|_| busy.fill(&other, round).expect("submits"));
         run(&loaded).expect("executes");
         drop(loaded);
-        // As soon as the constants are freed, their memory is what the pool gives next.
         let mut next = gpu.pool.alloc(&gpu.stream, LENGTH as u64).expect("allocates");
         next.fill(&gpu.stream, SENTINEL).expect("submits");
         other.synchronize().expect("is done");
@@ -333,8 +332,7 @@ fn constants_outlive_executions_on_other_streams() {
         busy.fill(&gpu.stream, 0)
     });
     assert_eq!(graph.expect("captures").node_count().expect("counts"), 1);
-    other.synchronize().expect("is done");
-    gpu.stream.synchronize().expect("is done");
+    [&other, &gpu.stream].map(|stream| stream.synchronize().expect("is done"));
 }
 
 #[test]

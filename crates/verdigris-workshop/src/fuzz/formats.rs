@@ -295,7 +295,7 @@ fn key(spec: &str) -> CacheKey {
         spec: spec.to_owned(),
         arch: "cc 9.0".to_owned(),
         driver_version: 13_020,
-        driver_release: "580.159.04".to_owned(),
+        driver_release: String::new(),
         ptx_isa: Isa::V9_0,
         options,
     }
