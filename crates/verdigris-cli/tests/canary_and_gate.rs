@@ -83,9 +83,12 @@ fn the_canary_finds_what_is_planted_under_it() {
     let folder = tempfile::tempdir().expect("a folder");
     let before = folder.path().join("before.jsonl");
     let run = |words: &[&str]| verdigris(&[&["canary", "gemm/f32", "--device", "cpu", "--json"][..], words].concat());
-    let well = run(&["--baseline", "none"]);
-    assert!(well.status.success() && text(&well.stderr).is_empty(), "{}", text(&well.stderr));
-    std::fs::write(&before, &well.stdout).expect("writes");
+    // What other processes of this machine take from one run they do not take from all.
+    let wells = [(); 3].map(|()| run(&["--baseline", "none"]));
+    wells.iter().for_each(|well| assert!(well.status.success() && text(&well.stderr).is_empty(), "{}", text(&well.stderr)));
+    let us = |well: &Output| serde_json::from_slice::<serde_json::Value>(&well.stdout).expect("one row")["us"].as_f64().expect("a time");
+    let quickest = wells.iter().min_by(|a, b| us(a).total_cmp(&us(b))).expect("three");
+    std::fs::write(&before, &quickest.stdout).expect("writes");
     let before = before.to_str().expect("a path");
     // Times of other processes on this machine are not what is asked about.
     let sound = run(&["--baseline", before, "--slower", "1000"]);
