@@ -332,7 +332,7 @@ fn constants_outlive_executions_on_other_streams() {
         busy.fill(&gpu.stream, 0)
     });
     assert_eq!(graph.expect("captures").node_count().expect("counts"), 1);
-    [&other, &gpu.stream].map(|stream| stream.synchronize().expect("is done"));
+    [&other, &gpu.stream].into_iter().for_each(|stream| stream.synchronize().expect("is done"));
 }
 
 #[test]
