@@ -6,7 +6,7 @@ use verdigris_kir::face::{Kernel, Val};
 use verdigris_kir::params::Divide;
 
 verdigris_kir::parameters! {
-    /// Heads in sections whose tensors stay in L2 together. Within a section the last rows of all heads are first: of queries they have the most keys where a
+    /// Heads in sections, which are gone through one after the other; each engine says how many heads make one. Within a section the last rows of all heads are first: of queries they have the most keys where a
     /// diagonal ends them, and of keys the fewest queries.
     pub(super) struct Order / #[derive(Clone, Copy, Debug)] OrderArgs of () as _spec {
         pub(super) tiles: u32,

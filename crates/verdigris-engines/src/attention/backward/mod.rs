@@ -415,8 +415,8 @@ impl Backward {
     }
 
     /// Heads of keys that are gone through together: in order, those whose queries and gradients stay in half of the L2. As shares come, one after the other where
-    /// tiles are alike, and four where a diagonal makes them unlike: then CTAs of one length stand side by side and add to other queries (one H200, causal, in turns by
-    /// chance: 8,192 positions with 32 heads on 8 of keys 520 TFLOP/s beside 477, 96 elements with 8 on 2 401 beside 371, 64 heads of 4,096 503 beside 491).
+    /// tiles are alike, and four where a diagonal makes them unlike: then CTAs of one length stand side by side and add to other queries (one H200, causal, sides in
+    /// random order: 8,192 positions with 32 heads on 8 of keys 520 TFLOP/s beside 477, 96 elements with 8 on 2 401 beside 371, 64 heads of 4,096 503 beside 491).
     fn section(&self, spec: &Spec) -> u32 {
         let p = &self.problem;
         if !spec.in_order {

@@ -506,7 +506,7 @@ impl Forward {
 
     /// Heads of queries whose tiles are handed out together, the longest first; one where tiles are alike, for then neighbours run together. Among more heads tiles
     /// are balanced better, and fewer CTAs share the keys of one: sixteen heads of keys hold both, though their tensors be four times the L2 (one H200, causal, 128 elements,
-    /// in turns by chance: 72 heads of 11,072 positions 662 TFLOP/s, with as many heads as fit half of the L2 647, with 66 heads 543; 64 heads of 4,096
+    /// sides in random order: 72 heads of 11,072 positions 662 TFLOP/s, with as many heads as fit half of the L2 647, with 66 heads 543; 64 heads of 4,096
     /// positions 630, 587, 601). Each CTA is to find two tiles.
     fn section(&self, config: &Config) -> u32 {
         let p = &self.problem;
