@@ -83,15 +83,14 @@ fn the_canary_finds_what_is_planted_under_it() {
     let folder = tempfile::tempdir().expect("a folder");
     let before = folder.path().join("before.jsonl");
     let run = |words: &[&str]| verdigris(&[&["canary", "gemm/f32", "--device", "cpu", "--json"][..], words].concat());
-    // What other processes of this machine take from one run they do not take from all.
-    let wells = [(); 3].map(|()| run(&["--baseline", "none"]));
-    wells.iter().for_each(|well| assert!(well.status.success() && text(&well.stderr).is_empty(), "{}", text(&well.stderr)));
-    let us = |well: &Output| serde_json::from_slice::<serde_json::Value>(&well.stdout).expect("one row")["us"].as_f64().expect("a time");
-    let quickest = wells.iter().min_by(|a, b| us(a).total_cmp(&us(b))).expect("three");
-    std::fs::write(&before, &quickest.stdout).expect("writes");
+    let well = run(&["--baseline", "none"]);
+    assert!(well.status.success() && text(&well.stderr).is_empty(), "{}", text(&well.stderr));
+    // Times of other processes on this machine are not what is asked about: a baseline of 50 ms, where a run takes one or a few and a planted one a second more.
+    let mut row = serde_json::from_slice::<serde_json::Value>(&well.stdout).expect("one row");
+    row["us"] = 50_000.0.into();
+    write(&before, &[row.to_string()]);
     let before = before.to_str().expect("a path");
-    // Times of other processes on this machine are not what is asked about.
-    let sound = run(&["--baseline", before, "--slower", "1000"]);
+    let sound = run(&["--baseline", before, "--slower", "8"]);
     assert!(sound.status.success(), "{}", text(&sound.stdout));
     assert!(text(&sound.stderr).contains(&format!("times are held against {before}: cpu, ")), "{}", text(&sound.stderr));
     let found = |fault: &str| {
