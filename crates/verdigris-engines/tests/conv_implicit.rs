@@ -5,7 +5,7 @@ mod conv_check;
 use std::collections::HashSet;
 use std::process::Command;
 
-use conv_check::{bf16, check_on, encode, placed, plane, reference, small};
+use conv_check::{a_quarter, bf16, check_on, encode, placed, plane, reference, small};
 use verdigris_engines::arch::Arch;
 use verdigris_engines::engine::{Knobs, Notes, Reason};
 use verdigris_graph::ops::matmul::Precision;
@@ -187,7 +187,7 @@ fn parts_that_a_second_launch_adds_up() {
         let mut problem = bf16(plane(direction, [images, c, k], [9, 10], filter, [0, 1]));
         let kernels = Kernels::new();
         let parts = |_: usize, knobs: &Knobs| knobs.value("split").is_some_and(|split| split > 3) && knobs.value("along") == Some(0);
-        check(&problem, &small(), &kernels, 55, &parts);
+        check(&problem, &small(), &kernels, 55, &a_quarter(parts));
         let old = Tensor { slot: Slot(3), dtype: DType::F32, ..problem.result().clone() };
         problem.epilogue = vec![EpilogueStep::Binary { f: BinaryOp::Add, operand: old, v_is_right: false }];
         let left = std::cell::Cell::new(2);
@@ -309,7 +309,7 @@ fn sums_over_channels_out_of_every_tile() {
     let every: &'static [u32] = &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21];
     let formed = |knobs: &Knobs| knobs.value("sums") == Some(1);
     let tiles = shapes(every, 1);
-    check(&summed(bf16(extents)), &small(), &Kernels::new(), 98, &|number, knobs| formed(knobs) && tiles(number, knobs));
+    check(&summed(bf16(extents)), &small(), &Kernels::new(), 98, &a_quarter(|number, knobs| formed(knobs) && tiles(number, knobs)));
     for (operands, result) in [(DType::F16, DType::F16), (DType::Bf16, DType::F32), (DType::F32, DType::F32), (DType::E4m3, DType::Bf16)] {
         run_summed(ConvProblem::packed(extents, operands, result).expect("a valid problem"), 99, &[0, 8, 12]);
     }

@@ -5,10 +5,12 @@
 //! a day again): the interpreter takes minutes for all of them, which `workshop verify` runs as well. `VERDIGRIS_CASE` is a part of the ids of cases, all of
 //! which are run. `VERDIGRIS_FUZZ_GRAPHS` is the number of random graphs (default 300) and of drawn attention (200), `VERDIGRIS_FUZZ_SEED` the first of them.
 
+mod by_day;
+
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 use verdigris_engines::arch::Arch;
@@ -125,17 +127,10 @@ impl Harness {
 /// Of so many cases one is run in a day.
 const EVERY: u64 = 4;
 
-/// The day whose cases are run, counted from 1970.
-fn day() -> u64 {
-    let named = std::env::var("VERDIGRIS_DAY").ok().map(|day| day.parse().expect("VERDIGRIS_DAY is a number of days"));
-    named.unwrap_or_else(|| SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86_400))
-}
-
 fn family(name: &str) {
     let harness = Harness::new();
     let filter = std::env::var("VERDIGRIS_CASE").unwrap_or_default();
-    let day = day();
-    let has_turn = |number: usize| !filter.is_empty() || (number as u64 + day).is_multiple_of(EVERY);
+    let has_turn = |number: usize| !filter.is_empty() || by_day::has_its_turn(number as u64, EVERY);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../cases/{name}.toml"));
     let cases = load_file(&path).expect("the corpus loads");
     let cases: Vec<_> =
@@ -212,8 +207,7 @@ const MOST_PRODUCTS: u64 = 1_000_000;
 #[test]
 fn drawn_attention() {
     let (first, count) = drawn_seeds(200);
-    let day = day();
-    let seeds = (first..first + count).filter(|seed| (seed + day).is_multiple_of(EVERY)).collect();
+    let seeds = (first..first + count).filter(|&seed| by_day::has_its_turn(seed, EVERY)).collect();
     drawn("drawn attention", seeds, |seed| fuzz::attention(seed, MOST_PRODUCTS), &Harness::new());
 }
 

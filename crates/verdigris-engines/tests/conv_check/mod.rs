@@ -4,6 +4,11 @@
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+#[path = "../by_day/mod.rs"]
+mod by_day;
+
+use std::cell::Cell;
+
 use verdigris_engines::arch::Arch;
 use verdigris_engines::engine::Knobs;
 use verdigris_graph::ops::matmul::Precision;
@@ -93,6 +98,16 @@ pub(crate) fn reference(problem: &ConvProblem, first: &[f64], second: &[f64]) ->
         }
     }
     sums
+}
+
+/// Of the configs that `pick` chooses the first, and of the others one of every four, another each day ([`by_day`]).
+pub(crate) fn a_quarter(pick: impl Fn(usize, &Knobs) -> bool) -> impl Fn(usize, &Knobs) -> bool {
+    let picked = Cell::new(0);
+    let has_its_turn = move || match picked.replace(picked.get() + 1) {
+        0 => true,
+        number => by_day::has_its_turn(number, 4),
+    };
+    move |number, knobs| pick(number, knobs) && has_its_turn()
 }
 
 /// Runs a problem on an engine under the configs that `pick` chooses and compares.
