@@ -228,37 +228,49 @@ pub(super) fn behind<'k>(k: Kernel<'k>, ty: Half, head: u32, by_rows: bool, ragg
     // A consumer's thread left its registers four at a time: two neighbours in a row, and those 8 rows below. Four lanes have the elements of a row between them.
     let from = from + (thread << 4).widen();
     let lane_of_row = thread & 3;
-    // Where each lane's 8 columns stand, of four parts of 8 together.
-    let columns: Vec<Val<'k, u32>> = parts(head)
+    // Eights of columns, four of them together, or the last two; and where they begin.
+    let together: Vec<(u32, Val<'k, u32>)> = parts(head)
         .iter()
         .flat_map(|part| {
-            let first = (piece & 1) * part.of_consumer + part.first + (lane_of_row << 3);
-            (0..part.columns / 32).map(move |four| first + 32 * four)
+            let first = (piece & 1) * part.of_consumer + part.first;
+            let columns = part.columns;
+            (0..columns.div_ceil(32)).map(move |i| ((columns - 32 * i).min(32) / 8, first + 32 * i))
         })
         .collect();
-    let loaded: Vec<_> = (0..4 * columns.len() as u32)
-        .map(|part| k.ld_global_vector::<f32>(from, i64::from(part * WARPGROUP * 16), 4, Cache::Default))
+    let loaded: Vec<_> = (0..together.iter().map(|(eights, _)| eights).sum())
+        .map(|eight: u32| k.ld_global_vector::<f32>(from, i64::from(eight * WARPGROUP * 16), 4, Cache::Default))
         .collect();
     let rows = [0, 8].map(|below| Fragment::<f32>::row(thread) + below);
     let attends = rows.map(attends);
-    for (four, column) in loaded.chunks(4).zip(columns) {
+    let mut of_eight = loaded.iter();
+    for (eights, first) in together {
+        let values: Vec<_> = of_eight.by_ref().take(eights as usize).collect();
         for (half, (row_of_block, attends)) in rows.into_iter().zip(attends).enumerate() {
-            let words = [0, 1, 2, 3].map(|part: usize| pack(&four[part][2 * half..2 * half + 2]));
-            store(row_of_block, column, attends, &of_one_part(lane_of_row, words));
+            let word = |eight: usize| pack(&values[eight][2 * half..2 * half + 2]);
+            match eights {
+                4 => store(row_of_block, first + (lane_of_row << 3), attends, &of_one_eight(lane_of_row, [0, 1, 2, 3].map(word))),
+                // A lane gets a half of an eight.
+                _ => {
+                    let column = first + ((lane_of_row & 1) << 3) + ((lane_of_row >> 1) << 2);
+                    store(row_of_block, column, attends, &swapped(lane_of_row, [0, 1].map(word), 1));
+                }
+            }
         }
     }
 }
 
-/// Of four lanes that have a word of each of four parts, lane `i` gets all words of part `i`.
-fn of_one_part<'k>(lane: Val<'k, u32>, words: [Val<'k, u32>; 4]) -> [Val<'k, u32>; 4] {
+/// Of two lanes that have a word of each of two eights, the one without the bit gets both words of the first, and the other those of the second.
+fn swapped<'k>(lane: Val<'k, u32>, [low, high]: [Val<'k, u32>; 2], bit: u32) -> [Val<'k, u32>; 2] {
     let k = lane.kernel();
-    let swap = |[low, high]: [Val<'k, u32>; 2], bit: u32| {
-        let is_high = (lane & bit).ne(0);
-        let other = k.shfl_bfly::<u32>(k.select(is_high, low, high), bit);
-        [k.select(is_high, other, low), k.select(is_high, high, other)]
-    };
+    let is_high = (lane & bit).ne(0);
+    let other = k.shfl_bfly::<u32>(k.select(is_high, low, high), bit);
+    [k.select(is_high, other, low), k.select(is_high, high, other)]
+}
+
+/// Of four lanes that have a word of each of four eights, lane `i` gets all words of eight `i`.
+fn of_one_eight<'k>(lane: Val<'k, u32>, words: [Val<'k, u32>; 4]) -> [Val<'k, u32>; 4] {
     let [a, b, c, d] = words;
-    let ([a, b], [c, d]) = (swap([a, b], 1), swap([c, d], 1));
-    let ([a, c], [b, d]) = (swap([a, c], 2), swap([b, d], 2));
+    let ([a, b], [c, d]) = (swapped(lane, [a, b], 1), swapped(lane, [c, d], 1));
+    let ([a, c], [b, d]) = (swapped(lane, [a, c], 2), swapped(lane, [b, d], 2));
     [a, b, c, d]
 }

@@ -22,7 +22,7 @@ use super::super::score_mod::{KeyRows, ScoreModArgs, elements};
 use super::super::tile::{HeadTile, PANEL, descriptor};
 use super::sequences::{Own, SequencesArgs};
 use super::spec::{
-    BOTH, CONSUMERS, Mask, NUMBERS_BYTES, OWN_KEYS, QUERIES, ROOM, SENDER_BARRIERS, STAGING, Spec, WRITTEN, own_elements, piece_bytes,
+    BOTH, CONSUMERS, Mask, NUMBERS_BYTES, OWN_KEYS, Part, QUERIES, ROOM, SENDER_BARRIERS, STAGING, Spec, WRITTEN, parts, piece_bytes,
 };
 use crate::hopper::{WARPGROUP, roles};
 
@@ -511,14 +511,16 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
         let dp = Fragment::<f32>::unset(k, QUERIES);
         let dk = Fragment::<f32>::unset(k, spec.head);
         let dv = Fragment::<f32>::unset(k, spec.head);
-        let dq = Fragment::<f32>::unset(k, own_elements(spec.head));
+        let dq: Vec<(Part, Fragment<'k, f32>)> =
+            parts(spec.head).into_iter().map(|part| (part, Fragment::unset(k, part.columns))).collect();
         // dS of one consumer's keys: 64 queries, whose depth is the keys.
         let ds_tile = HeadTile { rows: QUERIES, elements: PANEL, ty: spec.ty.map() };
         let zero = k.constant(0u32);
         let k_low = key_tile.along(k_slot.address(), warpgroup * OWN_KEYS);
         let v_low = key_tile.along(v_slot.address(), warpgroup * OWN_KEYS);
-        // This consumer's elements: a panel, or half of one.
-        let k_across_low = key_tile.across(k_slot.address()) + warpgroup * key_tile.across_elements(own_elements(spec.head));
+        // This consumer's elements, a part of them at a time.
+        let across_low = |part: &Part| key_tile.across(k_slot.address()) + warpgroup * key_tile.across_elements(part.of_consumer);
+        let k_across_low: Vec<Val<'k, u32>> = dq.iter().map(|(part, _)| across_low(part)).collect();
         let (q_low, d_o_low) = (query_tile.along(q_slots.address(), zero), query_tile.along(d_o_slots.address(), zero));
         let (q_across_low, d_o_across_low) = (query_tile.across(q_slots.address()), query_tile.across(d_o_slots.address()));
         // All queries of a turn; where the keys are in registers, this consumer's half of them.
@@ -766,11 +768,13 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                     // Elements by this consumer's queries.
                     Some(kept) => {
                         let shape = spec.kept_shape(QUERIES / CONSUMERS);
-                        k.wgmma(shape, dq.registers(), WgmmaA::Registers(&kept.keys_across[step as usize]), of_scores, step > 0);
+                        k.wgmma(shape, dq[0].1.registers(), WgmmaA::Registers(&kept.keys_across[step as usize]), of_scores, step > 0);
                     }
                     None => {
-                        let b = descriptor(k_across_low + key_tile.across_steps(step));
-                        k.wgmma(spec.query_shape(), dq.registers(), WgmmaA::Shared(of_scores), b, step > 0);
+                        for ((part, d), &low) in dq.iter().zip(&k_across_low) {
+                            let b = descriptor(low + (key_tile.across_elements(part.first) + key_tile.across_steps(step)));
+                            k.wgmma(spec.part_shape(*part), d.registers(), WgmmaA::Shared(of_scores), b, step > 0);
+                        }
                     }
                 }
             }
@@ -791,14 +795,15 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                     let element = (Fragment::<f32>::row(thread) + 8 * half) ^ ((thread & 3) << 3);
                     for (part, odd) in (0..QUERIES / CONSUMERS / 8).flat_map(|part| [(part, 0), (part, 1)]) {
                         let at = i64::from((8 * part + odd) * PANEL * 4);
-                        k.st_shared(room + (element << 2), at, dq.element(part, half, odd).get());
+                        k.st_shared(room + (element << 2), at, dq[0].1.element(part, half, odd).get());
                     }
                 }
             } else {
                 let room = room + (thread << 4);
-                for (i, four) in dq.registers().chunks(4).enumerate() {
-                    let values: Vec<Val<'k, f32>> = four.iter().map(|register| register.get()).collect();
-                    k.st_shared_vector(room, i as i64 * i64::from(WARPGROUP) * 16, &values);
+                let registers = dq.iter().flat_map(|(_, d)| d.registers());
+                let values: Vec<Val<'k, f32>> = registers.map(|register| register.get()).collect();
+                for (i, four) in values.chunks(4).enumerate() {
+                    k.st_shared_vector(room, i as i64 * i64::from(WARPGROUP) * 16, four);
                 }
             }
             let leave = || {
@@ -849,11 +854,12 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
             dv.map_in_place(|value, _, _| value * *factor);
         }
         let results = [(&dv, &params.dv, params.has_dv), (&dk, &params.dk, params.has_dk)];
-        let panels = results.into_iter().flat_map(|result| (0..spec.head / PANEL).map(move |panel| (result, panel)));
+        let panels = results.into_iter().flat_map(|result| (0..key_tile.panels()).map(move |panel| (result, panel)));
         for (turn, ((result, map, is_written), panel)) in (0..).zip(panels) {
             let stage = ds.stage(warpgroup, turn % ds.stages());
             ds.acquire(warpgroup, thread, ds.stages() - 1);
-            for pair in 0..4 {
+            // The last panel may be half empty: nothing of the rest is written to memory.
+            for pair in 0..(spec.head / 16 - 4 * panel).min(4) {
                 ds.write_halves(stage, thread, pair, &result.pack_a(4 * panel + pair, spec.ty.packed()));
             }
             k.fence_proxy_async();
@@ -871,7 +877,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                 store_all();
                 continue;
             };
-            let rows_out = if turn < spec.head / PANEL { &ragged.dv } else { &ragged.dk };
+            let rows_out = if turn < key_tile.panels() { &ragged.dv } else { &ragged.dk };
             let store_rows = || {
                 k.when(is_written.ne(0), || {
                     rows_out.store(k, &ds, [stage, thread], panel, [place.head, tile.key_row(row), *count]);

@@ -23,7 +23,7 @@ pub(super) const QUERIES: u32 = 64;
 pub(super) const NUMBERS_BYTES: u32 = QUERIES * 4;
 
 /// Elements of queries and keys, and of values, for which there are kernels, shortest first.
-pub(super) const HEADS: [(u32, u32); 5] = [(64, 64), (128, 128), (192, 128), (192, 192), (256, 256)];
+pub(super) const HEADS: [(u32, u32); 6] = [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
 
 /// Elements of queries and keys up to which a consumer has whole rows of keys ([`super::kernel`]); of longer ones it has a half of each ([`super::long`]).
 const WHOLE_ROWS: u32 = 128;
@@ -33,7 +33,7 @@ pub(super) const fn own_elements(head: u32) -> u32 {
     head / CONSUMERS
 }
 
-/// Columns that a consumer of a long head multiplies at a time, counted in elements of the head.
+/// Columns of the head that a consumer multiplies at a time, counted in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Part {
     pub(super) columns: u32,
@@ -42,12 +42,16 @@ pub(super) struct Part {
     pub(super) of_consumer: u32,
 }
 
-/// The columns of a consumer: half of the head in one part; of three panels one of its own and a half of the middle one, for what is read across the
-/// swizzle begins with a panel or stays within one.
+/// The columns of a consumer: half of the head in one part. What is read across the swizzle begins with a panel or stays within one: of three panels, one of its own
+/// and a half of the middle one; of a panel and a half, 32 elements at the start of either panel and 16 of what is left of the first.
 pub(super) fn parts(head: u32) -> Vec<Part> {
     if head == 3 * PANEL {
         let own = Part { columns: PANEL, first: 0, of_consumer: 2 * PANEL };
         return vec![own, Part { columns: PANEL / 2, first: PANEL, of_consumer: PANEL / 2 }];
+    }
+    if head == PANEL + PANEL / 2 {
+        let own = Part { columns: PANEL / 2, first: 0, of_consumer: PANEL };
+        return vec![own, Part { columns: PANEL / 4, first: PANEL / 2, of_consumer: PANEL / 4 }];
     }
     vec![Part { columns: own_elements(head), first: 0, of_consumer: own_elements(head) }]
 }
@@ -178,17 +182,12 @@ impl Spec {
         WgmmaShape { a_in_registers: true, transpose_b: true, ..shape }
     }
 
-    /// Queries by the elements of a piece.
-    pub(super) fn query_shape(&self) -> WgmmaShape {
-        WgmmaShape { transpose_b: true, ..wgmma_shape(own_elements(self.head), self.ty.matrix(), self.ty.matrix(), MatrixType::F32) }
-    }
-
-    /// Keys by the columns of a part, out of scores in shared memory.
+    /// Keys, or queries, by the columns of a part, out of scores in shared memory.
     pub(super) fn part_shape(&self, part: Part) -> WgmmaShape {
         WgmmaShape { transpose_b: true, ..wgmma_shape(part.columns, self.ty.matrix(), self.ty.matrix(), MatrixType::F32) }
     }
 
-    /// Queries by the columns of a part, out of the same scores.
+    /// Queries by the columns of a part, out of scores whose rows are keys.
     pub(super) fn query_part_shape(&self, part: Part) -> WgmmaShape {
         WgmmaShape { transpose_a: true, ..self.part_shape(part) }
     }

@@ -301,6 +301,7 @@ fn adds_in_the_order_of_keys(case: Case) {
 #[test]
 fn shares_are_added_in_the_order_of_keys() {
     adds_in_the_order_of_keys(Case { keys: 512, ..SMALL });
+    adds_in_the_order_of_keys(Case { keys: 512, head: 96, value: 96, ..SMALL });
 }
 
 #[test]
@@ -308,6 +309,7 @@ fn whole_blocks_of_both_sizes() {
     run(SMALL);
     run(Case { head: 128, value: 128, ..SMALL });
     run(Case { heads: 2, queries: 192, keys: 256, ..SMALL });
+    run(Case { head: 96, value: 96, queries: 128, keys: 256, ..SMALL });
     run(Case { head: 128, value: 128, queries: 128, keys: 384, ..SMALL });
 }
 
@@ -317,6 +319,8 @@ fn ragged_blocks_and_heads_that_fill_no_tile() {
     run(Case { queries: 65, keys: 129, ..SMALL });
     run(Case { head: 40, value: 64, queries: 130, keys: 64, ..SMALL });
     run(Case { head: 72, value: 104, queries: 63, keys: 192, ..SMALL });
+    run(Case { head: 72, value: 80, queries: 65, keys: 129, ..SMALL });
+    run(Case { head: 88, value: 96, ty: Half::F16, queries: 130, keys: 64, ..SMALL });
     run(Case { queries: 70, keys: 150, ..SMALL });
 }
 
@@ -324,6 +328,7 @@ fn ragged_blocks_and_heads_that_fill_no_tile() {
 fn grouped_heads_are_summed_in_one_cta() {
     run(Case { batch: 2, heads: 4, kv_heads: 2, queries: 100, keys: 140, ..SMALL });
     run(Case { heads: 3, kv_heads: 1, queries: 100, keys: 140, right: Some(0), ..SMALL });
+    run(Case { head: 80, value: 80, heads: 3, kv_heads: 1, queries: 100, keys: 140, right: Some(0), ..SMALL });
 }
 
 #[test]
@@ -345,6 +350,7 @@ fn what_stands_between_the_products() {
     run(Case { queries: 49, keys: 49, batch: 2, right: Some(0), ..with(Mods { bias: Some(DType::Bf16), mask: true, ..PLAIN }) });
     run(Case { ty: Half::F16, kv_heads: 1, ..with(Mods { bias: Some(DType::F16), is_bound: true, ..PLAIN }) });
     run(Case { bottom_right: true, left: Some(40), ..with(Mods { slopes: true, mask: true, ..PLAIN }) });
+    run(Case { head: 96, value: 72, bottom_right: true, left: Some(40), ..with(Mods { soft_cap: Some(1.5), mask: true, ..PLAIN }) });
     let all = Mods { soft_cap: Some(2.0), bias: Some(DType::F32), mask: true, slopes: true, is_bound: true };
     run(Case { head: 72, value: 104, heads: 4, kv_heads: 2, right: Some(5), left: Some(90), ..with(all) });
 }
