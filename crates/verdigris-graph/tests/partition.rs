@@ -2,8 +2,8 @@
 
 use verdigris_graph::pattern::{Partition, partition};
 use verdigris_graph::{
-    Access, BinaryOp, ChainStep, EpilogueStep, Error, GraphBuilder, MapProblem, Movement, Op, PoolMode, PoolWindows, Precision, Problem,
-    RandomState, Real, ReductionOp, ResponseNorm, ScanOp, TernaryOp, Uid, UnaryOp,
+    Access, BinaryOp, ChainStep, EpilogueStep, Error, GraphBuilder, HostScalar, MapProblem, Movement, Op, PoolMode, PoolWindows, Precision,
+    Problem, RandomState, Real, ReductionOp, ResponseNorm, ScanOp, TernaryOp, Uid, UnaryOp,
 };
 use verdigris_tensor::{DType, Layout};
 
@@ -431,6 +431,26 @@ fn what_was_fused_and_what_was_not_is_told_with_the_reason() -> TestResult {
     assert!(text.contains("gemm.epilogue: 1 `relu` stands with 0 `product`"), "{text}");
     assert!(text.contains("gemm.epilogue: 2 `sin` and 0 `product` stand together only if one op alone reads the value"), "{text}");
     assert!(text.contains("map.chain: 3 `sum` stands with 2 `sin`"), "{text}");
+    Ok(())
+}
+
+/// A sum of integers beyond 2^24 is no f32: what an epilogue stores on its way to a factor would be rounded. One that is not stored is read as an f32 anyway.
+#[test]
+fn no_step_stands_behind_an_integer_sum_that_is_stored() -> TestResult {
+    for (is_stored, wanted) in [(true, vec!["gemm", "map"]), (false, vec!["gemm"])] {
+        let mut g = GraphBuilder::new("dequantize");
+        let [a, b] = ["a", "b"].map(|name| g.tensor(name, DType::I8, rows(&[4, 4])));
+        let sum = g.matmul("product", a, b, Precision::I32)?;
+        if is_stored {
+            g.store(sum, "sum", DType::I32)?;
+        }
+        let y = g.scale("scaled", sum, HostScalar::Fixed(Real(0.01)))?;
+        g.store(y, "y", DType::F32)?;
+        let graph = g.finish()?;
+        let (partition, account) = verdigris_graph::pattern::partition_with_account(&graph)?;
+        assert_eq!(kinds(&partition), wanted);
+        assert_eq!(account.describe(&graph).contains("a sum of integers is stored exactly"), is_stored);
+    }
     Ok(())
 }
 

@@ -25,7 +25,7 @@ use verdigris_kir::program::{KernelRef, Program};
 use verdigris_tensor::DType;
 
 use super::factors::{Factors, FactorsArgs};
-use super::{Tiles, TilesArgs, tiled};
+use super::{Tiles, TilesArgs, split_tiles, tiled};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::cost::{Loop, Work};
@@ -51,6 +51,11 @@ pub(super) struct Simt {
     arch: Arch,
 }
 
+/// Whether D is one part: the factors of blocks are found by rows and columns of D, which count from the beginning of a part.
+fn is_one_launch(p: &GemmProblem, tile: Tile) -> bool {
+    split_tiles(p.m, p.n, [tile.rows(), tile.columns()]).len() <= 1
+}
+
 impl Algorithm for Simt {
     const ID: EngineId = EngineId { name: "gemm.simt", number: 100 };
     const VERSION: u32 = 1;
@@ -69,6 +74,11 @@ impl Algorithm for Simt {
         if blocks != [false; 2] {
             let largest = problem.m.max(problem.n).max(problem.k);
             Self::ID.require(largest < 1 << 31, Reason::Extent, format_args!("extent {largest} with block scales, taken below 2^31"))?;
+            Self::ID.require(
+                Tile::of(Arithmetic::of(problem.precision)).iter().any(|&tile| is_one_launch(&problem, tile)),
+                Reason::Extent,
+                format_args!("{} by {} with block scales: more tiles than one launch has", problem.m, problem.n),
+            )?;
         }
         let epilogue = EpilogueSpec { pairs: false, ..EpilogueSpec::of(&problem) };
         // The plain ones make a catalog, which one class of strides keeps short; a user's chain is compiled for its own.
@@ -87,8 +97,12 @@ impl Algorithm for Simt {
     }
 
     fn configs(&self) -> Vec<Tile> {
-        let thin = self.problem.n <= THIN_COLUMNS && self.spec.block_scales == [false; 2];
-        Tile::of(self.spec.arithmetic).iter().copied().filter(|&tile| tile != Tile::Thin || thin).collect()
+        let has_blocks = self.spec.block_scales != [false; 2];
+        let is_offered = |tile: Tile| match tile {
+            Tile::Thin => self.problem.n <= THIN_COLUMNS && !has_blocks,
+            _ => !has_blocks || is_one_launch(&self.problem, tile),
+        };
+        Tile::of(self.spec.arithmetic).iter().copied().filter(|&tile| is_offered(tile)).collect()
     }
 
     fn knobs(tile: &Tile) -> Knobs {

@@ -43,6 +43,7 @@ impl Engine for Pointwise {
             return Err(ID.refusal(Reason::Problem, format_args!("a {}; takes convolutions", problem.kind())));
         };
         let product = Problem::Gemm(product(conv)?);
+        statistics::require(ID, conv)?;
         let mut refusals = Vec::new();
         for engine in gemm::ENGINES {
             match engine.accept(&product, arch) {

@@ -8,6 +8,7 @@ use verdigris_tensor::DType;
 
 use super::column_sums::{self, Targets};
 use crate::cost::{Stream, Traffic};
+use crate::engine::{EngineId, Reason, Refusal};
 use crate::fuse::compute::{self, Compute};
 use crate::layout::images::{Strided, StridedArguments};
 use crate::layout::space::divisor;
@@ -34,6 +35,14 @@ fn line_elements(p: &ConvProblem) -> Option<u64> {
     let result = p.result();
     let lies_in_lines = result.strides[1] == 1 && p.precision.epilogue() != DType::F64;
     lies_in_lines.then(|| result.pixel_stride(p.result_extents())).flatten()
+}
+
+/// What the kernels ask, which count pixels in 32 bits; nothing where no sums are asked for.
+pub(crate) fn require(id: EngineId, p: &ConvProblem) -> Result<(), Refusal> {
+    let [n, _, d, h, w] = p.result_extents();
+    let pixels = [n, d, h, w].iter().fold(1u64, |all, &extent| all.saturating_mul(extent));
+    let counts = p.statistics.is_none() || pixels < 1 << 31;
+    id.require(counts, Reason::Extent, format_args!("sums over {pixels} pixels, taken below 2^31"))
 }
 
 /// What the launches ask; nothing where no sums are asked for.

@@ -14,6 +14,7 @@
 //! tensor that is merely seen otherwise needs no op at all, only another [`TensorDesc`].
 
 use serde::{Deserialize, Serialize};
+use verdigris_tensor::MAX_RANK;
 
 use crate::error::Error;
 use crate::gradient::Backward;
@@ -379,13 +380,35 @@ fn spread(at: &mut Backward<'_>, x: Uid, starts: &[u64], steps: &[u64], dims: &[
         return Ok(x);
     }
     let name = at.name.clone();
-    // [a, b] becomes [a, 1, b, 1], then [a, step, b, step], then [a · step, b · step].
-    let single: Vec<u64> = have.iter().flat_map(|&dim| [dim, 1]).collect();
-    let after: Vec<u64> = apart.iter().flat_map(|&step| [0, step - 1]).collect();
-    let whole: Vec<u64> = have.iter().zip(&apart).map(|(dim, step)| dim * step).collect();
-    let split = at.graph.reshape(&name, x, &single)?;
-    let padded = at.graph.pad(&name, split, &vec![0; single.len()], &after, 0.0)?;
-    let joined = at.graph.reshape(&name, padded, &whole)?;
+    // [a, b] becomes [a, 1, b, 1], then [a, step, b, step], then [a · step, b · step]. Dims without steps become one with their neighbours, so that two at a time
+    // fit any rank.
+    let mut joined = x;
+    let mut whole = have.clone();
+    let stepped: Vec<usize> = (0..have.len()).filter(|&i| apart[i] > 1).collect();
+    let at_a_time = if have.len() + stepped.len() <= MAX_RANK { stepped.len() } else { 2 };
+    for together in stepped.chunks(at_a_time) {
+        let (mut single, mut after) = (Vec::new(), Vec::new());
+        let mut is_open = false;
+        for (i, &dim) in whole.iter().enumerate() {
+            let has_steps = together.contains(&i);
+            match single.last_mut().filter(|_| is_open && !has_steps) {
+                Some(neighbours) => *neighbours *= dim,
+                None => {
+                    single.push(dim);
+                    after.push(0);
+                }
+            }
+            if has_steps {
+                single.push(1);
+                after.push(apart[i] - 1);
+            }
+            is_open = !has_steps;
+        }
+        let split = at.graph.reshape(&name, joined, &single)?;
+        let padded = at.graph.pad(&name, split, &vec![0; single.len()], &after, 0.0)?;
+        together.iter().for_each(|&i| whole[i] *= apart[i]);
+        joined = at.graph.reshape(&name, padded, &whole)?;
+    }
     let stops: Vec<u64> = (0..dims.len()).map(|i| whole[i].min(dims[i] - starts[i])).collect();
     if stops == whole {
         return Ok(joined);

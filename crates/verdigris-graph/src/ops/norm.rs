@@ -262,13 +262,13 @@ impl Operation for Normalize {
         let &Normalize { ref spec, x, residual, scale, bias, y, sum, mean, inv } = self;
         let mut through_sum = sum.and_then(|sum| at.of(sum));
         let added: Vec<Uid> = [Some(x), residual].into_iter().flatten().filter(|&uid| at.wants(uid)).collect();
+        let compute = at.graph.compute_of(&at.name, &[Some(x), residual, scale, bias].into_iter().flatten().collect::<Vec<_>>())?;
         // What was normalized, made again where it is not kept as the arithmetic had it.
         let normalized = |at: &mut Backward<'_>| match (residual, sum) {
             (None, _) => Ok(x),
-            (Some(_), Some(sum)) if at.is_exact(sum, x)? => Ok(sum),
+            (Some(_), Some(sum)) if at.keeps(sum, compute)? || compute != DType::F64 && at.is_exact(sum, x)? => Ok(sum),
             (Some(residual), _) => at.binary(BinaryOp::Add, x, residual),
         };
-        let compute = at.graph.compute_of(&at.name, &[Some(x), residual, scale, bias].into_iter().flatten().collect::<Vec<_>>())?;
         // Statistics that are stored as arithmetic had them are read; others are made again, out of what the backward op holds anyway.
         let kept = |at: &Backward<'_>, statistic: Option<Uid>| match statistic {
             Some(uid) if !at.tensor(uid)?.is_virtual && at.keeps(uid, compute)? => Ok::<_, Error>(Some(uid)),

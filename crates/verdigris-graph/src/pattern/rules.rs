@@ -75,6 +75,7 @@ pub(super) const FUSIONS: &[Fusion] = &[
         conditions: &[
             ONE_READER,
             STORED_IS_FEW,
+            STORED_IS_NO_INTEGER,
             POINTWISE,
             READ_ONCE,
             BEGIN_BUFFERS,
@@ -100,7 +101,19 @@ pub(super) const FUSIONS: &[Fusion] = &[
         host: Host::Conv,
         pattern: "a pointwise op behind a convolution",
         walk: Walk::Behind,
-        conditions: &[ONE_READER, STORED_IS_FEW, POINTWISE, READ_ONCE, BEGIN_BUFFERS, DIMS_OF_VALUE, IN_EPILOGUE, NOT_DRAWN, ALONE, SMALL],
+        conditions: &[
+            ONE_READER,
+            STORED_IS_FEW,
+            STORED_IS_NO_INTEGER,
+            POINTWISE,
+            READ_ONCE,
+            BEGIN_BUFFERS,
+            DIMS_OF_VALUE,
+            IN_EPILOGUE,
+            NOT_DRAWN,
+            ALONE,
+            SMALL,
+        ],
         becomes: "a step of the epilogue; a result on the way that is stored becomes an auxiliary output",
     },
     Fusion {
@@ -165,6 +178,15 @@ const STORED_IS_FEW: Condition = Condition {
     holds: |cut, site| {
         let elements = cut.dims(site.value).iter().fold(1_u64, |all, &dim| all.saturating_mul(dim));
         Ok(cut.web.tensor(site.value).is_virtual || elements <= MOST_STORED_ON_THE_WAY)
+    },
+};
+
+// Behind a step, an epilogue has what it stores as an f32, which holds integers up to 2^24.
+const STORED_IS_NO_INTEGER: Condition = Condition {
+    rule: "the value is virtual or no i32: a sum of integers is stored exactly by a launch of its own alone",
+    holds: |cut, site| {
+        let tensor = cut.web.tensor(site.value);
+        Ok(tensor.is_virtual || tensor.dtype != DType::I32)
     },
 };
 

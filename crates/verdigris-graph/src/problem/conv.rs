@@ -305,6 +305,11 @@ impl ConvProblem {
         self.result_extents().contains(&0)
     }
 
+    /// Whether x, w and y all have elements. Of an x without pixels that padding covers, y has some that are sums of nothing.
+    pub fn has_elements(&self) -> bool {
+        [self.x_extents(), self.w_extents(), self.y_extents()].iter().flatten().all(|&extent| extent > 0)
+    }
+
     /// Whether the result is the exact integer sum (the module's head says when).
     pub fn is_exact_integer(&self) -> bool {
         self.precision == Precision::I32 && self.epilogue.is_empty() && self.result().dtype == DType::I32

@@ -92,6 +92,7 @@ impl Algorithm for Depthwise {
             Reason::Epilogue,
             format_args!("{} steps on the activations, takes them as they are stored", conv.prologue.len()),
         )?;
+        statistics::require(ID, conv)?;
         let [(_, first, _), (_, second, _)] = conv.operands();
         let dtype = first.dtype;
         ID.require(

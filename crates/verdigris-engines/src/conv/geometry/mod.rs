@@ -13,6 +13,18 @@ pub(super) mod phases;
 
 use verdigris_graph::ConvProblem;
 
+use crate::engine::{EngineId, Reason, Refusal};
+
+/// What an engine asks that copies whole tensors: a map of an empty one cannot be made, and there is nothing in it to read in place of padding.
+pub(crate) fn require_elements(id: EngineId, p: &ConvProblem) -> Result<(), Refusal> {
+    let extents = [p.x_extents(), p.w_extents(), p.y_extents()];
+    id.require(
+        p.has_elements(),
+        Reason::Extent,
+        format_args!("x, w, y of {:?}, {:?}, {:?}; none may be empty", extents[0], extents[1], extents[2]),
+    )
+}
+
 /// The filter's index of a tap over x.
 pub(crate) fn filter_tap(p: &ConvProblem, tap: [u64; 3]) -> [u64; 3] {
     std::array::from_fn(|dim| if p.flip { p.filter[dim] - 1 - tap[dim] } else { tap[dim] })

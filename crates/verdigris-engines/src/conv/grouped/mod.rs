@@ -15,6 +15,7 @@ use verdigris_kir::program::KernelRef;
 use verdigris_tensor::DType;
 
 use crate::algorithm::Joined;
+use crate::conv::geometry::require_elements;
 use crate::cost::{Stream, Traffic};
 use crate::engine::{EngineId, Reason, Refusal};
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
@@ -51,12 +52,7 @@ fn require<'p>(problem: &'p Problem, directions: &[Direction]) -> Result<&'p Con
         Reason::Epilogue,
         format_args!("{} steps on the activations; takes them as they are stored", conv.prologue.len()),
     )?;
-    let extents = conv.gemm_extents();
-    ID.require(
-        !conv.is_empty() && extents.k > 0,
-        Reason::Extent,
-        format_args!("m, n, k = {}, {}, {} in {} groups; none may be 0", extents.m, extents.n, extents.k, extents.groups),
-    )?;
+    require_elements(ID, conv)?;
     Ok(conv)
 }
 

@@ -19,7 +19,7 @@ use verdigris_kir::ir::{MapType, Target};
 use verdigris_tensor::DType;
 
 use super::geometry::lines::lies_in_lines;
-use super::geometry::tap_count;
+use super::geometry::{require_elements, tap_count};
 use crate::algorithm::Joined;
 use crate::arch::Arch;
 use crate::engine::{EngineId, Reason, Refusal};
@@ -58,12 +58,7 @@ fn require<'p>(problem: &'p Problem, arch: &Arch, directions: &[Direction], most
         format_args!("{} steps on the activations; takes them as they are stored", conv.prologue.len()),
     )?;
     ID.require(arch.runs(Target::Sm90a), Reason::Target, format_args!("compute capability {:?}; needs (9, 0)", arch.capability))?;
-    let extents = conv.gemm_extents();
-    ID.require(
-        !conv.is_empty() && extents.k > 0,
-        Reason::Extent,
-        format_args!("m, n, k = {}, {}, {}; none may be 0", extents.m, extents.n, extents.k),
-    )?;
+    require_elements(ID, conv)?;
     let read: &[(&str, &Tensor)] = match conv.direction {
         Direction::Fprop => &[("x", &conv.x)],
         Direction::Dgrad => &[("dy", &conv.y)],

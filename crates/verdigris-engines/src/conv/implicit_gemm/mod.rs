@@ -51,6 +51,7 @@ use view::View;
 
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
+use crate::conv::geometry::require_elements;
 use crate::cost::{Loop, Work};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal, empty_program};
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
@@ -246,12 +247,7 @@ fn modes(catalog_class: CatalogClass, kind: Kind, spatial: u32, operands: DType,
 
 /// What this engine asks of the problem as a whole.
 fn require_operands(conv: &ConvProblem) -> Result<(), Refusal> {
-    let extents = conv.gemm_extents();
-    ID.require(
-        !conv.is_empty() && extents.k > 0,
-        Reason::Extent,
-        format_args!("m, n, k = {}, {}, {} in {} groups; none may be 0", extents.m, extents.n, extents.k, extents.groups),
-    )?;
+    require_elements(ID, conv)?;
     let [(_, a, _), (_, b, _)] = conv.operands();
     let halves = a.dtype == b.dtype && matches!(a.dtype, DType::Bf16 | DType::F16);
     let takes = match conv.precision {

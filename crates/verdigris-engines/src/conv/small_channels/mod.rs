@@ -40,6 +40,7 @@ use verdigris_tensor::DType;
 
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
+use crate::conv::geometry::require_elements;
 use crate::cost::Work;
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal, empty_program};
 use crate::fuse::epilogue::EpilogueSpec;
@@ -180,7 +181,7 @@ fn require_operands(p: &ConvProblem) -> Result<MatrixType, Refusal> {
 fn require_extents(p: &ConvProblem) -> Result<(), Refusal> {
     ID.require(p.groups == 1, Reason::Extent, format_args!("{} groups, taken is one", p.groups))?;
     ID.require((1..=MOST_CHANNELS).contains(&p.c), Reason::Extent, format_args!("{} channels of x, taken are 1 to {MOST_CHANNELS}", p.c))?;
-    ID.require(!p.is_empty() && p.n > 0 && p.k > 0, Reason::Extent, format_args!("{} images, {} channels of y; none may be 0", p.n, p.k))?;
+    require_elements(ID, p)?;
     let rows = p.output.iter().try_fold(p.n, |product, extent| product.checked_mul(*extent));
     ID.require(
         rows.is_some_and(|rows| rows < COUNT_LIMIT) && p.k < COUNT_LIMIT,

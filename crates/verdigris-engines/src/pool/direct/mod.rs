@@ -74,7 +74,26 @@ impl Algorithm for Direct {
                 format_args!("windows that reach {largest} elements far, taken below 2^30"),
             )?;
         }
-        let target = Spec::of(problem, Config::ONE).target();
+        let spec = Spec::of(problem, Config::ONE);
+        // Positions of a plane, and elements of a window, are numbers of 32 bits.
+        let numbered = matches!(spec.kind, Kind::Max { index: true } | Kind::MaxBackward { .. });
+        let positions = problem.extents.iter().fold(1u64, |all, &extent| all.saturating_mul(extent));
+        Self::ID.require(
+            !numbered || positions < 1 << 31,
+            Reason::Extent,
+            format_args!("places of maxima in planes of {positions} elements, taken below 2^31"),
+        )?;
+        let most = |axis: usize| match problem.windows[axis] {
+            Windows::Sliding { taps, .. } | Windows::Fractional { taps } => taps,
+            Windows::Adaptive => (problem.extents[axis].div_ceil(problem.out[axis].max(1)) + 1).min(problem.extents[axis]),
+        };
+        let elements = (0..3).fold(1u64, |all, axis| all.saturating_mul(most(axis)));
+        Self::ID.require(
+            !spec.kind.is_mean() || elements < 1 << 31,
+            Reason::Extent,
+            format_args!("means of windows of {elements} elements, taken below 2^31"),
+        )?;
+        let target = spec.target();
         Self::ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
         Ok(Direct { problem: problem.clone(), vector: vector_of(problem) })
     }
@@ -274,6 +293,10 @@ impl Kind {
     /// Whether there are kernels of two windows.
     fn is_in_pairs(self) -> bool {
         matches!(self, Kind::Max { index: false } | Kind::Average { .. })
+    }
+
+    fn is_mean(self) -> bool {
+        matches!(self, Kind::Average { .. } | Kind::AverageBackward { .. })
     }
 
     fn is_backward(self) -> bool {

@@ -46,6 +46,7 @@ use verdigris_tensor::DType;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::conv::geometry::matrices::over_matrices;
+use crate::conv::geometry::require_elements;
 use crate::cost::Work;
 use crate::engine::{Candidate, EngineId, Knobs, Notes, Reason, Refusal, slot_count};
 use crate::gemm;
@@ -215,13 +216,7 @@ fn require(p: &ConvProblem) -> Result<(), Refusal> {
     )?;
     ID.require(p.groups == 1, Reason::Extent, format_args!("{} groups, taken is one", p.groups))?;
     ID.require(!p.is_pointwise(), Reason::Extent, "each pixel of y reads one of x: a product as it stands")?;
-    let sums = p.gemm_extents().k;
-    let some = !p.is_empty() && sums > 0 && p.x_extents().iter().chain(&p.y_extents()).all(|&extent| extent > 0);
-    ID.require(
-        some,
-        Reason::Extent,
-        format_args!("x, w, y of {:?}, {:?}, {:?}; none may be empty", p.x_extents(), p.w_extents(), p.y_extents()),
-    )?;
+    require_elements(ID, p)?;
     let bounded = |values: &[u64]| values.iter().all(|&value| value < 1 << 24);
     ID.require(
         bounded(&p.filter) && bounded(&p.strides) && bounded(&p.dilations) && bounded(&p.pads_before),
