@@ -505,7 +505,7 @@ impl Pointwise {
 impl Operation for Pointwise {
     const SPEC: OpSpec = OpSpec {
         name: "pointwise",
-        summary: "A function of up to three tensors, element by element. The functions and their formulas stand in `ops/pointwise.rs`.",
+        summary: "A function of up to three tensors, element by element. The functions and their formulas stand in `ops/pointwise.rs`. Of integers it is computed in f32, or in f64 beside an operand of it: exact up to 2^24.",
         forms: &[
             Form {
                 name: "unary",

@@ -262,7 +262,7 @@ pub struct Pool {
 impl Operation for Pool {
     const SPEC: OpSpec = OpSpec {
         name: "pool",
-        summary: "The greatest element or the mean of each window, over one to three spatial dims.",
+        summary: "The greatest element or the mean of each window, over one to three spatial dims. Of integers it is computed in f32, or in f64 beside an operand of it: exact up to 2^24.",
         forms: &[Form {
             name: "",
             formula: "y[n, c, o] = the greatest of, or the mean of, x[n, c, i] over the i of window o",
@@ -396,7 +396,7 @@ pub struct PoolBackward {
 impl Operation for PoolBackward {
     const SPEC: OpSpec = OpSpec {
         name: "pool_backward",
-        summary: "The gradient of pooling.",
+        summary: "The gradient of pooling. Of integers it is computed in f32, or in f64 beside an operand of it: exact up to 2^24.",
         forms: &[Form {
             name: "",
             formula: "dx[n, c, i] = Σ of dy[n, c, o] over the o whose maximum i is, or of dy[n, c, o] / count over the o that see i",

@@ -117,7 +117,7 @@ impl Reduction {
 impl Operation for Reduction {
     const SPEC: OpSpec = OpSpec {
         name: "reduction",
-        summary: "A sum, product, extremum, mean or norm over axes.",
+        summary: "A sum, product, extremum, mean or norm over axes. Of integers it is computed in f32, or in f64 beside an operand of it: exact up to 2^24.",
         forms: &[Form {
             name: "",
             formula: "y[…, 0, …] = f over all indices of the axes of x[…]",

@@ -97,7 +97,7 @@ pub struct Scan {
 impl Operation for Scan {
     const SPEC: OpSpec = OpSpec {
         name: "scan",
-        summary: "A running sum, product, extremum or log-sum-exp along an axis.",
+        summary: "A running sum, product, extremum or log-sum-exp along an axis. Of integers it is computed in f32, or in f64 beside an operand of it: exact up to 2^24.",
         forms: &[Form {
             name: "",
             formula: "y[i] = f over x[0 ..= i]; exclusive: over x[0 .. i]; reversed: over x[i ..], x[i + 1 ..]",
