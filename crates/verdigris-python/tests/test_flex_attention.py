@@ -271,13 +271,32 @@ def test_captured_tensors_have_gradients():
         check([x.detach() for x in inputs], score_mod, causal, captured=captured)
 
 
+def test_what_steps_are_constant_in_has_the_gradient_0():
+    inputs, table = drawn((1, 2, 12, 8)), torch.randn(12, requires_grad=True)
+    for score_mod in (
+        lambda s, b, h, q, kv: torch.where(s > 0, 1.0, 2.0),
+        lambda s, b, h, q, kv: s.floor() + s.sign() * table[kv],
+        lambda s, b, h, q, kv: torch.where(s > table[q], s * s, s),
+        lambda s, b, h, q, kv: torch.where(s > table[q], table[kv], table[q] * 2),
+        lambda s, b, h, q, kv: (s > 0) * table[kv] + (table[q] > 0).float() * s * s,
+    ):
+        o = vt.flex_attention(*inputs, score_mod)
+        own = torch.autograd.grad(o.sum() + o.square().sum(), [*inputs, table], allow_unused=True)
+        # The reference has no gradient at all where everything is constant.
+        truth = reference(*(x.double() for x in inputs), lambda s, *at: score_mod(s, *at) + 0.0 * s)[0]  # noqa: B023
+        theirs = torch.autograd.grad(truth.sum() + truth.square().sum(), [*inputs, table], allow_unused=True)
+        for one, other in zip(own, theirs):
+            one, other = (torch.zeros(()) if x is None else x for x in (one, other))
+            assert (one - other).abs().max() <= 1e-4 * (1 + other.abs().max())
+
+
 SPELLINGS = {
     "numbers": lambda s, b, h, q, kv: 2 - s / 3 + (-s) * 0.5 - 1 + True,
     "division": lambda s, b, h, q, kv: s + 0.01 * (q // 7 + q % 7 - torch.div(q, 3, rounding_mode="trunc") + (q - kv) // 4 + (q - kv) % 4),
     "remainders": lambda s, b, h, q, kv: s + 0.01 * (torch.fmod(q - kv, 5) + torch.remainder(q - kv, 5) + torch.div(kv - q, 5, rounding_mode="trunc")),
     "bits": lambda s, b, h, q, kv: s + 0.01 * ((q & 12) + (kv | 1) - (q ^ kv) + (q << 1) - (kv >> 1) + ~h),
     "logic": lambda s, b, h, q, kv: torch.where(torch.logical_and(q > 3, kv != 5) | ~(q == kv) & torch.logical_not(h < 1), s, s + 0.5),
-    "xor": lambda s, b, h, q, kv: torch.where(torch.logical_xor(q > 3, kv > 5), s, s * 2),
+    "xor": lambda s, b, h, q, kv: torch.where(torch.logical_xor(q > 3, kv > 5), s, s * 2) + torch.where(torch.logical_xor(s.relu(), q - 3), s, 0.5),
     "methods": lambda s, b, h, q, kv: s.mul(2).add(1).sub(q.float(), alpha=0.01).where(q.ge(kv), s.neg()),
     "casts": lambda s, b, h, q, kv: s + (q > kv).to(s.dtype) + (q / 2).int() * 0.01 + kv.to(torch.float32).long() * 0.02 + h.type_as(s) + b.double(),
     "numbers made": lambda s, b, h, q, kv: s + torch.zeros_like(s) + s.new_full((), 0.25) + torch.where(q.new_ones(()) > 0, 1.0, 2.0) + torch.tensor(3) * 0.1,
@@ -369,6 +388,10 @@ def test_windows_are_options(calls):
         assert told["beside"] is None and {name: told[name] for name in ("causal", "left", "right") if name in told} == want
     run_quietly(lambda s, b, h, q, kv: torch.where(q >= kv, s, -math.inf))
     assert calls.pop()["causal"] == "top_left"
+    # One that lets nothing through.
+    for nothing in (lambda b, h, q, kv: (q >= kv) & (kv - q >= 3), lambda b, h, q, kv: (q - kv).abs() < 0):
+        run_quietly(None, nothing)
+        assert "left" not in calls.pop()
     # A window whose diagonal the op cannot place is a mask.
     run_quietly(None, lambda b, h, q, kv: q - 5 >= kv)
     told = calls.pop()
@@ -391,6 +414,21 @@ def test_scores_are_options(calls):
     run_quietly(alibi(H))
     told = calls.pop()
     assert told["slopes"] is None and tuple(told["beside"].shape) == (1, H, S, S)
+
+
+def test_infinities_that_hide_nothing_are_no_conditions():
+    for score_mod, want in (
+        (lambda s, b, h, q, kv: 2 * torch.where(q >= kv, s, -math.inf), True),
+        (lambda s, b, h, q, kv: -torch.where(q >= kv, s, -math.inf), False),
+        (lambda s, b, h, q, kv: torch.where(q >= kv, s, math.inf), False),
+        (lambda s, b, h, q, kv: s + torch.where(q >= kv, 0, -math.inf), True),
+        (lambda s, b, h, q, kv: s - torch.where(q >= kv, 0, math.inf), False),
+        (lambda s, b, h, q, kv: s - torch.where(q >= kv, 0, -math.inf), False),
+    ):
+        trace = Trace(torch.device("cpu"), torch.float32)
+        form = _flex_forms.form_of(trace, trace.call(score_mod, "score_mod", True))
+        conditions = [] if form is None else [*form.conditions, *_flex_forms.without_hiding(trace, form.biases)[1]]
+        assert bool(conditions) == want
 
 
 def test_lengths_are_options(calls):
@@ -477,6 +515,31 @@ def test_blocks_say_what_is_attended(calls):
     mask.kv_num_blocks.zero_()
     vt.flex_attention(q, k, v, None, mask)
     assert calls.pop()["beside"] is not None
+
+
+def test_blocks_stay_where_they_were_made():
+    """Of a function whose tensors have changed since: a pair is attended where its block was listed and the function holds now, as in PyTorch's kernels."""
+    q, k, v = drawn((1, 1, 64, 8), requires_grad=False)
+    document = torch.arange(64) // 16
+
+    def same(b, h, q_idx, kv_idx):
+        return document[q_idx] == document[kv_idx]
+
+    mask = create_block_mask(same, None, None, 64, 64, device="cpu", BLOCK_SIZE=16)
+    wide = [x.double() for x in (q, k, v)]
+    for documents_now in (document.clone(), document * 0, torch.arange(64) // 8):
+        document.copy_(documents_now)
+        # All listed blocks are full ones, which are not asked.
+        at = torch.arange(64) // 16
+        close(vt.flex_attention(q, k, v, None, mask), reference(*wide, attended=at[:, None] == at)[0], 4.0)
+    document.copy_(torch.arange(64) // 9)
+    mask = create_block_mask(same, None, None, 64, 64, device="cpu", BLOCK_SIZE=16)
+    first = document[:, None] == document
+    listed = torch.nn.functional.max_pool2d(first[None].float(), 16)[0].bool().repeat_interleave(16, 0).repeat_interleave(16, 1)
+    close(vt.flex_attention(q, k, v, None, mask), reference(*wide, attended=first)[0], 4.0)
+    document.zero_()
+    assert not listed.all()
+    close(vt.flex_attention(q, k, v, None, mask), reference(*wide, attended=listed)[0], 4.0)
 
 
 def test_blocks_of_windows_are_held_against_the_window(calls):

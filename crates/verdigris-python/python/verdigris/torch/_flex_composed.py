@@ -29,6 +29,8 @@ _BINARY = {
     **{"pow": "pow", "atan2": "atan2", **{name: name for name in ("eq", "ne", "lt", "le", "gt", "ge")}},
     **{"logical_and": "and", "logical_or": "or", "logical_xor": "ne"},
 }
+#: Steps between whose jumps nothing varies; so are all that give truths.
+_CONSTANT = ("floor", "ceil", "round", "sign", "floor_divide")
 _OF_TRUTHS = {"bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "ne"}
 
 
@@ -44,6 +46,17 @@ class Steps:
         of_operands = {at.number for at in self.operands}
         told = [() if at.number in of_operands else [place[arg.number] if isinstance(arg, Value) else repr(arg) for arg in at.args] for at in self.order]
         self.key = tuple(("operand" if at.number in of_operands else at.op, at.dtype, *args) for at, args in zip(self.order, told))
+
+        # What the value varies with: the graph refuses the gradient of what steps are constant in.
+        self.varying, stack = set(), [value]
+        while stack:
+            at = stack.pop()
+            is_truth = at.dtype == torch.bool
+            if at.number not in self.varying and not is_truth and at.op not in _CONSTANT:
+                self.varying.add(at.number)
+                if at.number not in of_operands:
+                    stack.extend(arg for arg in at.args if isinstance(arg, Value))
+        self.varies_with_score = any(at.op == "score" and at.number in self.varying for at in self.order)
 
     def emitted(self, g, score, operands):
         """The function's value in the graph `g`, of the scores and the operands in it."""
@@ -241,6 +254,14 @@ class _Call:
         heads = x.shape[1]
         return x.unsqueeze(2) if heads == 1 and self.kv_heads * self.group != 1 else x.unflatten(1, (self.kv_heads, self.group))
 
+    def varies_with(self, name):
+        """Whether the result varies with what is read by this name."""
+        if name == "v":
+            return True
+        if name in ("q", "k"):
+            return self.steps.varies_with_score
+        return self.steps.operands[self.operands.index(name)].number in self.steps.varying
+
     def scores(self, g, named):
         """The score function's values, and those with −∞ where the mask hides a pair."""
         product = g.matmul(named["q"], g.transpose(named["k"], (0, 1, 2, 4, 3)), alpha=self.scale, precision=self.precision)
@@ -283,6 +304,11 @@ def _forward(call, o, total):
 
 def _backward(call, o, total, d_o, d_total, wanted):
     """Gradients of q, k, v and the operands, those that are wanted by name."""
+    constant = [name for name in wanted if not call.varies_with(name)]
+    if constant:
+        rest = tuple(name for name in wanted if name not in constant)
+        found = _backward(call, o, total, d_o, d_total, rest) if rest else {}
+        return {**found, **{name: torch.zeros_like(call.read[name]) for name in constant}}
     read = {**call.read, "o": call.grouped(o), "total": call.grouped(total), "d_o": call.grouped(d_o)}
     if d_total is not None:
         read["d_total"] = call.grouped(d_total)
