@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pyo3::exceptions::{PyKeyError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyInt};
 use verdigris::error::{BindingError, BindingRule};
 use verdigris::{Binding, Handle, Workspace};
 use verdigris_cuda::{DeviceSlice, Event, Stream};
@@ -72,7 +72,9 @@ impl Plan {
             let given = if bound.is_scalar {
                 let wanted = || format!("a host scalar of {}", desc.dtype);
                 number(&value, desc.dtype).ok_or_else(|| refused(&wanted(), &"no number", BindingRule::Kind))?
-            } else if let Ok(address) = value.extract::<u64>() {
+            } else if value.is_instance_of::<PyInt>() {
+                // Of Python's ints alone: a tensor of one integer converts to a number too, which is no address.
+                let address: u64 = value.extract()?;
                 memory(self.state.place, address, bound.bytes)
             } else {
                 let seen = Seen::of(&value, stream)?;

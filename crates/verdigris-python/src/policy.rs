@@ -179,6 +179,19 @@ impl Policy {
         Policy { inner: verdigris::Policy { deterministic: true, ..self.inner.clone() }, ..self.clone() }
     }
 
+    /// The precision of products of two operands of this type, as `Graph.matmul` takes it: what functions of tensors ask for under this policy, and graphs do
+    /// not by themselves. `None` if no product takes the type.
+    fn product_precision(&self, dtype: &str) -> PyResult<Option<String>> {
+        let dtype = crate::operands::dtype(dtype)?;
+        let name = |precision| serde_json::to_value(precision).ok()?.as_str().map(str::to_owned);
+        Ok(self.precision(dtype, dtype).and_then(name))
+    }
+
+    /// The same policy by estimate where it would measure, for when the device must not be touched; `None` where it does not measure.
+    fn made_unmeasured(&self) -> Option<Policy> {
+        self.unmeasured()
+    }
+
     fn __repr__(&self) -> String {
         format!("{self:?}")
     }

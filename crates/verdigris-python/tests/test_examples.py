@@ -11,7 +11,7 @@ EXAMPLES = sorted((ROOT / "examples" / "python").glob("*.py"))
 
 
 def test_there_are_examples():
-    assert len(EXAMPLES) >= 2
+    assert len(EXAMPLES) >= 3
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -43,6 +43,33 @@ def test_numpy_matmul(dtype):
     assert np.abs(y - truth(x, w)).max() < {"f64": 1e-14, "f32": 1e-5, "f16": 4e-3}[dtype]
 
 
+@pytest.mark.parametrize("number", [0, 1, 7])
+def test_a_tensor_of_one_integer_is_no_address(number):
+    # It converts to a number of Python, as an address is one.
+    for dims in ((), (1,), (1, 1, 1)):
+        g = vd.Graph("one")
+        x = g.tensor("x", "u8", dims)
+        g.store(g.unary("identity", x), "y", "f32")
+        plan, y = CPU.plan(g), torch.full(dims, float("nan"))
+        plan.execute({"x": torch.full(dims, number, dtype=torch.uint8), "y": y})
+        assert y.item() == number
+        # An address is an int.
+        given = torch.full(dims, number + 1, dtype=torch.uint8)
+        plan.execute({"x": given.data_ptr(), "y": y})
+        assert y.item() == number + 1
+        if number == 0:
+            with pytest.raises(vd.BindingError, match="null"):
+                plan.execute({"x": 0, "y": y})
+
+
+def test_the_precision_of_products_by_policy():
+    assert vd.Policy().product_precision("f32") == "fp32" and vd.Policy(precision="ieee").product_precision("f32") == "ieee"
+    assert vd.Policy(precision="tf32").product_precision("f32") == "tf32" and vd.Policy(precision="tf32").product_precision("bf16") == "fp32"
+    assert vd.Policy().product_precision("f64") == "f64" and vd.Policy().product_precision("i64") is None
+    assert vd.Policy().made_unmeasured() is None
+    assert vd.Policy(mode="measured", precision="tf32").made_unmeasured() == vd.Policy(precision="tf32")
+
+
 def test_torch_bf16_and_fp8():
     x, w = torch.randn(5, 7, dtype=torch.bfloat16), torch.randn(7, 3, dtype=torch.bfloat16)
     y = torch.full((5, 3), float("nan"), dtype=torch.bfloat16)

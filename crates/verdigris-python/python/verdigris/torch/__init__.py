@@ -14,6 +14,7 @@ themselves, as PyTorch's are.
 """
 
 import importlib
+import sys
 
 import torch
 
@@ -30,6 +31,7 @@ _LATER = {
     "nn": "nn",
     "Report": "_convert",
     "convert": "_convert",
+    "flex_attention": "_flex",
     "register_transformers": "_sdpa",
     "sdpa_kernel": "_sdpa",
 }
@@ -49,12 +51,16 @@ def __dir__():
 
 def plan_count():
     """How many plans calls have made: one for each function, attributes, shapes, strides, types, alignment, device and policy."""
-    return _native.plan_count()
+    flex = sys.modules.get(f"{__name__}._flex")
+    return _native.plan_count() + (flex.plan_count() if flex else 0)
 
 
 def clear_plans():
-    """Forgets the plans of calls."""
+    """Forgets the plans of calls, and the masks that `flex_attention` keeps."""
     _native.clear_plans()
+    flex = sys.modules.get(f"{__name__}._flex")
+    if flex:
+        flex.clear_plans()
 
 
 def explain(name, attributes, *tensors, dims=None):
@@ -76,6 +82,7 @@ __all__ = [
     "compiler",
     "convert",
     "explain",
+    "flex_attention",
     "flash_attn_with_kvcache",
     "flash_mla_with_kvcache",
     "functional",

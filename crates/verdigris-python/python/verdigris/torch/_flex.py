@@ -1,0 +1,424 @@
+"""FlexAttention: attention with a user's function of the score and of the mask, by PyTorch's signature.
+
+A call traces the functions (`_flex_trace`), and what their expressions say goes one of two ways: what the op of attention has options for is that op (`_flex_forms`), with what is left of
+biases and masks as one tensor beside it; else scores are computed between two products (`_flex_composed`).
+"""
+
+import collections
+import contextlib
+import math
+import threading
+import weakref
+
+import torch
+
+from .._errors import GraphError, UnsupportedError
+from . import _flex_composed as composed
+from . import _flex_forms as forms
+from . import _ops
+from ._flex_trace import BATCH, CAPTURED, HEAD, KEY, QUERY, Computed, Trace
+from .functional import _NO_DESCALES, _attention_words, _rows_of_keys
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+#: What PyTorch's kernels are told about tiles, warps and the order of their work, which no result depends on; ours choose for themselves.
+_HINTS = {
+    *("num_warps", "num_stages", "BLOCK_M", "BLOCK_N", "BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2", "PRESCALE_QK", "ROWS_GUARANTEED_SAFE"),
+    *("BLOCKS_ARE_CONTIGUOUS", "WRITE_DQ", "FORCE_USE_FLEX_ATTENTION", "USE_TMA", "kpack", "matrix_instr_nonkdim", "waves_per_eu", "IS_DIVISIBLE"),
+    *("OUTPUT_LOGSUMEXP", "OUTPUT_MAX", "SPARSE_Q_BLOCK_SIZE", "SPARSE_KV_BLOCK_SIZE", "FLOAT32_PRECISION"),
+}
+
+
+def _check_options(kernel_options):
+    for name, value in (kernel_options or {}).items():
+        if name == "BACKEND" and value != "AUTO":
+            raise UnsupportedError(f"kernel_options names the backend {value}, one of PyTorch's; attention is computed by this package's engines")
+        if name != "BACKEND" and name.removeprefix("fwd_").removeprefix("bwd_") not in _HINTS:
+            raise GraphError(f"kernel_options has `{name}`, which torch.nn.attention.flex_attention does not know; its options are hints to PyTorch's kernels")
+
+
+def _check_tensors(query, key, value, block_mask, enable_gqa):
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.is_nested:
+            raise UnsupportedError(f"{name} is a nested tensor; sequences of different lengths are taken by flash_attn_varlen_func, or by a mask")
+        if x.dim() != 4:
+            raise GraphError(f"{name} has the dims {tuple(x.shape)}; it is [batch, heads, positions, elements]")
+        if x.device.type not in ("cpu", "cuda"):
+            raise UnsupportedError(f"{name} is on {x.device}; flex_attention runs on CPUs and CUDA devices")
+        if x.dtype not in _FLOATS:
+            raise UnsupportedError(f"{name} is of {x.dtype}; flex_attention takes f16, bf16, f32 and f64")
+        if x.dtype != query.dtype:
+            raise GraphError(f"{name} is of {x.dtype} and query of {query.dtype}; query, key and value are of one type")
+        if x.device != query.device:
+            raise GraphError(f"{name} is on {x.device} and query on {query.device}; query, key and value are on one device")
+    b, h, _, d = query.shape
+    kv_b, kv_h, s_kv, kv_d = key.shape
+    if kv_d != d:
+        raise GraphError(f"key has {kv_d} elements a head and query {d}; they have as many")
+    if tuple(value.shape[:3]) != (kv_b, kv_h, s_kv):
+        raise GraphError(f"value has the dims {tuple(value.shape)} and key {tuple(key.shape)}; they have the same batch, heads and positions")
+    if h != kv_h and not enable_gqa:
+        raise GraphError(f"query has {h} heads and key {kv_h}; they have as many, or several heads of query read one of key with enable_gqa=True")
+    if kv_h == 0 or h % kv_h:
+        raise GraphError(f"query has {h} heads and key {kv_h}; heads of query are a multiple of those of key")
+    if b != kv_b and (kv_b != 1 or block_mask is None or block_mask.kv_num_blocks.shape[0] != b):
+        raise GraphError(f"query has the batch {b} and key {kv_b}; they have one, or key has 1 and block_mask has that of query")
+
+
+def _check_block_mask(block_mask, query, key):
+    for name in ("kv_num_blocks", "kv_indices", "mask_mod", "BLOCK_SIZE", "seq_lengths"):
+        if not hasattr(block_mask, name):
+            raise GraphError(f"block_mask is {type(block_mask).__name__}; it is a torch.nn.attention.flex_attention.BlockMask")
+    if block_mask.kv_num_blocks.device != query.device:
+        raise GraphError(f"block_mask is on {block_mask.kv_num_blocks.device} and query on {query.device}; they are on one device")
+    if min(block_mask.BLOCK_SIZE) >= _LARGEST_BLOCK:
+        return
+    told, own = tuple(block_mask.seq_lengths), (query.shape[2], key.shape[2])
+    if told != own:
+        raise GraphError(f"block_mask was made for {told[0]} queries and {told[1]} keys, and there are {own[0]} and {own[1]}; it is made for as many (see BlockMask._adjust)")
+    of_mask, of_query = tuple(block_mask.kv_num_blocks.shape[:2]), tuple(query.shape[:2])
+    if any(one not in (1, other) for one, other in zip(of_mask, of_query)):
+        raise GraphError(f"block_mask has the batch and heads {of_mask} and query {of_query}; each is that of query, or 1")
+
+
+#: The block of PyTorch's mask that hides nothing.
+_LARGEST_BLOCK = 1 << 30
+
+
+# The blocks of a mask: which pairs its function is not asked about.
+
+
+def _dense_blocks(count, indices, columns):
+    """Which blocks of keys a list has, by block of queries: `[b, h, blocks of queries, blocks of keys]`, bool."""
+    listed = torch.arange(indices.shape[-1], device=indices.device) < count[..., None]
+    # What is not listed goes to a column behind the last.
+    places = torch.where(listed, indices.long(), columns)
+    dense = torch.zeros((*count.shape, columns + 1), dtype=torch.bool, device=indices.device)
+    return dense.scatter_(-1, places, True)[..., :columns]
+
+
+class _Blocks:
+    """The structure of a block mask: a pair is attended if its block is full, or if it is listed and the mask's function holds."""
+
+    def __init__(self, block_mask, keys):
+        self.size = tuple(int(size) for size in block_mask.BLOCK_SIZE)
+        columns = max(-(-keys // self.size[1]), 1)
+        self.listed = _dense_blocks(block_mask.kv_num_blocks, block_mask.kv_indices, columns)
+        full = block_mask.full_kv_num_blocks
+        self.full = None if full is None else _dense_blocks(full, block_mask.full_kv_indices, columns)
+
+    def attended(self, trace, value):
+        places = [trace.place(*place) for place in (("batch", BATCH), ("head", HEAD), ("query", QUERY), ("key", KEY))]
+        for axis in range(2):
+            if self.listed.shape[axis] == 1:
+                places[axis] = trace.number(0)
+        for axis in range(2):
+            places[2 + axis] = trace.binary("floor_divide", places[2 + axis], trace.number(self.size[axis]))
+        attended = trace.both(trace.index(self.listed, places), value)
+        return attended if self.full is None else trace.binary("bitwise_or", trace.index(self.full, places), attended)
+
+
+#: By block mask: of the last look at it, what was looked at and whether its blocks are those that its function says.
+_looked_at = weakref.WeakKeyDictionary()
+
+
+def _attended(block_mask, trace, value, dims):
+    """What a block mask lets through, of which its function says `value`: that alone where the blocks say no more.
+
+    Whether they do is looked at once for each mask, and waited for. Of functions that captured tensors it is not asked: what they say may change, and the blocks stay where they were.
+    """
+    if min(block_mask.BLOCK_SIZE) >= _LARGEST_BLOCK:
+        return value
+    if value.reads & CAPTURED:
+        return _Blocks(block_mask, dims[3]).attended(trace, value)
+    tensors = [getattr(block_mask, name) for name in ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")]
+    versions = [None if x is None or x.is_inference() else x._version for x in tensors]
+    key = (trace.key(value), dims, tuple(block_mask.BLOCK_SIZE), versions)
+    seen = _looked_at.get(block_mask)
+    is_known = seen is not None and seen[0] == key and all(one is other for one, other in zip(seen[1], tensors))
+    if is_known and seen[2]:
+        return value
+    blocks = _Blocks(block_mask, dims[3])
+    attended = blocks.attended(trace, value)
+    if is_known or _is_capturing(trace.device):
+        return attended
+    is_said = _says_window(blocks, trace, value, dims)
+    if is_said is None:
+        is_said = torch.ones((), dtype=torch.bool, device=trace.device)
+        for _, computed in Computed(trace, dims).in_rows(_MOST_AT_ONCE):
+            is_said &= (computed.of(value) == computed.of(attended)).all()
+    _looked_at[block_mask] = (key, tensors, bool(is_said))
+    return value if is_said else attended
+
+
+def _says_window(blocks, trace, value, dims):
+    """Whether blocks say what a window does, by the least and the greatest distance in each block; None for what is no window."""
+    band = (None, None)
+    for part in forms.parts_of([(value, True)]):
+        own = forms.band_of(trace, *part)
+        if own is None:
+            return None
+        band = forms.narrower(band, own)
+    ends = []
+    for size, extent, count in zip(blocks.size, dims[2:], blocks.listed.shape[2:]):
+        first = torch.arange(count, device=trace.device) * size
+        ends.append((first, (first + size - 1).clamp(max=extent - 1)))
+    (first_query, last_query), (first_key, last_key) = ((first[:, None], last[:, None]) if axis == 0 else (first, last) for axis, (first, last) in enumerate(ends))
+    is_there = (first_query <= last_query) & (first_key <= last_key)
+    least, greatest = first_key - last_query, last_key - first_query
+    low, high = (torch.iinfo(torch.int64).min if band[0] is None else band[0]), (torch.iinfo(torch.int64).max if band[1] is None else band[1])
+    # Every distance between the two is that of a pair of the block.
+    is_touched, is_whole = (greatest >= low) & (least <= high), (least >= low) & (greatest <= high)
+    if low > high:
+        is_touched = is_whole = torch.zeros_like(is_there)
+    listed = blocks.listed if blocks.full is None else blocks.listed | blocks.full
+    is_right = listed | ~is_touched
+    if blocks.full is not None:
+        is_right &= is_whole | ~blocks.full
+    return (is_right | ~is_there).all()
+
+
+def _is_capturing(device):
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+# Tensors of what differs from pair to pair.
+
+#: Biases and masks of places and numbers alone, which are the same at every call; not those of captured tensors.
+_kept, _kept_lock, _MOST_KEPT_BYTES = collections.OrderedDict(), threading.Lock(), 256 << 20
+
+
+def clear_plans():
+    """Forgets plans, and what is remembered of masks and biases."""
+    composed.clear_plans()
+    with _kept_lock:
+        _kept.clear()
+
+
+plan_count = composed.plan_count
+
+
+def _tensor_of(computed, value):
+    """The value as a tensor with its keys side by side; remembered where it follows from sizes alone."""
+    trace, device = computed.trace, computed.trace.device
+    # A tensor that is made while a graph is captured is filled when the graph is replayed, and is the graph's own.
+    if value.reads & CAPTURED or _is_capturing(device):
+        return _laid_out(computed, value)
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    key = (trace.key(value), tuple(size if value.reads & bit else 1 for size, bit in zip(computed.dims, (BATCH, HEAD, QUERY, KEY))), computed.dims[3])
+    key = (*key, device, stream, torch.is_inference_mode_enabled())
+    with _kept_lock:
+        found = _kept.get(key)
+        if found is not None:
+            _kept.move_to_end(key)
+            return found
+    made = _laid_out(computed, value)
+    with _kept_lock:
+        _kept[key] = made
+        while _kept and sum(tensor.nbytes for tensor in _kept.values()) > _MOST_KEPT_BYTES:
+            _kept.popitem(last=False)
+    return made
+
+
+#: How many pairs are computed at a time where nobody wants their gradients: what stands between a mask and its places is eight bytes a pair.
+_MOST_AT_ONCE = 1 << 24
+
+
+def _laid_out(computed, value):
+    trace, (b, h, queries, keys) = computed.trace, computed.dims
+    b, h = (size if value.reads & bit else 1 for size, bit in ((b, BATCH), (h, HEAD)))
+    if b * h * queries * keys <= _MOST_AT_ONCE or not (value.reads & QUERY and value.reads & KEY) or _wants_gradient(trace, [value]):
+        made = computed.of(value)
+    else:
+        made = torch.empty((b, h, queries, keys), dtype=value.dtype, device=trace.device)
+        for first, rows in computed.in_rows(_MOST_AT_ONCE):
+            made[:, :, first : first + rows.dims[2]] = rows.of(value)
+    return _rows_of_keys(made.view(torch.uint8) if made.dtype == torch.bool else made, keys)
+
+
+def _wants_gradient(trace, values):
+    return torch.is_grad_enabled() and any(
+        at.op == "captured" and trace.captured[at.args[0]].requires_grad for at in trace.reached(values)
+    )
+
+
+# Calls.
+
+
+class _WithTotal(torch.autograd.Function):
+    """The op of attention with a gradient of its log-sum-exp too.
+
+    That gradient is one more element of the values: 1, whose gradient is that of the log-sum-exp, and whose result is told to be 0, so that what the softmax takes off again is not.
+    Elements are added by eights, as tensor cores take them.
+    """
+
+    @staticmethod
+    def forward(ctx, words, q, k, v, beside, slopes):
+        o, total = _ops.attention(q, k, v, beside, slopes, *[None] * 5, *_NO_DESCALES, words)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(q, k, v, o, total, beside, slopes)
+        ctx.words, ctx.policy = words, _ops._current_policy()
+        return o, total
+
+    @staticmethod
+    def backward(ctx, d_o, d_total):
+        q, k, v, o, total, beside, slopes = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        gradients = [None] * len(needs)
+        if d_o is None and d_total is None:
+            return tuple(gradients)
+        if needs[5]:
+            raise UnsupportedError("the slopes of attention have no gradient in this package; they are no variables")
+        d_o = torch.zeros_like(o) if d_o is None else d_o
+        elements = v.shape[3]
+        if d_total is not None:
+            more = v.new_zeros((*v.shape[:3], 8))
+            more[..., 0] = 1
+            v = torch.cat([v, more], -1)
+            d_o = torch.cat([d_o, d_total.to(d_o.dtype), d_o.new_zeros((*d_o.shape[:3], 7))], -1)
+            o = torch.cat([o, o.new_zeros((*o.shape[:3], 8))], -1)
+        wanted = needs[1:5]
+        words = f"{ctx.words} wanted={''.join('01'[want] for want in wanted)}"
+        policy = _ops._made_deterministic(ctx.policy) if torch.are_deterministic_algorithms_enabled() else ctx.policy
+        found = _ops._each_result(_ops.attention_backward.again(policy, d_o, q, k, v, o, total, beside, slopes, None, None, None, words))
+        found = iter(found)
+        gradients[1:5] = [next(found) if want else None for want in wanted]
+        if gradients[3] is not None:
+            gradients[3] = gradients[3][..., :elements]
+        return tuple(gradients)
+
+
+def _by_op(trace, form, conditions, scale, tensors, computed, wants_total):
+    """The op of attention with its options and, where more is left, one tensor beside it."""
+    q, k, v = tensors
+    b, _, queries, keys = computed.dims
+    is_trained = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    scale, cap = form.scale_and_cap(scale)
+    biases, hidden = forms.without_hiding(trace, form.biases)
+    is_trained = is_trained or _wants_gradient(trace, [bias for _, bias in biases])
+    band, length, rest = (None, None), None, []
+    for value, sense in forms.parts_of([*form.conditions, *hidden, *conditions]):
+        own = forms.band_of(trace, value, sense)
+        if own is not None:
+            narrow = forms.narrower(band, own)
+            if forms.words_of_band(narrow, queries, keys) is not None:
+                band = narrow
+                continue
+        # The op has no gradients with lengths of a cache, which these are.
+        own = forms.length_of(trace, value, sense) if length is None and not is_trained else None
+        if own is not None:
+            length, of_length = own, (value, sense)
+        else:
+            rest.append((value, sense))
+    causal, left, right = forms.words_of_band(band, queries, keys)
+    slope, kept = None, []
+    for factor, bias in biases:
+        own = None
+        if slope is None and q.dtype != torch.float64 and not _wants_gradient(trace, [bias]):
+            own = forms.slope_of(trace, factor, bias, band, keys - queries)
+        slope = slope or own
+        if own is None:
+            kept.append((factor, bias))
+    # The diagonal that windows and slopes count from would follow the lengths.
+    if length is not None and (slope is not None or (causal is None and band != (None, None))):
+        rest.append(of_length)
+        length = None
+    mask = trace.number(True, torch.bool)
+    for value, sense in rest:
+        value = trace.cast(value, torch.bool)
+        mask = trace.both(mask, value if sense else trace.unary("logical_not", value))
+    beside = None if mask.is_number and mask.args[0] else mask
+    if kept:
+        wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+        total = trace.cast(forms._sum(trace, kept), wide)
+        beside = trace.where(mask, total, trace.number(-math.inf, wide))
+    beside = None if beside is None else _tensor_of(computed, beside)
+    slopes = None if slope is None else computed.of(slope)
+    words = _attention_words(scale, causal, left, right, cap)
+    if wants_total and is_trained and length is None:
+        return _WithTotal.apply(words, q, k, v, beside, slopes)
+    lengths = None if length is None else computed.of(length).clamp(0, keys).to(torch.int32).expand(b, 1, 1, 1).contiguous()
+    return _ops.attention(q, k, v, beside, slopes, None, None, lengths, None, None, *_NO_DESCALES, words)
+
+
+def _composed(trace, value, conditions, scale, tensors, computed):
+    q, k, v = tensors
+    for x in tensors:
+        if type(x) not in (torch.Tensor, torch.nn.Parameter):
+            raise UnsupportedError(f"{trace.function} of {type(x).__name__}: score functions that are no options of attention take plain tensors")
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    steps = composed.Steps(trace, trace.cast(value, wide))
+    mask = trace.number(True, torch.bool)
+    for condition, _ in conditions:
+        mask = trace.both(mask, condition)
+    mask = None if mask.is_number and mask.args[0] else _tensor_of(computed, mask)
+    operands = []
+    for operand in steps.operands:
+        made = computed.of(operand)
+        operands.append(made.view(torch.uint8) if made.dtype == torch.bool else made.to(wide))
+    return composed.attention(steps, scale, q, k, v, mask, operands)
+
+
+def _attend(query, key, value, score_mod, block_mask, scale, wants_total):
+    dims = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    trace = Trace(query.device, torch.float64 if query.dtype == torch.float64 else torch.float32)
+    score = trace.score() if score_mod is None else trace.call(score_mod, "score_mod", True)
+    computed, conditions = Computed(trace, dims), []
+    if block_mask is not None:
+        mask = trace.call(block_mask.mask_mod, "mask_mod", False)
+        mask = _attended(block_mask, trace, trace.cast(mask, torch.bool), dims)
+        conditions.append((mask, True))
+    form = forms.form_of(trace, score)
+    tensors = (query, key, value)
+    is_transformed = torch._C._are_functorch_transforms_active()
+    if is_transformed and (form is None or wants_total):
+        raise UnsupportedError(f"{trace.function or 'flex_attention'} under a transform of torch.func: it takes score functions that are options of attention, without return_lse")
+    if form is not None:
+        return _by_op(trace, form, conditions, scale, tensors, computed, wants_total)
+    return _composed(trace, score, conditions, scale, tensors, computed)
+
+
+@torch.compiler.disable
+def flex_attention(
+    query, key, value, score_mod=None, block_mask=None, scale=None, enable_gqa=False, return_lse=False, kernel_options=None, *, return_aux=None
+):
+    """Attention with a function of its scores and a mask; see `torch.nn.attention.flex_attention.flex_attention`, whose signature and meaning it has.
+
+    `query` is `[batch, heads, queries, elements]`, `key` and `value` likewise, of which with `enable_gqa` a head is read by several of `query`. `score_mod(score, b, h, q_idx, kv_idx)` gives a
+    score for a score; `block_mask` is a `BlockMask` (`torch.nn.attention.flex_attention.create_block_mask`), whose `mask_mod(b, h, q_idx, kv_idx)` is True where a key is attended. A query that attends no
+    key gives 0. With `return_lse`, `(o, log_sum_exp)`, the second f32 `[batch, heads, queries]` (f64 of f64) and −∞ where no key is attended.
+
+    The functions are traced at each call: numbers and tensors that they capture count as they are then. They take arithmetic, comparisons, logic, bits, `torch.where`, functions such as `exp` and `tanh`,
+    and tensors indexed in each of their dims (`slopes[h]`, `document[q_idx]`, `table[q_idx - kv_idx]`), to which gradients go. What has no form raises `UnsupportedError`, which names the operation and the function.
+
+    Bounds of `kv_idx - q_idx` (causal, windows) are the op's window, so that tiles outside are not computed; a soft cap by `tanh` and ALiBi's slopes are its options, without gradients for slopes so
+    taken. Other masks and biases become one tensor over the dims in which they differ, up to `batch * heads * queries * keys` elements; those of places and numbers alone are remembered (256 MiB of them at most).
+    Score functions of another kind are computed between two products, with all scores in memory.
+
+    Gradients are there for `query`, `key`, `value`, captured tensors and the log-sum-exp; a second derivative raises `UnsupportedError`. `kernel_options` are hints to PyTorch's kernels and change nothing here.
+    `torch.compile` calls it between graphs.
+    """
+    _check_options(kernel_options)
+    if return_lse and return_aux is not None:
+        raise GraphError("return_lse and return_aux; one of both says what is returned beside the result")
+    if return_aux is not None and return_aux.max_scores:
+        raise UnsupportedError("return_aux asks for max_scores, which attention of this package does not keep; lse is taken")
+    _check_tensors(query, key, value, block_mask, enable_gqa)
+    if block_mask is not None:
+        _check_block_mask(block_mask, query, key)
+    if key.shape[0] != query.shape[0]:
+        key, value = (x.expand(query.shape[0], *x.shape[1:]) for x in (key, value))
+    if scale is None:
+        scale = query.shape[3] ** -0.5 if query.shape[3] else 1.0
+    kind = query.device.type
+    if torch.is_autocast_enabled(kind) and query.dtype != torch.float64:
+        wanted = torch.get_autocast_dtype(kind)
+        query, key, value = (x.to(wanted) for x in (query, key, value))
+    wants_total = return_lse or (return_aux is not None and return_aux.lse)
+    with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else contextlib.nullcontext():
+        o, total = _attend(query, key, value, score_mod, block_mask, float(scale), wants_total)
+    total = total.squeeze(-1) if wants_total else None
+    if return_aux is not None:
+        from torch.nn.attention.flex_attention import AuxOutput
+
+        return o, AuxOutput(lse=total, max_scores=None)
+    return (o, total) if return_lse else o

@@ -1,0 +1,873 @@
+"""FlexAttention: the functions that people write, against dense scores in f64, and against PyTorch's own; which of them are options of the op; what is refused."""
+
+import itertools
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import TOLERANCES, close
+
+import verdigris as vd
+import verdigris.torch as vt
+from verdigris.torch import _flex, _flex_composed, _flex_forms
+from verdigris.torch._flex_trace import Trace
+
+flex = pytest.importorskip("torch.nn.attention.flex_attention")
+create_block_mask, and_masks, or_masks = flex.create_block_mask, flex.and_masks, flex.or_masks
+
+
+def places(dims):
+    return [torch.arange(size).reshape([size if axis == own else 1 for axis in range(4)]) for own, size in enumerate(dims)]
+
+
+def reference(q, k, v, score_mod=None, mask_mod=None, scale=None, attended=None):
+    """Dense scores in f64. The functions are called with tensors of all places, and know nothing of a trace."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(group, 1).expand(q.shape[0], -1, -1, -1) for x in (k, v))
+    dims = (*q.shape[:3], k.shape[2])
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    at = places(dims)
+    if score_mod is not None:
+        scores = score_mod(scores, *at)
+    if mask_mod is not None:
+        attended = mask_mod(*at)
+    if attended is not None:
+        scores = torch.where(attended, scores, -math.inf)
+    scores = scores.to(q.dtype).expand(dims)
+    if not dims[3]:
+        return scores @ v, scores.new_full(dims[:3], -math.inf)
+    # Rows of which everything is hidden have no gradient, and not that of ∞ less ∞.
+    hidden = (scores == -math.inf).all(-1, keepdim=True)
+    scores = torch.where(hidden, 0.0, scores)
+    total = scores.logsumexp(-1, keepdim=True)
+    return torch.where(hidden, 0.0, (scores - total).exp()) @ v, torch.where(hidden, -math.inf, total).squeeze(-1)
+
+
+def drawn(dims, dtype=torch.float32, kv_heads=None, keys=None, value=None, requires_grad=True):
+    b, h, s, d = dims
+    shapes = (dims, (b, kv_heads or h, keys or s, d), (b, kv_heads or h, keys or s, value or d))
+    return [torch.randn(shape).to(dtype).requires_grad_(requires_grad) for shape in shapes]
+
+
+def whole(mask_mod, queries, keys):
+    """A block mask of one block: nothing but its function says what is attended, and it is asked at each call."""
+    return flex.BlockMask.from_kv_blocks(
+        torch.ones(1, 1, 1, dtype=torch.int32),
+        torch.zeros(1, 1, 1, 1, dtype=torch.int32),
+        BLOCK_SIZE=1 << 30,
+        mask_mod=mask_mod,
+        seq_lengths=(queries, keys),
+    )
+
+
+def check(inputs, score_mod=None, mask_mod=None, *, captured=(), block_mask=None, block=None, wide_mods=None, slack=4.0, **options):
+    """Results, log-sum-exp and all gradients, of both, against the reference; gives what ours returned. With `block` PyTorch makes the mask, in blocks of that size."""
+    q, k, _ = inputs
+    if mask_mod is not None and block_mask is None:
+        dims = (*q.shape[:3], k.shape[2])
+        block_mask = create_block_mask(mask_mod, *dims, device="cpu", BLOCK_SIZE=block) if block else whole(mask_mod, *dims[2:])
+    o, total = vt.flex_attention(*inputs, score_mod, block_mask, return_lse=True, **options)
+    wide = [x.detach().double().requires_grad_(x.requires_grad) for x in inputs]
+    truth, of_total = reference(*wide, *(wide_mods or (score_mod, mask_mod)), options.get("scale"))
+    close(o, truth, slack)
+    hidden = of_total == -math.inf
+    assert (total == -math.inf).eq(hidden).all() and (o[hidden] == 0).all()
+    assert total.dtype == (torch.float64 if q.dtype == torch.float64 else torch.float32)
+    allowed = 1e-11 if total.dtype == torch.float64 else 2e-5
+    assert ((total.double() - of_total).abs() <= allowed * (1 + of_total.abs()))[~hidden].all()
+    if not any(x.requires_grad for x in (*inputs, *captured)):
+        return o, total
+    d_o, d_total = torch.randn_like(truth).to(o.dtype), torch.where(hidden, 0.0, torch.randn_like(of_total)).to(total.dtype)
+    loss = (o * d_o).sum(dtype=total.dtype) + (torch.where(hidden, 0.0, total) * d_total).sum()
+    of = [x for x in inputs if x.requires_grad]
+    own = torch.autograd.grad(loss, [*of, *captured])
+    loss = (truth * d_o).sum() + (torch.where(hidden, 0.0, of_total) * d_total).sum()
+    theirs = torch.autograd.grad(loss, [*(x for x in wide if x.requires_grad), *captured], allow_unused=True)
+    for one, other, of in zip(own, theirs, [*of, *captured]):
+        assert one.dtype == of.dtype and one.shape == of.shape
+        if other is None:
+            assert (one == 0).all()
+        else:
+            assert one.isfinite().all() and other.isfinite().all()
+            tolerance = TOLERANCES[str(q.dtype).removeprefix("torch.")]
+            # Where nothing depends on it, what there is is rounding.
+            error = (one.double() - other).abs().max() / other.abs().max().clamp(min=1e-2)
+            assert error <= 2 * slack * tolerance, f"error {error:.3g} of a gradient of {tuple(of.shape)}"
+    return o, total
+
+
+# Functions that people write, after PyTorch's collection of examples (attention-gym): each makes a score function and a mask of b, h, queries and keys.
+
+
+def causal(b, h, q_idx, kv_idx):
+    return q_idx >= kv_idx
+
+
+def sliding_window(width):
+    return and_masks(causal, lambda b, h, q_idx, kv_idx: q_idx - kv_idx <= width)
+
+
+def prefix_lm(prefix):
+    return or_masks(causal, lambda b, h, q_idx, kv_idx: kv_idx < prefix)
+
+
+def dilated(width, step):
+    def mask(b, h, q_idx, kv_idx):
+        distance = torch.abs(q_idx - kv_idx)
+        return (distance <= width) & (distance % step == 0)
+
+    return mask
+
+
+def natten_1d(size, kernel):
+    def mask(b, h, q_idx, kv_idx):
+        center = q_idx.clamp(kernel // 2, (size - 1) - kernel // 2)
+        return (center - kv_idx).abs() <= kernel // 2
+
+    return mask
+
+
+def natten_2d(rows, columns, kernel):
+    def mask(b, h, q_idx, kv_idx):
+        q_x, q_y = q_idx // columns, q_idx % columns
+        kv_x, kv_y = kv_idx // columns, kv_idx % columns
+        center_x = q_x.clamp(kernel // 2, (rows - 1) - kernel // 2)
+        center_y = q_y.clamp(kernel // 2, (columns - 1) - kernel // 2)
+        return ((center_x - kv_x).abs() <= kernel // 2) & ((center_y - kv_y).abs() <= kernel // 2)
+
+    return mask
+
+
+def documents(lengths):
+    ids = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), torch.tensor(lengths).cumsum(0)])
+
+    def mask(b, h, q_idx, kv_idx):
+        same = ids[q_idx] == ids[kv_idx]
+        return same & causal(b, h, q_idx - offsets[ids[q_idx]], kv_idx - offsets[ids[kv_idx]])
+
+    return mask
+
+
+def alibi(heads):
+    def score_mod(score, b, h, q_idx, kv_idx):
+        scale = torch.exp2(-((h + 1) * 8.0 / heads))
+        return score + (kv_idx - q_idx) * scale
+
+    return score_mod
+
+
+def soft_cap(cap):
+    return lambda score, b, h, q_idx, kv_idx: cap * torch.tanh(score / cap)
+
+
+def checkerboard(score, b, h, q_idx, kv_idx):
+    return torch.where(torch.abs(kv_idx - q_idx) % 2 == 1, score * 0.5, score)
+
+
+B, H, S = 2, 4, 67
+LENGTHS = torch.tensor([40, 61])
+TABLE = torch.randn(H, 2 * S - 1, generator=torch.Generator().manual_seed(3))
+BIAS = torch.randn(B, H, S, S, generator=torch.Generator().manual_seed(4))
+ADDED = torch.zeros(B, 1, S, S).masked_fill(torch.ones(S, S, dtype=torch.bool).triu(1), -math.inf)
+ADDED[1, 0, :, :9] = -math.inf
+GYM = {
+    "nothing": (None, None),
+    "causal": (None, causal),
+    "causal score": (lambda s, b, h, q, kv: torch.where(q >= kv, s, -float("inf")), None),
+    "sliding window": (None, sliding_window(9)),
+    "both sides": (None, lambda b, h, q, kv: (q - kv).abs() <= 6),
+    "prefix lm": (None, prefix_lm(12)),
+    "prefix of a batch": (None, lambda b, h, q, kv: (kv < LENGTHS[b] // 2) | (q >= kv)),
+    "documents": (None, documents([20, 1, 30, 16])),
+    "alibi": (alibi(H), None),
+    "causal alibi": (alibi(H), causal),
+    "relative": (lambda s, b, h, q, kv: s + (q - kv), None),
+    "relative table": (lambda s, b, h, q, kv: s + TABLE[h, q - kv + S - 1], None),
+    "full bias": (lambda s, b, h, q, kv: s + BIAS[b, h, q, kv], causal),
+    "full bias in parts": (lambda s, b, h, q, kv: s + BIAS[b][h][q, kv], None),
+    "a mask added, as of transformers": (lambda s, b, h, q, kv: s + ADDED[b][0][q][kv], None),
+    "soft cap": (soft_cap(2.0), causal),
+    "soft cap of alibi": (lambda s, b, h, q, kv: torch.tanh((s + 0.1 * (kv - q)) / 3) * 3, causal),
+    "checkerboard": (checkerboard, None),
+    "natten 1d": (None, natten_1d(S, 7)),
+    "natten 2d": (None, natten_2d(8, 9, 3)),
+    "dilated": (None, dilated(16, 4)),
+    "padding": (None, lambda b, h, q, kv: kv < LENGTHS[b]),
+    "padding of both": (None, lambda b, h, q, kv: (kv < LENGTHS[b]) & (q < LENGTHS[b])),
+    "heads apart": (None, lambda b, h, q, kv: (q - kv <= 4 * (h + 1)) & (q >= kv)),
+    "global keys": (None, or_masks(sliding_window(5), lambda b, h, q, kv: kv % 16 == 0)),
+    "xor": (None, lambda b, h, q, kv: (q >= kv) ^ ((q // 8) == (kv // 8)) | (kv == 0)),
+    "a leaky score": (lambda s, b, h, q, kv: torch.where(s > 0, s, 0.1 * s) + torch.sigmoid(s) * (h % 2), causal),
+    "a temperature": (lambda s, b, h, q, kv: s * torch.log1p(q / 3).clamp(min=1.0) + torch.exp(-s.abs()), None),
+}
+
+
+#: What the reference computes where a function indexes a tensor twice, which tensors of places do not.
+AT_ONCE = {
+    "full bias in parts": (lambda s, b, h, q, kv: s + BIAS[b, h, q, kv], None),
+    "a mask added, as of transformers": (lambda s, b, h, q, kv: s + ADDED[b, 0, q, kv], None),
+}
+
+
+@pytest.mark.parametrize("name", GYM)
+def test_functions_that_people_write(name):
+    score_mod, mask_mod = GYM[name]
+    size = 72 if name == "natten 2d" else S
+    check(drawn((B, H, size, 16)), score_mod, mask_mod, block=32, wide_mods=AT_ONCE.get(name))
+
+
+@pytest.mark.parametrize("name", ["causal", "documents", "relative table", "soft cap", "checkerboard", "a leaky score"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_types(name, dtype):
+    # The wide functions see the same numbers, which 16 bits hold.
+    check(drawn((B, H, S, 16), dtype), *GYM[name], slack=6.0)
+
+
+@pytest.mark.parametrize("name", ["causal", "alibi", "checkerboard", "padding", "full bias"])
+def test_grouped_heads(name):
+    for kv_heads in (1, 2):
+        check(drawn((B, H, S, 8), kv_heads=kv_heads), *GYM[name], enable_gqa=True)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 33), (33, 1), (5, 70), (70, 5), (129, 31)])
+def test_lengths_of_queries_and_keys(sizes):
+    queries, keys = sizes
+    offset = keys - queries
+    inputs = drawn((2, 2, queries, 8), keys=keys, value=24)
+    for mask in (causal, lambda b, h, q, kv: q + offset >= kv, lambda b, h, q, kv: (q + offset >= kv) & (q + offset - kv < 7), None):
+        check(inputs, None, mask, scale=0.3)
+    check(inputs, lambda s, b, h, q, kv: s - 0.25 * (h + 1) * (q + offset - kv).abs(), None)
+    check(inputs, checkerboard, causal)
+
+
+def test_rows_of_which_nothing_is_attended():
+    inputs = drawn((2, 2, 40, 8))
+    for hidden in (lambda b, h, q, kv: (q >= kv) & (q % 5 != 2), lambda b, h, q, kv: q < kv, lambda b, h, q, kv: kv < 0):
+        for score_mod in (None, checkerboard, soft_cap(1.5)):
+            check(inputs, score_mod, hidden)
+    # The same by a score of −∞.
+    check(inputs, lambda s, b, h, q, kv: torch.where(q % 3 == 0, -math.inf, s))
+    check(inputs, lambda s, b, h, q, kv: torch.where(q % 3 == 0, -math.inf, s * s))
+    check(inputs, lambda s, b, h, q, kv: s.masked_fill(q % 3 == 0, -math.inf) + BIAS[0, 0, q, kv])
+
+
+def test_captured_tensors_have_gradients():
+    inputs = drawn((B, H, S, 8))
+    slopes, table = torch.rand(H, requires_grad=True), torch.randn(2 * S - 1, requires_grad=True)
+    gate, factor = torch.randn(B, H, requires_grad=True), torch.tensor(0.7, requires_grad=True)
+    for score_mod, captured in (
+        (lambda s, b, h, q, kv: s - slopes[h] * (q - kv).abs(), [slopes]),
+        (lambda s, b, h, q, kv: s + slopes[h] * (kv - q), [slopes]),
+        (lambda s, b, h, q, kv: s + table[q - kv + S - 1] * factor, [table, factor]),
+        (lambda s, b, h, q, kv: s * torch.sigmoid(gate[b, h]) + factor.exp(), [gate, factor]),
+        (lambda s, b, h, q, kv: torch.maximum(s, table[q]) * factor, [table, factor]),
+    ):
+        check(inputs, score_mod, causal, captured=captured)
+        # Of a captured tensor alone.
+        check([x.detach() for x in inputs], score_mod, causal, captured=captured)
+
+
+def test_what_steps_are_constant_in_has_the_gradient_0():
+    inputs, table = drawn((1, 2, 12, 8)), torch.randn(12, requires_grad=True)
+    for score_mod in (
+        lambda s, b, h, q, kv: torch.where(s > 0, 1.0, 2.0),
+        lambda s, b, h, q, kv: s.floor() + s.sign() * table[kv],
+        lambda s, b, h, q, kv: torch.where(s > table[q], s * s, s),
+        lambda s, b, h, q, kv: torch.where(s > table[q], table[kv], table[q] * 2),
+        lambda s, b, h, q, kv: (s > 0) * table[kv] + (table[q] > 0).float() * s * s,
+    ):
+        o = vt.flex_attention(*inputs, score_mod)
+        own = torch.autograd.grad(o.sum() + o.square().sum(), [*inputs, table], allow_unused=True)
+        # The reference has no gradient at all where everything is constant.
+        truth = reference(*(x.double() for x in inputs), lambda s, *at: score_mod(s, *at) + 0.0 * s)[0]  # noqa: B023
+        theirs = torch.autograd.grad(truth.sum() + truth.square().sum(), [*inputs, table], allow_unused=True)
+        for one, other in zip(own, theirs):
+            one, other = (torch.zeros(()) if x is None else x for x in (one, other))
+            assert (one - other).abs().max() <= 1e-4 * (1 + other.abs().max())
+
+
+SPELLINGS = {
+    "numbers": lambda s, b, h, q, kv: 2 - s / 3 + (-s) * 0.5 - 1 + True,
+    "division": lambda s, b, h, q, kv: s + 0.01 * (q // 7 + q % 7 - torch.div(q, 3, rounding_mode="trunc") + (q - kv) // 4 + (q - kv) % 4),
+    "remainders": lambda s, b, h, q, kv: s + 0.01 * (torch.fmod(q - kv, 5) + torch.remainder(q - kv, 5) + torch.div(kv - q, 5, rounding_mode="trunc")),
+    "bits": lambda s, b, h, q, kv: s + 0.01 * ((q & 12) + (kv | 1) - (q ^ kv) + (q << 1) - (kv >> 1) + ~h),
+    "logic": lambda s, b, h, q, kv: torch.where(torch.logical_and(q > 3, kv != 5) | ~(q == kv) & torch.logical_not(h < 1), s, s + 0.5),
+    "xor": lambda s, b, h, q, kv: torch.where(torch.logical_xor(q > 3, kv > 5), s, s * 2) + torch.where(torch.logical_xor(s.relu(), q - 3), s, 0.5),
+    "methods": lambda s, b, h, q, kv: s.mul(2).add(1).sub(q.float(), alpha=0.01).where(q.ge(kv), s.neg()),
+    "casts": lambda s, b, h, q, kv: s + (q > kv).to(s.dtype) + (q / 2).int() * 0.01 + kv.to(torch.float32).long() * 0.02 + h.type_as(s) + b.double(),
+    "numbers made": lambda s, b, h, q, kv: s + torch.zeros_like(s) + s.new_full((), 0.25) + torch.where(q.new_ones(()) > 0, 1.0, 2.0) + torch.tensor(3) * 0.1,
+    "functions": lambda s, b, h, q, kv: s + torch.exp(-(q / 9)) + torch.log(kv + 1.0) + torch.sin(q * 0.1) + torch.sqrt(kv + h) + torch.special.expit(q - kv),
+    "functions of a score": lambda s, b, h, q, kv: s.exp().log() + torch.sin(s) + torch.cos(s) * s.abs().sqrt() - (s * s + 1).rsqrt() + s.pow(2) + s**3 * 0.1,
+    "more of a score": lambda s, b, h, q, kv: s.square() + s.relu() - s.sigmoid() + torch.nn.functional.silu(s) + s.erf() + (s.abs() + 1).log2() + s.exp2() + s.expm1(),
+    "steps of a score": lambda s, b, h, q, kv: s + 0.1 * (s.floor() + s.ceil() + s.round() + s.trunc() + s.sign() + s % 0.7),
+    "comparisons of a score": lambda s, b, h, q, kv: torch.where((s > 0.1) & (s.abs() <= 1.5) | (s == 0) | ~(s < 1), s, 0.5 * s) + (s > 0).float(),
+    "bounds": lambda s, b, h, q, kv: s.clamp(-1, 1) + s.clamp_min(0.2) + torch.minimum(s, q * 0.1) + torch.max(s, s.new_tensor(0.1)) + q.clamp(max=9) * 0.1,
+    "powers": lambda s, b, h, q, kv: s + 2.0 ** (-h) + (q + 1) ** -0.5 + 1.01**q + torch.pow(0.9, kv),
+    "reflected": lambda s, b, h, q, kv: 1 - s + 2 * s + 3 / (s.abs() + 1) + (7 % (q + 1)) * 0.1 + (100 // (kv + 1)) * 0.01,
+    "atan2": lambda s, b, h, q, kv: torch.atan2(s, q + 1.0) + torch.reciprocal(s.abs() + 2) + torch.where(torch.isfinite(s), s, 0.0) + torch.tan(s * 0.1),
+    "nothing of the score": lambda s, b, h, q, kv: (q - kv) * 0.1,
+    "a number": lambda s, b, h, q, kv: s * 0 + 1.0,
+    "the negative": lambda s, b, h, q, kv: -torch.tanh(-s * 0.5) * 4,
+    "two ways": lambda s, b, h, q, kv: torch.where(q > kv, s + 0.1 * q, s - 0.1 * kv),
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_spellings(name):
+    check(drawn((2, 2, 19, 8)), SPELLINGS[name], slack=16.0)
+
+
+def test_whole_quotients_of_a_score():
+    # Not differentiated: PyTorch has no derivative of them.
+    check(drawn((2, 2, 19, 8), requires_grad=False), lambda s, b, h, q, kv: s // 0.5 + s // 1 + torch.div(s, 0.3, rounding_mode="trunc"))
+
+
+def test_against_pytorch(monkeypatch):
+    monkeypatch.setattr(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    inputs = drawn((B, H, S, 16), requires_grad=False)
+    for name in ("causal", "prefix of a batch", "documents", "causal alibi", "relative table", "soft cap", "checkerboard", "padding", "a temperature"):
+        score_mod, mask_mod = GYM[name]
+        mask = None if mask_mod is None else create_block_mask(mask_mod, B, H, S, S, device="cpu")
+        for more in ({}, {"scale": 0.5}):
+            o, total = vt.flex_attention(*inputs, score_mod, mask, return_lse=True, **more)
+            theirs, of_theirs = flex.flex_attention(*inputs, score_mod, mask, return_lse=True, **more)
+            close(o, theirs.double(), 4.0)
+            assert (total - of_theirs).abs().max() < 1e-5
+    q, k, v = drawn((B, H, S, 16), kv_heads=2, requires_grad=False)
+    close(vt.flex_attention(q, k, v, alibi(H), enable_gqa=True), flex.flex_attention(q, k, v, alibi(H), enable_gqa=True).double(), 4.0)
+    # Keys of batch 1, read by all; what is returned beside the result.
+    mask = create_block_mask(lambda b, h, q, kv: kv < LENGTHS[b], B, None, S, S, device="cpu")
+    k, v = k[:1], v[:1]
+    o, aux = vt.flex_attention(q, k, v, None, mask, enable_gqa=True, return_aux=flex.AuxRequest(lse=True))
+    theirs, of_theirs = flex.flex_attention(q, k, v, None, mask, enable_gqa=True, return_aux=flex.AuxRequest(lse=True))
+    close(o, theirs.double(), 4.0)
+    assert (aux.lse - of_theirs.lse).abs().max() < 1e-5 and aux.max_scores is None
+
+
+# What the op has options for.
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The calls of the op: its words by name, and which tensors stand beside queries, keys and values."""
+    made, own = [], _flex._ops.attention
+
+    def attention(q, k, v, beside, slopes, *rest):
+        words = dict(word.split("=") for word in rest[-1].split())
+        made.append({**words, "beside": beside, "slopes": slopes, "lengths": rest[2]})
+        return own(q, k, v, beside, slopes, *rest)
+
+    monkeypatch.setattr(_flex._ops, "attention", attention)
+    return made
+
+
+def run_quietly(score_mod=None, mask_mod=None, queries=S, keys=S):
+    inputs = drawn((B, H, queries, 16), keys=keys, requires_grad=False)
+    check(inputs, score_mod, mask_mod)
+
+
+def test_windows_are_options(calls):
+    offset = 20
+    for mask, queries, keys, want in (
+        (causal, S, S, {"causal": "top_left"}),
+        (causal, S, S + offset, {"causal": "top_left"}),
+        (lambda b, h, q, kv: ~(kv > q), S, S, {"causal": "top_left"}),
+        (lambda b, h, q, kv: 0 <= q - kv, S, S, {"causal": "top_left"}),
+        (sliding_window(9), S, S, {"causal": "top_left", "left": "9"}),
+        (lambda b, h, q, kv: (kv <= q) & (kv > q - 9), S, S, {"causal": "top_left", "left": "8"}),
+        (lambda b, h, q, kv: q + offset >= kv, S, S + offset, {"right": "0"}),
+        (lambda b, h, q, kv: (q - kv).abs() < 6, S, S, {"left": "5", "right": "5"}),
+        (lambda b, h, q, kv: torch.logical_and(kv - q < 4.5, -3 <= kv - q), S, S, {"left": "3", "right": "4"}),
+    ):
+        run_quietly(None, mask, queries, keys)
+        told = calls.pop()
+        assert told["beside"] is None and {name: told[name] for name in ("causal", "left", "right") if name in told} == want
+    run_quietly(lambda s, b, h, q, kv: torch.where(q >= kv, s, -math.inf))
+    assert calls.pop()["causal"] == "top_left"
+    # One that lets nothing through.
+    for nothing in (lambda b, h, q, kv: (q >= kv) & (kv - q >= 3), lambda b, h, q, kv: (q - kv).abs() < 0):
+        run_quietly(None, nothing)
+        assert "left" not in calls.pop()
+    # A window whose diagonal the op cannot place is a mask.
+    run_quietly(None, lambda b, h, q, kv: q - 5 >= kv)
+    told = calls.pop()
+    assert told["beside"].dtype == torch.uint8 and tuple(told["beside"].shape) == (1, 1, S, S) and "causal" not in told
+
+
+def test_scores_are_options(calls):
+    run_quietly(soft_cap(2.0), causal)
+    told = calls.pop()
+    assert float(told["cap"]) == 2.0 and math.isclose(float(told["scale"]), 0.25) and told["beside"] is None
+    run_quietly(lambda s, b, h, q, kv: s * 0.5)
+    assert math.isclose(float(calls.pop()["scale"]), 0.125)
+    for score_mod in (alibi(H), lambda s, b, h, q, kv: s - torch.rand(H, generator=torch.Generator().manual_seed(1))[h] * (q - kv)):
+        run_quietly(score_mod, causal)
+        told = calls.pop()
+        assert told["beside"] is None and tuple(told["slopes"].shape) == (1, H, 1, 1)
+    run_quietly(lambda s, b, h, q, kv: s - 0.1 * (h + 1) * (q - kv).abs())
+    assert calls.pop()["slopes"] is not None
+    # Keys behind the query would be nearer by the formula and farther by the slope.
+    run_quietly(alibi(H))
+    told = calls.pop()
+    assert told["slopes"] is None and tuple(told["beside"].shape) == (1, H, S, S)
+
+
+def test_infinities_that_hide_nothing_are_no_conditions():
+    for score_mod, want in (
+        (lambda s, b, h, q, kv: 2 * torch.where(q >= kv, s, -math.inf), True),
+        (lambda s, b, h, q, kv: -torch.where(q >= kv, s, -math.inf), False),
+        (lambda s, b, h, q, kv: torch.where(q >= kv, s, math.inf), False),
+        (lambda s, b, h, q, kv: s + torch.where(q >= kv, 0, -math.inf), True),
+        (lambda s, b, h, q, kv: s - torch.where(q >= kv, 0, math.inf), False),
+        (lambda s, b, h, q, kv: s - torch.where(q >= kv, 0, -math.inf), False),
+    ):
+        trace = Trace(torch.device("cpu"), torch.float32)
+        form = _flex_forms.form_of(trace, trace.call(score_mod, "score_mod", True))
+        conditions = [] if form is None else [*form.conditions, *_flex_forms.without_hiding(trace, form.biases)[1]]
+        assert bool(conditions) == want
+
+
+def test_lengths_are_options(calls):
+    mask = lambda b, h, q, kv: kv < LENGTHS[b]  # noqa: E731
+    # The blocks of a mask of captured tensors are asked too, and are a mask; one block hides nothing.
+    check(drawn((B, H, S, 16), requires_grad=False), None, mask, block_mask=whole(mask, S, S))
+    told = calls.pop()
+    assert told["beside"] is None and told["lengths"].flatten().tolist() == LENGTHS.tolist()
+    # Where there are gradients, which the op has none of with lengths.
+    check(drawn((B, H, S, 16)), None, mask, block_mask=whole(mask, S, S))
+    told = calls.pop()
+    assert told["beside"] is not None and told["lengths"] is None
+    run_quietly(lambda s, b, h, q, kv: torch.where(kv <= LENGTHS[b], s, -math.inf))
+    assert calls.pop()["lengths"].flatten().tolist() == (LENGTHS + 1).tolist()
+    # Beside a window that counts from the last key, which lengths would move.
+    run_quietly(lambda s, b, h, q, kv: torch.where((kv < LENGTHS[b]) & ((q - kv).abs() < 9), s, -math.inf))
+    assert calls.pop()["lengths"] is None
+
+
+def test_every_window_is_the_mask_it_says():
+    """Comparisons of places in many spellings, against the places themselves."""
+    at = torch.arange(9)
+    queries, keys = at[:, None], at[None]
+    found = 0
+    forms = [
+        lambda q, kv, n: q - kv,
+        lambda q, kv, n: kv - q + n,
+        lambda q, kv, n: -(q + n) + kv,
+        lambda q, kv, n: (q - kv + n).abs(),
+        lambda q, kv, n: n - (q - kv),
+        lambda q, kv, n: q + 2 * kv - 3 * kv,
+        lambda q, kv, n: q + kv,
+        lambda q, kv, n: 2 * q - 2 * kv,
+        lambda q, kv, n: (q // 2) - (kv // 2),
+    ]
+    names = ["lt", "le", "gt", "ge", "eq"]
+    for form, name, n, bound, is_negated, is_turned in itertools.product(forms, names, (-2, 0, 3), (-3, 0, 2, 2.5, -1.0), (False, True), (False, True)):
+        def mask(b, h, q, kv):
+            x, z = form(q, kv, n), bound
+            made = getattr(torch, name)(x, z) if not is_turned else {"lt": z < x, "le": z <= x, "gt": z > x, "ge": z >= x, "eq": z == x}[name]
+            return ~made if is_negated else made
+
+        trace = Trace(torch.device("cpu"), torch.float32)
+        parts = _flex_forms.parts_of([(trace.call(mask, "mask_mod", False), True)])
+        band = _flex_forms.band_of(trace, *parts[0])
+        if band is not None:
+            found += 1
+            low, high = (-99 if band[0] is None else band[0]), (99 if band[1] is None else band[1])
+            assert ((keys - queries >= low) & (keys - queries <= high)).equal(mask(None, None, queries, keys)), (name, n, bound, is_negated, is_turned)
+    assert found > 900
+
+
+# Block masks.
+
+
+def test_blocks_say_what_is_attended(calls):
+    q, k, v = drawn((2, 2, 100, 8))
+    # Made by hand, without a function: the listed blocks are attended, and no others.
+    count = torch.tensor([1, 2, 0, 1], dtype=torch.int32).expand(1, 1, 4).contiguous()
+    indices = torch.tensor([[0, 1, 2, 3], [3, 1, 0, 2], [0, 1, 2, 3], [2, 0, 1, 3]], dtype=torch.int32)[None, None]
+    by_hand = flex.BlockMask.from_kv_blocks(count, indices, BLOCK_SIZE=32, seq_lengths=(100, 100))
+    blocks = torch.zeros(4, 4, dtype=torch.bool)
+    blocks[0, 0] = blocks[1, 3] = blocks[1, 1] = blocks[3, 2] = True
+    attended = blocks.repeat_interleave(32, 0).repeat_interleave(32, 1)[:100, :100]
+    for score_mod in (None, checkerboard):
+        o = vt.flex_attention(q, k, v, score_mod, by_hand)
+        close(o, reference(q.double(), k.double(), v.double(), score_mod, attended=attended)[0], 4.0)
+    # Full blocks are not asked, partial ones are.
+    mixed = flex.BlockMask.from_kv_blocks(
+        count, indices, torch.tensor([0, 0, 1, 0], dtype=torch.int32)[None, None], indices, BLOCK_SIZE=32, mask_mod=causal, seq_lengths=(100, 100)
+    )
+    full = torch.zeros(4, 4, dtype=torch.bool)
+    full[2, 0] = True
+    at = torch.arange(100)
+    want = attended & (at[:, None] >= at) | full.repeat_interleave(32, 0).repeat_interleave(32, 1)[:100, :100]
+    close(vt.flex_attention(q, k, v, None, mixed), reference(q.double(), k.double(), v.double(), attended=want)[0], 4.0)
+    # One that was made by its function says no more than that, and is not looked at again.
+    calls.clear()
+    mask = create_block_mask(causal, 2, 2, 100, 100, device="cpu", BLOCK_SIZE=32)
+    for _ in range(2):
+        vt.flex_attention(q, k, v, None, mask)
+        assert calls.pop()["beside"] is None
+    # Changed in place, it is.
+    mask.kv_num_blocks.zero_()
+    vt.flex_attention(q, k, v, None, mask)
+    assert calls.pop()["beside"] is not None
+
+
+def test_blocks_stay_where_they_were_made():
+    """Of a function whose tensors have changed since: a pair is attended where its block was listed and the function holds now, as in PyTorch's kernels."""
+    q, k, v = drawn((1, 1, 64, 8), requires_grad=False)
+    document = torch.arange(64) // 16
+
+    def same(b, h, q_idx, kv_idx):
+        return document[q_idx] == document[kv_idx]
+
+    mask = create_block_mask(same, None, None, 64, 64, device="cpu", BLOCK_SIZE=16)
+    wide = [x.double() for x in (q, k, v)]
+    for documents_now in (document.clone(), document * 0, torch.arange(64) // 8):
+        document.copy_(documents_now)
+        # All listed blocks are full ones, which are not asked.
+        at = torch.arange(64) // 16
+        close(vt.flex_attention(q, k, v, None, mask), reference(*wide, attended=at[:, None] == at)[0], 4.0)
+    document.copy_(torch.arange(64) // 9)
+    mask = create_block_mask(same, None, None, 64, 64, device="cpu", BLOCK_SIZE=16)
+    first = document[:, None] == document
+    listed = torch.nn.functional.max_pool2d(first[None].float(), 16)[0].bool().repeat_interleave(16, 0).repeat_interleave(16, 1)
+    close(vt.flex_attention(q, k, v, None, mask), reference(*wide, attended=first)[0], 4.0)
+    document.zero_()
+    assert not listed.all()
+    close(vt.flex_attention(q, k, v, None, mask), reference(*wide, attended=listed)[0], 4.0)
+
+
+def test_blocks_of_windows_are_held_against_the_window(calls):
+    """Whether the blocks of a mask made by hand, of whole random blocks, let through what a window does: by distances, and by the pairs themselves."""
+    q, k, v = drawn((1, 1, 50, 8), keys=37, requires_grad=False)
+    generator, answers = torch.Generator().manual_seed(9), set()
+    at = torch.arange(50)[:, None], torch.arange(37)[None]
+    for trial in range(60):
+        low, high = sorted(torch.randint(-40, 40, (2,), generator=generator).tolist())
+
+        def window(b, h, q_idx, kv_idx, low=low, high=high):
+            return (kv_idx - q_idx >= low) & (kv_idx - q_idx <= high)
+
+        mask = create_block_mask(window, None, None, 50, 37, device="cpu", BLOCK_SIZE=(16, 8))
+        if trial % 3:
+            # A block less, or a full one more.
+            row = int(torch.randint(4, (1,), generator=generator))
+            changed = mask.kv_num_blocks if trial % 3 == 1 else mask.full_kv_num_blocks
+            changed[0, 0, row] = (changed[0, 0, row] - 1).clamp(min=0) if trial % 3 == 1 else (changed[0, 0, row] + 1).clamp(max=5)
+        count, listed = mask.kv_num_blocks[0, 0], mask.kv_indices[0, 0]
+        full_count, full = mask.full_kv_num_blocks[0, 0], mask.full_kv_indices[0, 0]
+        attended = torch.zeros(64, 40, dtype=torch.bool)
+        for row in range(4):
+            for column in listed[row, : count[row]]:
+                attended[16 * row : 16 * row + 16, 8 * column : 8 * column + 8] |= window(0, 0, torch.arange(16 * row, 16 * row + 16)[:, None], torch.arange(8 * column, 8 * column + 8))
+            for column in full[row, : full_count[row]]:
+                attended[16 * row : 16 * row + 16, 8 * column : 8 * column + 8] = True
+        attended = attended[:50, :37]
+        is_said = attended.equal(window(0, 0, *at))
+        answers.add(is_said)
+        close(vt.flex_attention(q, k, v, None, mask), reference(*(x.double() for x in (q, k, v)), attended=attended)[0], 4.0)
+        is_option = calls.pop()["beside"] is None
+        # A window that the op cannot say is a mask in any case.
+        assert is_option <= is_said and (is_option or not is_said or high < 37 - 50 or low > 37 - 50), (trial, low, high)
+    assert answers == {True, False}
+
+
+def test_many_pairs_are_computed_in_rows(monkeypatch):
+    monkeypatch.setattr(_flex, "_MOST_AT_ONCE", 500)
+    vt.clear_plans()
+    for name in ("natten 1d", "documents", "relative table", "checkerboard", "heads apart"):
+        check(drawn((B, H, S, 8)), *GYM[name])
+    vt.clear_plans()
+
+
+# What a function captured.
+
+
+def test_captured_numbers_are_those_of_the_call():
+    q, k, v = drawn((1, 2, 40, 8), requires_grad=False)
+    wide = [x.double() for x in (q, k, v)]
+    width, cap, factor, tensor = 3, 1.0, 1.0, torch.tensor(0.5)
+
+    def mask(b, h, q_idx, kv_idx):
+        return (q_idx - kv_idx).abs() <= width
+
+    def of_score(score, b, h, q_idx, kv_idx):
+        return cap * torch.tanh(score / cap) + tensor * h
+
+    def nonlinear(score, b, h, q_idx, kv_idx):
+        return score * score * factor + tensor
+
+    for width, cap, factor, value in ((3, 1.0, 1.0, 0.5), (9, 1.0, -0.5, 0.5), (9, 3.0, 2.0, 0.5), (9, 3.0, 2.0, -1.0), (9, 3.0, -2.0, -1.0)):  # noqa: B007
+        tensor.fill_(value)
+        block_mask = whole(mask, 40, 40)
+        for score_mod in (None, of_score, nonlinear):
+            close(vt.flex_attention(q, k, v, score_mod, block_mask), reference(*wide, score_mod, mask)[0], 4.0)
+
+
+def test_one_function_made_twice_has_one_plan():
+    q, k, v = drawn((1, 2, 24, 8), requires_grad=False)
+    vt.clear_plans()
+    for _ in range(3):
+        vt.flex_attention(q, k, v, lambda s, b, h, q_idx, kv_idx: s * s * 0.5)
+    assert _flex_composed.plan_count() == 1
+    for number in (0.25, 0.5, 0.75):
+        vt.flex_attention(q, k, v, lambda s, b, h, q_idx, kv_idx, number=number: s * s * number)
+    assert _flex_composed.plan_count() == 3
+    # Numbers beside places alone, and tensors, are operands of one plan.
+    for number in (0.25, 0.5, 0.75):
+        o = vt.flex_attention(q, k, v, lambda s, b, h, q_idx, kv_idx, number=number: s * s + number * h)
+        close(o, reference(*(x.double() for x in (q, k, v)), lambda s, b, h, i, j: s * s + number * h)[0], 4.0)  # noqa: B023
+    assert _flex_composed.plan_count() == 4
+    count = vt.plan_count()
+    vt.clear_plans()
+    assert vt.plan_count() < count and _flex_composed.plan_count() == 0
+
+
+def test_masks_are_kept_by_what_they_say():
+    vt.clear_plans()
+    q, k, v = drawn((1, 1, 48, 8), requires_grad=False)
+
+    def masked(step):
+        return create_block_mask(lambda b, h, q_idx, kv_idx: (q_idx - kv_idx) % step == 0, None, None, 48, 48, device="cpu")
+
+    for step in (2, 3, 2):
+        vt.flex_attention(q, k, v, None, masked(step))
+    assert len(_flex._kept) == 2
+    # Not of captured tensors, which may change.
+    flags = torch.rand(48) < 0.5
+    mask = whole(lambda b, h, q_idx, kv_idx: flags[kv_idx], 48, 48)
+    before = vt.flex_attention(q, k, v, None, mask)
+    flags.logical_not_()
+    assert len(_flex._kept) == 2
+    close(vt.flex_attention(q, k, v, None, mask), reference(q.double(), k.double(), v.double(), None, lambda b, h, i, j: flags[j])[0], 4.0)
+    assert not torch.equal(before, vt.flex_attention(q, k, v, None, mask))
+
+
+# Refused.
+
+
+def refused(score_mod, *words, error=vd.UnsupportedError, **options):
+    inputs = drawn((1, 2, 8, 8), requires_grad=False)
+    with pytest.raises(error) as told:
+        vt.flex_attention(*inputs, score_mod, **options)
+    for word in words:
+        assert word in str(told.value), (word, str(told.value))
+
+
+def test_what_has_no_form_is_refused_by_name():
+    def decides(score, b, h, q_idx, kv_idx):
+        return score if q_idx > 3 else -score
+
+    refused(decides, "decides", "torch.where")
+    refused(lambda s, b, h, q, kv: s + int(q), "`int`", "test_flex_attention.py")
+    refused(lambda s, b, h, q, kv: s + math.exp(q), "`float`")
+    refused(lambda s, b, h, q, kv: s + q.item(), "`item`")
+    refused(lambda s, b, h, q, kv: s + torch.lgamma(q + 1), "`lgamma`")
+    refused(lambda s, b, h, q, kv: s.lgamma(), "`lgamma`")
+    refused(lambda s, b, h, q, kv: s.sinh(), "`sinh` of a score")
+    refused(lambda s, b, h, q, kv: s.add_(1), "`add_`")
+    refused(lambda s, b, h, q, kv: s.detach(), "`detach`")
+    refused(lambda s, b, h, q, kv: s.to(torch.int32), "int32")
+    refused(lambda s, b, h, q, kv: torch.stack([s, s]).sum(), "`stack`")
+    refused(lambda s, b, h, q, kv: s + BIAS, "a tensor of (2, 4, 67, 67)")
+    refused(lambda s, b, h, q, kv: s + BIAS[b, h], "a part of a tensor")
+    refused(lambda s, b, h, q, kv: s + BIAS[b, h, q, :], "an index of slice")
+    refused(lambda s, b, h, q, kv: s + TABLE[h, q, kv], "2 dims", error=vd.GraphError)
+    refused(lambda s, b, h, q, kv: s + TABLE[h, q / 2], "integers", error=vd.GraphError)
+    refused(lambda s, b, h, q, kv: "s", "str", error=vd.GraphError)
+    refused(lambda s, b, h, q, kv: torch.where(q, s, 0.0), "bool", error=vd.GraphError)
+    refused(lambda s, b, h, q, kv: s + 1j, "complex")
+    refused(lambda s, b, h, q, kv: s + torch.full((), q), "`full`")
+    refused(lambda s, b, h, q, kv: s @ q, "cannot be traced")
+    refused(lambda s, b, h, q, kv: s + [1.0], "list")
+
+
+def test_calls_that_are_refused():
+    q, k, v = drawn((2, 4, 16, 8), requires_grad=False)
+
+    def raises(error, word, *inputs, **options):
+        with pytest.raises(error) as told:
+            vt.flex_attention(*inputs, **options)
+        assert isinstance(told.value, vd.Error) and word in str(told.value), str(told.value)
+
+    raises(ValueError, "[batch, heads", q[0], k, v)
+    raises(ValueError, "enable_gqa", q, k[:, :2], v[:, :2])
+    raises(ValueError, "multiple", q, k[:, :3], v[:, :3], enable_gqa=True)
+    raises(ValueError, "elements", q, k[..., :4], v)
+    raises(ValueError, "positions", q, k, v[:, :, :4])
+    raises(ValueError, "batch", q, k[:1], v[:1])
+    raises(ValueError, "float64", q, k.double(), v)
+    raises(NotImplementedError, "int64", *(x.long() for x in (q, k, v)))
+    raises(NotImplementedError, "FLASH", q, k, v, kernel_options={"BACKEND": "FLASH"})
+    raises(ValueError, "BLOCK_X", q, k, v, kernel_options={"BLOCK_X": 3})
+    raises(ValueError, "return_aux", q, k, v, return_lse=True, return_aux=flex.AuxRequest(lse=True))
+    raises(NotImplementedError, "max_scores", q, k, v, return_aux=flex.AuxRequest(max_scores=True))
+    raises(ValueError, "BlockMask", q, k, v, block_mask=torch.ones(16, 16, dtype=torch.bool))
+    raises(ValueError, "17", q, k, v, block_mask=create_block_mask(causal, None, None, 17, 16, device="cpu"))
+    raises(ValueError, "batch and heads", q, k, v, block_mask=create_block_mask(causal, None, 3, 16, 16, device="cpu"))
+    mask = create_block_mask(causal, None, None, 16, 16, device="cpu")
+    mask.mask_mod = lambda b, h, q_idx, kv_idx: q_idx - kv_idx
+    raises(ValueError, "bool", q, k, v, block_mask=mask)
+    close(vt.flex_attention(q, k, v, kernel_options={"BLOCK_M": 64, "fwd_num_warps": 4, "BACKEND": "AUTO"}), reference(*(x.double() for x in (q, k, v)))[0], 4.0)
+
+
+def test_a_second_derivative_is_refused():
+    for score_mod in (None, checkerboard, lambda s, b, h, q, kv: s * s):
+        for options in ({}, {"return_lse": True}):
+            q, k, v = drawn((1, 2, 8, 8))
+            o = vt.flex_attention(q, k, v, score_mod, **options)
+            o = o[0].sum() + o[1].sum() if options else o.square().sum()
+            (found,) = torch.autograd.grad(o, q, create_graph=True)
+            with pytest.raises(vd.UnsupportedError, match="no gradient"):
+                found.sum().backward()
+
+
+# Around a call.
+
+
+@pytest.mark.parametrize("score_mod", [None, soft_cap(2.0), lambda s, b, h, q, kv: s * s], ids=["plain", "cap", "square"])
+def test_autocast(score_mod):
+    inputs = drawn((1, 2, 33, 8))
+    with torch.autocast("cpu", torch.bfloat16):
+        o, total = vt.flex_attention(*inputs, score_mod, return_lse=True)
+    assert o.dtype == torch.bfloat16 and total.dtype == torch.float32
+    rounded = [x.detach().bfloat16() for x in inputs]
+    close(o, reference(*(x.double() for x in rounded), score_mod)[0], 6.0)
+    o.sum().backward()
+    assert all(x.grad.dtype == torch.float32 and x.grad.isfinite().all() for x in inputs)
+
+
+@pytest.mark.parametrize("score_mod", [alibi(2), lambda s, b, h, q, kv: s * s], ids=["alibi", "square"])
+def test_compiled(score_mod):
+    inputs = drawn((1, 2, 24, 8))
+    mask = create_block_mask(causal, None, None, 24, 24, device="cpu")
+
+    def function(q, k, v):
+        return vt.flex_attention(q * 2, k, v, score_mod, mask).relu()
+
+    compiled = torch.compile(function, backend="aot_eager")
+    for run in (compiled, function):
+        y = run(*inputs)
+        found = torch.autograd.grad(y.sum(), inputs)
+        truth = reference(*(x.double() for x in (inputs[0] * 2, *inputs[1:])), score_mod, causal)[0].relu()
+        close(y, truth, 4.0)
+        for one, other in zip(found, torch.autograd.grad(truth.sum(), inputs)):
+            close(one, other, 8.0)
+
+
+def test_what_lies_otherwise():
+    for score_mod in (None, lambda s, b, h, q, kv: s * s):
+        q, k, v = (torch.randn(2, 30, 4, 8).transpose(1, 2).requires_grad_() for _ in range(3))
+        check([q, k, v], score_mod, causal)
+        packed = torch.randn(2, 30, 3, 4, 8)
+        check([x.transpose(1, 2).requires_grad_() for x in packed.unbind(2)], score_mod, causal)
+        # A gradient of one number for all.
+        q, k, v = drawn((2, 4, 9, 8))
+        vt.flex_attention(q, k, v, score_mod).sum().backward()
+        truth = [x.detach().double().requires_grad_() for x in (q, k, v)]
+        reference(*truth, score_mod)[0].sum().backward()
+        for one, other in zip((q, k, v), truth):
+            close(one.grad, other.grad, 16.0)
+
+
+def test_no_batch_and_no_keys():
+    for score_mod in (None, lambda s, b, h, q, kv: s * s):
+        assert vt.flex_attention(*drawn((0, 2, 5, 8), requires_grad=False), score_mod).shape == (0, 2, 5, 8)
+        q, k = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 0, 8)
+        o, total = vt.flex_attention(q, k, k, score_mod, return_lse=True)
+        assert (o == 0).all() and (total == -math.inf).all()
+
+
+def test_transforms():
+    q, k, v = (x.detach() for x in drawn((1, 2, 9, 8)))
+    found = torch.func.grad(lambda q: vt.flex_attention(q, k, v, soft_cap(2.0)).sum())(q)
+    wide = q.double().requires_grad_()
+    reference(wide, k.double(), v.double(), soft_cap(2.0))[0].sum().backward()
+    close(found, wide.grad, 8.0)
+    with pytest.raises(vd.UnsupportedError, match="torch.func"):
+        torch.func.grad(lambda q: vt.flex_attention(q, k, v, lambda s, *at: s * s).sum())(q)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("name", GYM)
+def test_on_a_gpu(name):
+    score_mod, mask_mod = GYM[name]
+    size = 72 if name == "natten 2d" else S
+    for dtype in (torch.float32, torch.bfloat16):
+        inputs = drawn((B, H, size, 64), dtype)
+        wide = [x.detach().double().requires_grad_() for x in inputs]
+        truth, of_total = reference(*wide, *AT_ONCE.get(name, (score_mod, mask_mod)))
+        own = [x.detach().cuda().requires_grad_() for x in inputs]
+        moved = _moved(score_mod), _moved(mask_mod)
+        mask = None if mask_mod is None else create_block_mask(moved[1], B, H, size, size, device="cuda")
+        o, total = vt.flex_attention(*own, moved[0], mask, return_lse=True)
+        close(o, truth, 8.0)
+        hidden = of_total == -math.inf
+        assert ((total.cpu() == -math.inf) == hidden).all()
+        assert ((total.cpu().double() - of_total).abs() <= 1e-4 * (1 + of_total.abs()))[~hidden].all()
+        gradient = torch.randn_like(truth).to(dtype)
+        found = torch.autograd.grad(o, own, gradient.cuda())
+        for one, other in zip(found, torch.autograd.grad(truth, wide, gradient.double())):
+            close(one, other, 24.0)
+    if mask_mod is None or name == "causal":
+        _capture_and_replay(own, moved[0], mask)
+
+
+def _moved(function):
+    """The function with the tensors that it captured on the GPU."""
+    if function is None:
+        return None
+    moved = {}
+
+    def on_gpu(value):
+        if isinstance(value, torch.Tensor) and value.dim():
+            return moved.setdefault(id(value), value.cuda())
+        return _moved(value) if callable(value) and getattr(value, "__closure__", None) else tuple(map(on_gpu, value)) if isinstance(value, tuple) else value
+
+    closure = tuple(type(cell)(on_gpu(cell.cell_contents)) for cell in function.__closure__ or ())
+    names = {name: on_gpu(value) if isinstance(value, torch.Tensor) else value for name, value in function.__globals__.items()}
+    return type(function)(function.__code__, names, function.__name__, function.__defaults__, closure)
+
+
+def _capture_and_replay(inputs, score_mod, mask):
+    still = [x.detach().clone() for x in inputs]
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        vt.flex_attention(*still, score_mod, mask)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        o = vt.flex_attention(*still, score_mod, mask)
+    for x in still:
+        x.normal_()
+    graph.replay()
+    torch.cuda.synchronize()
+    close(o, vt.flex_attention(*still, score_mod, mask).double(), 2.0)
+
+
+#: Graphs of both directions as calls draw them, which a test of the engines' crate runs on the interpreter of their kernels, under the rules of a chip.
+GRAPHS = Path(__file__).resolve().parents[2] / "verdigris-engines" / "tests" / "flex_graphs"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+def test_the_graphs_that_are_interpreted_are_those_that_calls_draw(dtype, monkeypatch):
+    drawn_graphs, own = [], _flex_composed._planned
+    monkeypatch.setattr(_flex_composed, "_planned", lambda key, device, draw: drawn_graphs.append(draw()) or own(key, device, draw))
+    table = torch.randn(4, 9, 13, requires_grad=True)
+
+    def score_mod(score, b, h, q_idx, kv_idx):
+        return torch.where(score > 0, 3 * torch.tanh(score / 3), 0.5 * score * (h + 1)) + table[h, q_idx, kv_idx] * torch.sigmoid(score)
+
+    inputs = drawn((2, 4, 9, 16), dtype, kv_heads=2, keys=13)
+    o, total = vt.flex_attention(*inputs, score_mod, whole(lambda b, h, q, kv: q + 4 >= kv, 9, 13), enable_gqa=True, return_lse=True)
+    torch.autograd.grad((o * torch.randn_like(o)).sum() + (total * total).sum(), [*inputs, table])
+    for direction, graph in zip(("forward", "backward"), drawn_graphs, strict=True):
+        path = GRAPHS / f"{direction}_{'f32' if dtype == torch.float32 else 'bf16'}.json"
+        if os.environ.get("VERDIGRIS_BLESS") == "1":
+            path.write_text(json.dumps(json.loads(graph.to_json()), separators=(",", ":")) + "\n")
+        assert json.loads(path.read_text()) == json.loads(graph.to_json()), f"{path} is another graph; VERDIGRIS_BLESS=1 writes it anew"
