@@ -9,6 +9,7 @@
 mod canonical;
 mod catalog;
 mod count;
+mod day;
 mod kit;
 mod mutants;
 mod pack;
@@ -58,6 +59,12 @@ enum Action {
         /// Assemble everything, also what passed before unchanged.
         #[arg(long)]
         afresh: bool,
+        /// Of texts that the repository's record says have passed, assemble one of so many, another each day; of all others every one.
+        #[arg(long, value_name = "N", conflicts_with_all = ["dir", "afresh", "record"], value_parser = clap::value_parser!(u64).range(1..))]
+        every: Option<u64>,
+        /// Write that record, if all of the catalog has passed.
+        #[arg(long, conflicts_with_all = ["dir", "filter"])]
+        record: bool,
         /// Only install the assembler, if it is absent.
         #[arg(long)]
         install: bool,
@@ -158,18 +165,22 @@ fn run(action: Action) -> Result<bool> {
             println!("tidy: {} findings", findings.len());
             Ok(findings.is_empty())
         }
-        Action::Ptxas { filter, dir, json, keep, jobs, afresh, install, ptxas } => {
+        Action::Ptxas { filter, dir, json, keep, jobs, afresh, every, record, install, ptxas } => {
             let toolchain = toolchain(&root, ptxas)?;
             if install {
                 println!("assembler: {}", toolchain.ptxas().display());
                 return Ok(true);
             }
-            let whole = filter.is_empty() && dir.is_none();
-            let (assemblies, faults) = match dir {
+            let whole = filter.is_empty() && dir.is_none() && every.is_none();
+            let (mut assemblies, faults) = match dir {
                 Some(folder) => (ptxas::read_folder(&folder)?, Vec::new()),
                 None => catalog::judged(&filter),
             };
-            if assemblies.is_empty() && faults.is_empty() {
+            let all = assemblies.len();
+            if let Some(days) = every {
+                assemblies = ptxas::Record::read(&root)?.of_the_day(&toolchain, assemblies, days, day::today());
+            }
+            if all == 0 && faults.is_empty() {
                 anyhow::bail!("no kernel of the catalog has `{filter}` in its name");
             }
             let memory = if afresh { None } else { Some(ptxas::Memory::of_workspace(&root)?) };
@@ -187,7 +198,12 @@ fn run(action: Action) -> Result<bool> {
             } else {
                 print!("{}", ptxas::table(&outcomes));
                 let refused = faults.len();
-                println!("ptxas: {} kernels, {failed} failed, {refused} refused, {remembered} unchanged since they passed", outcomes.len());
+                let others = all - outcomes.len();
+                let of_record = if every.is_some() { format!(", {others} by the record on another day") } else { String::new() };
+                println!(
+                    "ptxas: {} kernels, {failed} failed, {refused} refused, {remembered} unchanged since they passed{of_record}",
+                    outcomes.len()
+                );
             }
             let mut fits = true;
             if whole {
@@ -198,7 +214,11 @@ fn run(action: Action) -> Result<bool> {
                     fits = false;
                 }
             }
-            Ok(failed == 0 && faults.is_empty() && fits)
+            let passed = failed == 0 && faults.is_empty() && fits;
+            if record && passed {
+                ptxas::Record::of(&toolchain, &assemblies).write(&root)?;
+            }
+            Ok(passed)
         }
         Action::Pack { target, out, jobs, ptxas } => {
             let chip = catalog::chip(&target)?;

@@ -9,7 +9,6 @@
 //! the row does not name.
 
 mod build;
-mod day;
 mod judge;
 mod list;
 mod plant;
@@ -42,7 +41,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     sample: Option<usize>,
     /// Draws the sample of that day, `YYYY-MM-DD`; default today (UTC).
-    #[arg(long, value_parser = day::number_of)]
+    #[arg(long, value_parser = crate::day::number_of)]
     day: Option<u64>,
     /// Draws the sample; default the number of the day, counted from 1970-01-01.
     #[arg(long, conflicts_with = "day")]
@@ -149,12 +148,12 @@ pub(crate) fn run(root: &Path, arguments: &Arguments) -> Result<bool> {
         println!("mutants: {} have their places", list.mutants.len());
         return Ok(true);
     }
-    let seed = arguments.seed.or(arguments.day).unwrap_or_else(day::today);
+    let seed = arguments.seed.or(arguments.day).unwrap_or_else(crate::day::today);
     let selected = select(&list, &arguments.filter, arguments.sample, seed);
     ensure!(!selected.is_empty(), "no mutant has `{}` in its name", arguments.filter);
     if !arguments.json {
         let drawn = match arguments.sample {
-            Some(_) => format!(", drawn by --day {} (--seed {seed})", day::name_of(seed)),
+            Some(_) => format!(", drawn by --day {} (--seed {seed})", crate::day::name_of(seed)),
             None => String::new(),
         };
         println!("mutants: {} of {}{drawn}", selected.len(), list.mutants.len());

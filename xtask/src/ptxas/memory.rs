@@ -24,6 +24,18 @@ pub(crate) struct Memory {
     folder: PathBuf,
 }
 
+/// Of everything that decides the outcome of an assembly.
+pub(super) fn hash(toolchain: &Toolchain, assembly: &Assembly) -> blake3::Hash {
+    // A pattern without `..`: a new field has to be thought of here. The name only labels the outcome.
+    let Assembly { name: _, target, ptx, allow_spill_bytes, max_registers, demands } = assembly;
+    let allowed = format!("{allow_spill_bytes} {max_registers:?} {demands:?}");
+    let mut hasher = blake3::Hasher::new_derive_key("verdigris xtask assembly 2");
+    for text in [toolchain.version(), &FLAGS.join(" "), target, &allowed, ptx] {
+        hasher.update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
+    }
+    hasher.finalize()
+}
+
 #[derive(Serialize, Deserialize)]
 struct Remembered {
     assemble_ms: u64,
@@ -53,14 +65,7 @@ impl Memory {
     }
 
     fn path(&self, toolchain: &Toolchain, assembly: &Assembly) -> PathBuf {
-        // A pattern without `..`: a new field has to be thought of here. The name only labels the outcome.
-        let Assembly { name: _, target, ptx, allow_spill_bytes, max_registers, demands } = assembly;
-        let allowed = format!("{allow_spill_bytes} {max_registers:?} {demands:?}");
-        let mut hasher = blake3::Hasher::new_derive_key("verdigris xtask assembly 2");
-        for text in [toolchain.version(), &FLAGS.join(" "), target, &allowed, ptx] {
-            hasher.update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
-        }
-        self.folder.join(hasher.finalize().to_hex().as_str())
+        self.folder.join(hash(toolchain, assembly).to_hex().as_str())
     }
 
     /// The outcome of an assembly that passed before.

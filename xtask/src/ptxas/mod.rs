@@ -14,6 +14,7 @@
 
 mod binary;
 mod memory;
+mod record;
 mod report;
 mod toolchain;
 
@@ -30,6 +31,7 @@ use serde::Serialize;
 
 pub(crate) use binary::{BinaryReport, Slot};
 pub(crate) use memory::Memory;
+pub(crate) use record::Record;
 pub(crate) use report::EntryReport;
 pub(crate) use toolchain::Toolchain;
 

@@ -34,6 +34,12 @@ impl Toolchain {
         })
     }
 
+    /// One that is never run.
+    #[cfg(test)]
+    pub(crate) fn named(version: &str) -> Self {
+        Self { ptxas: PathBuf::new(), version: version.to_owned() }
+    }
+
     /// The pinned assembler, if it is installed under `root` and is the pinned version.
     pub(crate) fn installed(root: &Path) -> Option<Self> {
         let ptxas = find(root)?;

@@ -9,7 +9,7 @@ const CYCLE: u64 = 146_097;
 const BEFORE: u64 = 719_468;
 
 /// Days since 1970-01-01, in UTC.
-pub(super) fn today() -> u64 {
+pub(crate) fn today() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / SECONDS)
 }
 
@@ -17,7 +17,7 @@ pub(super) fn today() -> u64 {
 ///
 /// # Errors
 /// What is no day, or one before 1970.
-pub(super) fn number_of(name: &str) -> Result<u64, String> {
+pub(crate) fn number_of(name: &str) -> Result<u64, String> {
     let wrong = || format!("`{name}` is no day from 1970-01-01 to 9999-12-31, written YYYY-MM-DD");
     let parts: Vec<u64> = name.split('-').map(str::parse).collect::<Result<_, _>>().map_err(|_| wrong())?;
     let [year @ 1970..=9999, month @ 1..=12, day @ 1..=31] = parts[..] else { return Err(wrong()) };
@@ -30,7 +30,7 @@ pub(super) fn number_of(name: &str) -> Result<u64, String> {
 }
 
 /// The day of that number.
-pub(super) fn name_of(number: u64) -> String {
+pub(crate) fn name_of(number: u64) -> String {
     let days = number.saturating_add(BEFORE);
     let (cycles, of_cycle) = (days / CYCLE, days % CYCLE);
     let years = (of_cycle - of_cycle / 1_460 + of_cycle / 36_524 - of_cycle / (CYCLE - 1)) / 365;
