@@ -43,6 +43,11 @@ struct Case {
     has_mask: bool,
 }
 
+/// Dims, the axis, rows, dims of lengths, the order in memory.
+type Appended<'a> = (&'a [u64], usize, u64, &'a [u64], &'a [usize]);
+/// What is done with a tensor, rows and lengths.
+type Change<'a> = dyn Fn(&mut GraphBuilder, Uid, Uid, Uid) -> Result<(), verdigris_graph::Error> + 'a;
+
 const PLAIN: Case = Case {
     dtype: DType::Bf16,
     batch: 2,
@@ -245,8 +250,7 @@ fn rows_are_appended_to_tensors_of_any_layout() {
     let engines: Vec<_> = verdigris_engines::engines().collect();
     let arch = Arch::virtual_device(2);
     let mut wide = 0;
-    // Dims, the axis, rows, dims of lengths, the order in memory.
-    let cases: &[(&[u64], usize, u64, &[u64], &[usize])] = &[
+    let cases: &[Appended] = &[
         (&[2, 9, 3, 16], 1, 2, &[2, 1, 1, 1], &[0, 1, 2, 3]),
         (&[2, 9, 3, 16], 1, 1, &[2, 1, 1, 1], &[0, 2, 1, 3]),
         (&[2, 3, 9, 8], 2, 4, &[1, 1, 1, 1], &[0, 1, 2, 3]),
@@ -286,7 +290,7 @@ fn rows_are_appended_to_tensors_of_any_layout() {
 
 #[test]
 fn where_rows_go_is_checked() {
-    let make = |change: &dyn Fn(&mut GraphBuilder, Uid, Uid, Uid) -> Result<(), verdigris_graph::Error>| {
+    let make = |change: &Change<'_>| {
         let mut g = GraphBuilder::new("append");
         let tensor = |g: &mut GraphBuilder, name: &str, dtype, dims: &[u64]| g.tensor(name, dtype, Layout::row_major(dims).expect("small"));
         let x = tensor(&mut g, "x", DType::F32, &[2, 9, 4]);
@@ -295,7 +299,7 @@ fn where_rows_go_is_checked() {
         change(&mut g, x, rows, lengths).and_then(|()| g.finish().map(drop)).map_err(|error| error.to_string())
     };
     assert_eq!(make(&|g, x, rows, lengths| g.append("a", x, rows, lengths, 1).map(drop)), Ok(()));
-    let said = |change: &dyn Fn(&mut GraphBuilder, Uid, Uid, Uid) -> Result<(), verdigris_graph::Error>, words: &str| {
+    let said = |change: &Change<'_>, words: &str| {
         let error = make(change).expect_err("is refused");
         assert!(error.contains(words), "{error}");
     };
