@@ -23,6 +23,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod append;
 mod attention;
 mod batch_norm;
 mod bindings;

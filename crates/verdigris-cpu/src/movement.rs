@@ -83,7 +83,7 @@ fn strides_of(dims: &[u64], strides: &[u64], otherwise: &Layout) -> Layout {
 }
 
 /// Writes each element of `y` from the element of `x` that `from` names, `start` elements on.
-fn copy(y: ViewMut<'_>, from: Layout, start: usize, x: &[u8]) {
+pub(crate) fn copy(y: ViewMut<'_>, from: Layout, start: usize, x: &[u8]) {
     let size = y.dtype.bytes();
     y.scatter(from, |offset, stride, to| {
         let offset = (start + offset) * size;

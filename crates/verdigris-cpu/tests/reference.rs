@@ -610,6 +610,17 @@ impl Draw {
         self.store(g, dx, out, &dims)
     }
 
+    fn append(&mut self, g: &mut GraphBuilder) -> Result<(), Error> {
+        let rank = 1 + self.below(4) as usize;
+        let mut dims = self.dims(rank as u64, 7);
+        let (axis, dtype) = (self.below(rank as u64) as usize, self.any());
+        let rows = self.tensor(g, "rows", dtype, &dims);
+        let of: Vec<u64> = (0..rank).map(|dim| if dim == axis || self.below(2) == 0 { 1 } else { dims[dim] }).collect();
+        dims[axis] = self.below(9);
+        let (x, lengths) = (self.tensor(g, "x", dtype, &dims), self.tensor(g, "lengths", DType::I32, &of));
+        g.append("append", x, rows, lengths, axis as u32).map(drop)
+    }
+
     fn movement(&mut self, g: &mut GraphBuilder) -> Result<(), Error> {
         let rank = 1 + self.below(4) as usize;
         let dims = self.dims(rank as u64, 7);
@@ -752,6 +763,11 @@ fn attention() {
 #[test]
 fn movements() {
     check("movement", 200, Draw::movement);
+}
+
+#[test]
+fn appended_rows() {
+    check("append", 200, Draw::append);
 }
 
 #[test]

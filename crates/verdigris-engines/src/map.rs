@@ -394,7 +394,7 @@ mod tests {
         let first = |elements: u64| {
             let view = |slot| View { slot: Slot(slot), dtype: DType::Bf16, offset: 0, strides: vec![1] };
             let load = ChainStep::Load { from: view(0), window: None };
-            let steps = vec![load, ChainStep::Unary { f: UnaryOp::Relu, x: 0 }, ChainStep::Store { to: view(1), x: 1 }];
+            let steps = vec![load, ChainStep::Unary { f: UnaryOp::Relu, x: 0 }, ChainStep::Store { to: view(1), x: 1, at: None }];
             let problem = Problem::Map(MapProblem { dims: vec![elements], chain: Chain { steps } });
             MapSimt::accept(&problem, &Arch::h200()).expect("is taken").configs()[0]
         };

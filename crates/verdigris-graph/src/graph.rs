@@ -145,6 +145,11 @@ impl Graph {
         (self, renamed)
     }
 
+    /// The tensors written that lie where ones that are read do, each with that one: on a GPU the two are bound to the same memory.
+    pub fn in_place(&self) -> Vec<(Uid, Uid)> {
+        self.nodes.iter().filter_map(|node| node.op.in_place()).collect()
+    }
+
     pub(crate) fn tensor_of(&self, op: &str, uid: Uid) -> Result<&TensorDesc, Error> {
         self.tensor(uid).ok_or_else(|| Error::UnknownTensor { op: op.to_owned(), uid })
     }

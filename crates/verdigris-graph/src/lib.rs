@@ -29,7 +29,7 @@ pub use ops::names::*;
 pub use problem::{
     Access, AttentionPass, AttentionProblem, BatchNormProblem, Chain, ChainStep, ChannelFunction, Channels, ConvExtents, ConvProblem,
     Corner, Determinism, Direction, EpilogueStep, GemmProblem, Loss, MapProblem, Matrix, NormPass, NormProblem, Operand, Order, PoolPass,
-    PoolProblem, Problem, ReduceProblem, ResampleProblem, RowFunction, Scale, ScanProblem, Slot, SoftmaxProblem, Statistics, Tensor, View,
-    Window, Windows,
+    PoolProblem, Problem, ReduceProblem, ResampleProblem, RowFunction, RowPlace, Scale, ScanProblem, Slot, SoftmaxProblem, Statistics,
+    Tensor, View, Window, Windows,
 };
 pub use tensor::{TensorDesc, Uid};

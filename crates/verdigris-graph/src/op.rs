@@ -23,6 +23,11 @@ pub(crate) trait Operation {
     /// Checks the op against its own rules; `op` is its name in errors.
     fn check(&self, op: &str, graph: &Graph) -> Result<(), Error>;
 
+    /// The tensor written that lies where one that is read does, and that one.
+    fn in_place(&self) -> Option<(Uid, Uid)> {
+        None
+    }
+
     /// The rule of differentiation: from the gradients of what the op writes, those of what it reads.
     fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error>;
 }
@@ -51,6 +56,13 @@ macro_rules! ops {
             pub fn spec(&self) -> &'static OpSpec {
                 match self {
                     $(Op::$name(_) => const { &$name::SPEC },)*
+                }
+            }
+
+            /// The tensor written that lies where one that is read does, and that one: on a GPU they are bound to the same memory.
+            pub fn in_place(&self) -> Option<(Uid, Uid)> {
+                match self {
+                    $(Op::$name(this) => this.in_place(),)*
                 }
             }
 

@@ -151,6 +151,9 @@ fn everything() -> Result<Graph, Error> {
         let y = g.scan(f.name(), f, logits, 1, i % 2 == 1, i % 3 == 1)?;
         g.store(y, &format!("running {}", f.name()), DType::F32)?;
     }
+    let cache = g.tensor("cache", DType::F32, rows(&[5, 32]));
+    let lengths = g.tensor("row lengths", DType::I32, rows(&[5, 1]));
+    g.append("append", cache, logits, lengths, 1)?;
     let labels = g.tensor("labels", DType::I64, rows(&[5, 1]));
     for log in [false, true] {
         let p = g.softmax(&format!("softmax {log}"), logits, 1, log)?;
@@ -420,7 +423,7 @@ fn uids_are_visited_in_one_order() -> TestResult {
 /// The scale of an affine function is a number with a point.
 fn collect_uids(value: &serde_json::Value, uids: &mut BTreeSet<i64>) {
     const FIELDS: &str = "a b c d x y z t w index samples dy dx logits labels loss dloss lse dlogits bound xs residual scale bias sum mean inv dsum dscale dbias \
-                          add running_mean running_var next_mean next_var dadd m2 q k v mask slopes sinks q_lengths kv_lengths q_offsets kv_offsets \
+                          add running_mean running_var rows lengths next_mean next_var dadd m2 q k v mask slopes sinks q_lengths kv_lengths q_offsets kv_offsets \
                           page_table dropout_state dropout_offset q_descale k_descale v_descale o log_sum_exp d_o dq dk dv dsinks state offset";
     match value {
         serde_json::Value::Object(map) => {

@@ -335,6 +335,13 @@ impl Graph {
         self.builder()?.scan(name, f, x.0, axis, exclusive, reverse).map(Uid).map_err(refuse)
     }
 
+    /// `x` with `rows` behind those that it has along `axis`, in its place: `lengths`, i32, say how many there are with the new ones. Gives the tensor with its rows,
+    /// which is stored, lies as `x` does and on a GPU is bound to the same memory.
+    #[pyo3(signature = (x, rows, lengths, axis, *, name = "append"))]
+    fn append(&mut self, x: Uid, rows: Uid, lengths: Uid, axis: u32, name: &str) -> PyResult<Uid> {
+        self.builder()?.append(name, x.0, rows.0, lengths.0, axis).map(Uid).map_err(refuse)
+    }
+
     /// Pooling of `x [n, c, spatial...]` with `mode` `"max"` or `"average"`. Lists have one entry for each spatial dim; the stride is the
     /// window where it is not given; `adaptive` gives the output's size instead of a window.
     #[pyo3(signature = (mode, x, window = None, *, stride = None, padding = None, padding_after = None, dilation = None, adaptive = None,

@@ -40,9 +40,11 @@ def test_a_row_is_measured_on_both_sides(op, shape, layout, direction):
 
 @pytest.mark.parametrize("op", [name for name, op in layers.OPS.items() if not op.has_backward])
 def test_what_is_a_graph_of_ours_is_right(op):
-    shape, layout = ((2, 8, 4, 4), CHANNELS_LAST) if op == "change_format" else ((64, 96), "rows")
-    row = measured(layer(op, shape, "bf16", layout))
-    assert "refused" not in row and "fault" not in row, row
+    shape, layout = {"change_format": ((2, 8, 4, 4), CHANNELS_LAST), "attention_block": ((2, 5, 64), "rows")}.get(op, ((64, 96), "rows"))
+    heads = dict(heads=4, kv_heads=2, d=16)
+    for settings in ((heads, {**heads, "room": 9}) if op == "attention_block" else ({},)):
+        row = measured(layer(op, shape, "bf16", layout, **settings))
+        assert "refused" not in row and "fault" not in row, row
 
 
 @pytest.mark.parametrize("op", ["nearest", "bilinear", "bicubic", "reflect_pad", "pixel_shuffle", "local_response_norm"])

@@ -98,8 +98,15 @@ def test_calls_of_a_layer():
     ours, _ = converted(llama().eval())
     tokens = tokens_of(ours)
     layer = ["norm", "linear", "rotary", "attention", "fused", "norm", "gated_mlp_inference"]
+    whole = ["norm", "attention_block", "norm", "gated_mlp_inference"]
     with torch.no_grad():
+        # A cache that makes new tensors stands between the projections and attention.
         assert calls_of(lambda: ours(tokens)) == [*layer * 2, "norm", "linear"]
+        assert calls_of(lambda: ours(tokens, use_cache=False)) == [*whole * 2, "norm", "linear"]
+        cache = transformers.StaticCache(config=ours.config, max_cache_len=16)
+        assert calls_of(lambda: ours(tokens, cache=cache, use_cache=True)) == [*layer * 2, "norm", "linear"]
+        assert calls_of(lambda: ours(tokens[:, :1], cache=cache, use_cache=True)) == [*whole * 2, "norm", "linear"]
+        assert [int(layer.cumulative_length) for layer in cache.layers] == [10, 10]
     loss = ours(tokens, labels=tokens).loss
     back = ["gated_mlp_backward", "gradient", "gradient", "attention_backward", "rotary", "rotary", "gradient", "gradient"]
     assert calls_of(loss.backward) == ["gradient", "gradient", *back * 2]
@@ -179,7 +186,7 @@ def test_a_vit_computes_what_it_did():
     wide, images, labels = copy.deepcopy(plain).double(), torch.randn(2, 3, 32, 32), torch.tensor([1, 4])
     with torch.no_grad():
         close(ours(images).logits, wide(images.double()).logits, 20.0)
-        layer = ["norm", "linear", "attention", "linear", "norm", "mlp_inference"]
+        layer = ["norm", "attention_block", "norm", "mlp_inference"]
         assert calls_of(lambda: ours(images)) == ["conv_fprop", *layer * 2, "norm", "linear"]
     ours(images, labels=labels).loss.backward()
     wide(images.double(), labels=labels).loss.backward()

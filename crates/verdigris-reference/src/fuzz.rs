@@ -273,6 +273,11 @@ impl Draft {
         Ok(value)
     }
 
+    /// Takes in a result that is stored already.
+    pub(crate) fn note_stored(&mut self, uid: Uid, dims: &[u64], dtype: DType) {
+        self.values.push(Value { uid, dims: dims.to_vec(), dtype });
+    }
+
     fn store(&mut self, value: &Value) -> Result<(), Error> {
         let layout = self.layout(&value.dims, false)?;
         let name = self.name("out");

@@ -25,7 +25,10 @@ pub struct Trial {
     /// What is read.
     pub inputs: Inputs<Uid>,
     expected: Vec<Expected<Uid>>,
+    /// Sentinels.
     before: BTreeMap<Uid, Vec<u8>>,
+    /// The same, or what lies there.
+    given: BTreeMap<Uid, Vec<u8>>,
 }
 
 impl Trial {
@@ -36,15 +39,29 @@ impl Trial {
     pub fn new(graph: &Graph, distribution: Distribution, seed: u64, selection: Selection) -> Result<Trial, GraphError> {
         let inputs = graph_inputs(graph, distribution, seed);
         let expected = evaluate(graph, &inputs, selection)?;
-        let before = expected.iter().map(|output| (output.id, output_buffer(output, &inputs))).collect();
+        let before: BTreeMap<Uid, Vec<u8>> = expected.iter().map(|output| (output.id, output_buffer(output, &inputs))).collect();
+        let mut given = before.clone();
+        for (output, input) in graph.in_place() {
+            // What lies in the place of an input holds its elements.
+            if let (Some(tensor), Some(bytes), Some(held)) = (graph.tensor(output), given.get_mut(&output), inputs.buffers.get(&input)) {
+                let size = tensor.dtype.bytes();
+                for place in (0..tensor.layout.elements()).filter_map(|position| tensor.layout.offset_of_position(position)) {
+                    let element = place as usize * size..(place as usize + 1) * size;
+                    if let (Some(to), Some(from)) = (bytes.get_mut(element.clone()), held.get(element)) {
+                        to.copy_from_slice(from);
+                    }
+                }
+            }
+        }
         let names = graph.tensors.iter().map(|tensor| (tensor.uid, tensor.name.clone())).collect();
-        Ok(Trial { names, inputs, expected, before })
+        Ok(Trial { names, inputs, expected, before, given })
     }
 
-    /// For each stored output a buffer full of sentinels with a guard behind it ([`output_buffer`]), in which it is to be left. Bytes that
+    /// For each stored output a buffer full of sentinels with a guard behind it ([`output_buffer`]), in which it is to be left; one that lies in the place of an
+    /// input ([`Graph::in_place`]) holds that. Bytes that
     /// belong to no element must stay.
     pub fn outputs(&self) -> &BTreeMap<Uid, Vec<u8>> {
-        &self.before
+        &self.given
     }
 
     /// Holds every output against the reference.

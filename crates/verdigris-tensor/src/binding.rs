@@ -58,6 +58,8 @@ pub enum BindingRule {
     Alignment,
     /// Outputs share no bytes with other tensors.
     Overlap,
+    /// What is written in place of another tensor is bound to its memory.
+    InPlace,
     /// The workspace is as large as the ways need that may run.
     Workspace,
 }
@@ -79,6 +81,7 @@ impl fmt::Display for BindingRule {
             BindingRule::Overlap => {
                 "an output may only take the place of an input of the same elements that is not read after it is written"
             }
+            BindingRule::InPlace => "the op writes in the place of what it reads, and nothing else of it",
             BindingRule::Workspace => "scratch and the tensors between ops lie in it",
         })
     }

@@ -153,8 +153,10 @@ impl Executor {
                 workspace.fill(stream, 0xff)?;
                 let mut bindings = Vec::new();
                 // What a problem's canonical form does not read is not bound.
+                let in_place = graph.in_place();
                 for tensor in plan.tensors() {
-                    if let Some(buffer) = buffers.get(&tensor.uid) {
+                    let lies_in = in_place.iter().find(|(_, input)| *input == tensor.uid).map_or(tensor.uid, |(output, _)| *output);
+                    if let Some(buffer) = buffers.get(&lies_in) {
                         bindings.push((tensor.uid, Binding::Buffer(buffer.slice())));
                     } else if let Some(&value) = inputs.scalars.get(&tensor.uid) {
                         bindings.push((tensor.uid, Binding::Scalar(value)));

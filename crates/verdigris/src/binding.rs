@@ -111,6 +111,8 @@ pub(crate) struct Pair {
     pub(crate) other: usize,
     /// They may be one and the same memory.
     pub(crate) may_share: bool,
+    /// They are one and the same memory: the output is written in place.
+    pub(crate) must_share: bool,
 }
 
 /// A tensor bound to an address that is not aligned for the chosen ways.
@@ -181,11 +183,15 @@ impl Bound {
         }
         let loose = loose.map(|place| Loose { place, address: range(place).0 });
         // Pairs are as many as outputs times tensors: of very many tensors that all lie apart none is looked at.
-        if self.tensors.len() > FEW_BOUND && lie_apart((0..self.tensors.len()).map(range).collect()) {
+        let has_places = self.pairs.iter().any(|pair| pair.must_share);
+        if self.tensors.len() > FEW_BOUND && !has_places && lie_apart((0..self.tensors.len()).map(range).collect()) {
             return Ok(loose);
         }
-        for &Pair { output, other, may_share } in &self.pairs {
+        for &Pair { output, other, may_share, must_share } in &self.pairs {
             let (a, b) = (range(output), range(other));
+            if must_share && a.0 != b.0 && a.1 > 0 {
+                return Err(place_error(&self.tensors[output].name, &self.tensors[other].name));
+            }
             if ranges_overlap(a, b) && !(may_share && a.0 == b.0) {
                 return Err(overlap_error(&self.tensors[output].name, &self.tensors[other].name));
             }
@@ -197,6 +203,11 @@ impl Bound {
 /// An output that shares bytes with another tensor.
 pub(crate) fn overlap_error(output: &str, other: &str) -> BindingError {
     BindingError::new(output, "memory of its own", format!("bytes that `{other}` shares"), BindingRule::Overlap)
+}
+
+/// An output that does not lie in the place that it is written in.
+pub(crate) fn place_error(output: &str, other: &str) -> BindingError {
+    BindingError::new(output, format!("the memory of `{other}`"), "other memory", BindingRule::InPlace)
 }
 
 /// Whether no two (address, bytes) share a byte.

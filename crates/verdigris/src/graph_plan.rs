@@ -165,6 +165,7 @@ impl Bound {
 /// Every tensor that is written beside every other one.
 fn pairs(graph: &Graph, tensors: &[BoundTensor], uses: &[Vec<(usize, Operand)>]) -> Vec<Pair> {
     let described: Vec<_> = tensors.iter().map(|bound| graph.tensor(bound.uid).map(|tensor| (tensor.dtype, tensor.layout))).collect();
+    let in_place = graph.in_place();
     let mut pairs = Vec::new();
     for output in (0..tensors.len()).filter(|&i| tensors[i].is_written) {
         let writes: Vec<&(usize, Operand)> = uses[output].iter().filter(|(_, operand)| operand.access == Access::Written).collect();
@@ -179,7 +180,8 @@ fn pairs(graph: &Graph, tensors: &[BoundTensor], uses: &[Vec<(usize, Operand)>])
                 && writes.iter().all(|(writer, written)| {
                     uses[other].iter().all(|(reader, read)| reader < writer || (reader == writer && read.gives_way_to(written)))
                 });
-            pairs.push(Pair { output, other, may_share });
+            let must_share = in_place.contains(&(tensors[output].uid, tensors[other].uid));
+            pairs.push(Pair { output, other, may_share, must_share });
         }
     }
     pairs

@@ -202,7 +202,7 @@ fn pairs(problem: &Problem) -> Result<Vec<Pair>, Error> {
                 continue;
             }
             let may_share = !is_written(other.slot) && other.gives_way_to(output);
-            let pair = Pair { output: output.slot.0 as usize, other: other.slot.0 as usize, may_share };
+            let pair = Pair { output: output.slot.0 as usize, other: other.slot.0 as usize, may_share, must_share: false };
             if !list.contains(&pair) {
                 list.push(pair);
             }

@@ -47,6 +47,9 @@ fn execute(
     let words = |error: Error| error.to_string();
     let plan = handle.plan_graph(graph, policy).map_err(words)?;
     let stream = handle.stream();
+    // What is written in place is bound once more to what it is the place of.
+    let in_place = graph.in_place();
+    let lies_in = |uid: Uid| in_place.iter().find(|(_, input)| *input == uid).map_or(uid, |(output, _)| *output);
     let mut memory: Vec<(Uid, Option<(DeviceBuffer, u64)>)> = Vec::new();
     for tensor in plan.tensors() {
         let offset_bytes = if addresses == Addresses::Loose { tensor.least_alignment_bytes } else { 0 };
@@ -59,7 +62,8 @@ fn execute(
         memory.push((tensor.uid, bytes.map(place).transpose().map_err(|error| error.to_string())?));
     }
     let mut bindings: Vec<(Uid, Binding<'_>)> = Vec::new();
-    for (uid, place) in &memory {
+    for (uid, _) in &memory {
+        let place = memory.iter().find(|(other, _)| *other == lies_in(*uid)).and_then(|(_, place)| place.as_ref());
         let binding = match place {
             None => Binding::Scalar(inputs.scalars.get(uid).copied().unwrap_or(f64::NAN)),
             Some((buffer, offset)) => {

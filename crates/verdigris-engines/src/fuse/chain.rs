@@ -12,7 +12,7 @@
 //! With `vector` above 1 a point stands for so many neighbours along the innermost dim, of which the index names the first.
 
 use serde::{Deserialize, Serialize};
-use verdigris_graph::{Chain, ChainStep, View, Window};
+use verdigris_graph::{Chain, ChainStep, RowPlace, Window};
 use verdigris_kir::face::{Kernel, Pointer, Val};
 use verdigris_kir::inst::CvtRound;
 use verdigris_kir::ir::Target;
@@ -20,7 +20,7 @@ use verdigris_kir::params::{Arguments, Parameter};
 use verdigris_tensor::{DType, num};
 
 use super::operand::Walk;
-use super::steps::{self, Code, Numbers, OperandWord, Operands, Step, Steps};
+use super::steps::{self, Code, InChain, Numbers, OperandWord, Operands, Step, Steps};
 use super::value::{AnyVal, HostVal, Raw, load_raw, store_values};
 use crate::layout::space::{Access, Memory, Region, element};
 
@@ -34,19 +34,21 @@ pub(crate) enum Outside {
     Load(u32),
 }
 
-/// A view, as far as it shapes code: its element type, which of the chain's paths it runs along, and for a load with a window what stands
-/// outside.
+/// A view, as far as it shapes code: its element type, which of the chain's paths it runs along, for a load with a window what stands
+/// outside, and for a store to a row that a number in memory tells the load of that number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub(crate) struct ViewSpec {
     pub dtype: DType,
     pub path: u32,
     pub outside: Option<Outside>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub row: Option<u32>,
 }
 
 impl ViewSpec {
     /// On the only path, everywhere.
     pub(crate) fn plain(dtype: DType) -> ViewSpec {
-        ViewSpec { dtype, path: 0, outside: None }
+        ViewSpec { dtype, path: 0, outside: None, row: None }
     }
 }
 
@@ -56,11 +58,12 @@ impl OperandWord for ViewSpec {
     }
 
     fn word(&self, written: bool) -> String {
-        let ViewSpec { dtype, path, outside } = self;
-        match outside {
-            None => format!("{dtype}{}{path}", if written { 's' } else { 'l' }),
-            Some(Outside::Fill) => format!("{dtype}w{path}"),
-            Some(Outside::Load(x)) => format!("{dtype}w{path}on{x}"),
+        let ViewSpec { dtype, path, outside, row } = self;
+        match (outside, row) {
+            (None, Some(length)) => format!("{dtype}s{path}at{length}"),
+            (None, None) => format!("{dtype}{}{path}", if written { 's' } else { 'l' }),
+            (Some(Outside::Fill), _) => format!("{dtype}w{path}"),
+            (Some(Outside::Load(x)), _) => format!("{dtype}w{path}on{x}"),
         }
     }
 }
@@ -81,9 +84,9 @@ pub(crate) struct ChainSpec {
 }
 
 /// The ways in which a chain's views run, each once: strides, and the window of those that have one.
-fn paths<'p>(steps: &Steps<(&'p View, Option<&'p Window>)>) -> Vec<(&'p [u64], Option<&'p Window>)> {
+fn paths<'p>(steps: &Steps<InChain<'p>>) -> Vec<(&'p [u64], Option<&'p Window>)> {
     let mut paths = Vec::new();
-    for &(view, window) in steps.operands() {
+    for &(view, window, _) in steps.operands() {
         if !paths.contains(&(&view.strides[..], window)) {
             paths.push((&view.strides[..], window));
         }
@@ -109,10 +112,11 @@ impl ChainSpec {
             vector,
             narrow: paths.iter().all(|(strides, _)| span(strides) < 1 << 31),
             paths: paths.iter().map(|(strides, _)| Walk::of(strides.last().copied().unwrap_or(0))).collect(),
-            steps: steps.spec(|&(view, window)| ViewSpec {
+            steps: steps.spec(|&(view, window, at)| ViewSpec {
                 dtype: view.dtype,
                 path: paths.iter().position(|path| *path == (&view.strides[..], window)).map_or(0, |path| path as u32),
                 outside: window.map(|window| window.over.map_or(Outside::Fill, Outside::Load)),
+                row: at.map(|at| at.length),
             }),
         }
     }
@@ -158,7 +162,8 @@ impl ChainSpec {
         let decl = |(view, written): (&ViewSpec, bool)| {
             let many = if self.paths[view.path as usize] == Walk::Row { self.vector } else { 1 };
             let access = Access { written, bytes: (many * view.dtype.bytes() as u32).min(16) };
-            ViewDecl { access, window: view.outside.map_or(0, |_| self.rank), fill: view.outside == Some(Outside::Fill) }
+            let row = view.row.map(|_| self.rank);
+            ViewDecl { access, window: view.outside.map_or(0, |_| self.rank), fill: view.outside == Some(Outside::Fill), row }
         };
         self.steps.iter().map(|step| step.operand().map(decl)).collect()
     }
@@ -178,7 +183,7 @@ impl ChainSpec {
         };
         ChainArgs {
             strides,
-            views: steps.steps.iter().map(|step| step.operand().map(|(&(view, window), _)| view_args(view, window, region))).collect(),
+            views: steps.steps.iter().map(|step| step.operand().map(|(operand, _)| view_args(operand, region))).collect(),
             indices: chain.steps.iter().map(index).collect(),
             numbers: steps.numbers,
         }
@@ -186,9 +191,10 @@ impl ChainSpec {
 }
 
 /// A view in a region, and what of its window lies there.
-fn view_args(view: &View, window: Option<&Window>, region: &Region) -> ViewArgs {
+fn view_args(&(view, window, at): &InChain<'_>, region: &Region) -> ViewArgs {
+    let row = at.map(|at| row_args(at, region));
     let Some(window) = window else {
-        return ViewArgs { memory: element(view, region.first.iter().copied()), window: Vec::new(), fill: None };
+        return ViewArgs { memory: element(view, region.first.iter().copied()), window: Vec::new(), fill: None, row };
     };
     let inside: Vec<(u64, u64)> = (0..region.first.len())
         .map(|d| {
@@ -204,7 +210,14 @@ fn view_args(view: &View, window: Option<&Window>, region: &Region) -> ViewArgs 
         memory: element(view, at),
         window: bounds.map(|bounds| bounds.map(|bound| bound as u32)).collect(),
         fill: window.over.is_none().then(|| bits(view.dtype, window.fill.0)),
+        row,
     }
+}
+
+/// What tells the row of a store in a region.
+fn row_args(at: &RowPlace, region: &Region) -> RowArgs {
+    let first: u64 = at.coordinate.iter().zip(&region.first).map(|(stride, first)| stride * first).sum();
+    RowArgs { first: first.wrapping_sub(at.rows), strides: at.coordinate.clone(), extent: at.extent, stride: at.stride }
 }
 
 /// The bits of a number as an element.
@@ -223,6 +236,11 @@ pub(crate) fn vectors_fit(chain: &Chain, dims: &[u64]) -> u32 {
     let mut narrowest = 8;
     for step in &chain.steps {
         let Some(view) = step.view() else { continue };
+        if let Some(at) = step.row_place() {
+            // Neighbours of one access are in one row.
+            let is_told_alike = chain.steps[at.length as usize].view().is_some_and(|length| length.strides.last() == Some(&0));
+            bits |= at.stride | u64::from(at.coordinate.last() != Some(&0) || !is_told_alike);
+        }
         if let ChainStep::Load { window: Some(window), .. } = step {
             bits |= window.first.last().copied().unwrap_or(0) | window.end.last().copied().unwrap_or(0);
         }
@@ -268,6 +286,8 @@ struct ViewDecl {
     /// Dims of its window.
     window: usize,
     fill: bool,
+    /// Dims of the space, where a number in memory tells its row.
+    row: Option<usize>,
 }
 
 verdigris_kir::parameters! {
@@ -279,6 +299,19 @@ verdigris_kir::parameters! {
         window: Vec<[u32; 2]> = vec![(); decl.window],
         /// The bits that stand outside of the window.
         fill: Option<u64> = decl.fill.then_some(()),
+        row: Option<RowArgs> = decl.row,
+    }
+}
+
+verdigris_kir::parameters! {
+    /// The row of a store: what is added to the length that tells it, rows that there is room for, and elements from one to the next.
+    #[derive(Clone, Debug)]
+    struct Row / #[derive(Debug)] RowArgs of usize as rank {
+        /// The coordinate at the first point, less the rows that are stored: below 0 wraps.
+        first: u64,
+        strides: Vec<u64> = vec![(); *rank],
+        extent: u64,
+        stride: u64,
     }
 }
 
@@ -496,7 +529,7 @@ impl<'k> ChainCode<'k> {
     /// The address of an element of a load at a point, for kernels that load by themselves.
     pub(crate) fn load_address(&self, step: usize, index: &[Val<'k, u32>]) -> Option<(DType, Val<'k, u64>)> {
         match (&self.spec.steps[step], &self.views[step]) {
-            (Step::Load(ViewSpec { dtype, path, outside: None }), Some(values)) => {
+            (Step::Load(ViewSpec { dtype, path, outside: None, .. }), Some(values)) => {
                 Some((*dtype, self.address(values.memory, self.offset(*path, index), dtype.bytes() as u32)))
             }
             _ => None,
@@ -532,12 +565,25 @@ impl<'k> Operands<'k, ViewSpec> for AtPoint<'_, 'k> {
 
     fn store(&self, step: usize, to: &ViewSpec, values: &[AnyVal<'k>]) {
         let (k, spec) = (self.chain.k, &self.chain.spec);
-        let memory = self.chain.views[step].as_ref().expect("a store has memory").memory;
-        let places = self.chain.places(memory, to.path, self.index, to.dtype);
-        if spec.paths[to.path as usize] == Walk::Row {
-            store_values(k, to.dtype, places[0], values);
-        } else {
-            places.iter().zip(values).for_each(|(&place, value)| store_values(k, to.dtype, place, &[*value]));
-        }
+        let view = self.chain.views[step].as_ref().expect("a store has memory");
+        let store_at = |places: Vec<Val<'k, u64>>| {
+            if spec.paths[to.path as usize] == Walk::Row {
+                store_values(k, to.dtype, places[0], values);
+            } else {
+                places.iter().zip(values).for_each(|(&place, value)| store_values(k, to.dtype, place, &[*value]));
+            }
+        };
+        let places = self.chain.places(view.memory, to.path, self.index, to.dtype);
+        let (Some(row), Some(length)) = (&view.row, to.row) else { return store_at(places) };
+        let length = match self.fetched[length as usize][0] {
+            AnyVal::Stored(DType::I32, Raw::B32(bits)) => bits.signed().widen().unsigned(),
+            other => unreachable!("a length is loaded as i32, not {other:?}"),
+        };
+        let place = self.index.iter().zip(&row.strides).fold(length + row.first, |sum, (&i, &stride)| sum + i.widen() * stride);
+        // One below 0 has wrapped, and is above every extent.
+        k.when(place.lt(row.extent), || {
+            let bytes = (place * row.stride) << (to.dtype.bytes() as u32).trailing_zeros();
+            store_at(places.iter().map(|&address| address + bytes).collect());
+        });
     }
 }

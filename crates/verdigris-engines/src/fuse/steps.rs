@@ -5,7 +5,7 @@
 //! reached is said by whoever runs the steps ([`Operands`]).
 
 use serde::{Deserialize, Serialize};
-use verdigris_graph::{BinaryOp, Chain, ChainStep, Drawn, EpilogueStep, HostScalar, Slot, TernaryOp, UnaryOp, View, Window};
+use verdigris_graph::{BinaryOp, Chain, ChainStep, Drawn, EpilogueStep, HostScalar, RowPlace, Slot, TernaryOp, UnaryOp, View, Window};
 use verdigris_kir::face::{Kernel, Val};
 use verdigris_kir::ir::Target;
 use verdigris_kir::params::{Arguments, AtExecution, HostNumber, Parameter};
@@ -239,13 +239,16 @@ impl<'p, P> Steps<&'p P> {
     }
 }
 
-impl<'p> Steps<(&'p View, Option<&'p Window>)> {
+/// An operand of a chain: where it lies, where in the space it is loaded, and which row a store is to.
+pub(super) type InChain<'p> = (&'p View, Option<&'p Window>, Option<&'p RowPlace>);
+
+impl<'p> Steps<InChain<'p>> {
     /// The steps of a chain.
     pub(super) fn of_chain(chain: &'p Chain) -> Self {
         let mut all = Steps { steps: Vec::new(), numbers: Vec::new() };
         for step in &chain.steps {
             let (step, numbers) = match *step {
-                ChainStep::Load { ref from, ref window } => (Step::Load((from, window.as_ref())), Vec::new()),
+                ChainStep::Load { ref from, ref window } => (Step::Load((from, window.as_ref(), None)), Vec::new()),
                 ChainStep::Given => (Step::Given, Vec::new()),
                 ChainStep::Scalar(factor) => (Step::Scalar, vec![host_number(factor)]),
                 ChainStep::Index { .. } => (Step::Index, Vec::new()),
@@ -261,7 +264,7 @@ impl<'p> Steps<(&'p View, Option<&'p Window>)> {
                 }
                 ChainStep::Ternary { f, x, z, t } => (Step::Ternary(f, [x, z, t]), Vec::new()),
                 ChainStep::Round { dtype, x } => (Step::Round(dtype, x), Vec::new()),
-                ChainStep::Store { x, ref to } => (Step::Store((to, None), x), Vec::new()),
+                ChainStep::Store { x, ref to, ref at } => (Step::Store((to, None, at.as_ref()), x), Vec::new()),
             };
             all.push(step, numbers);
         }

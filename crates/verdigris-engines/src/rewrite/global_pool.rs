@@ -93,7 +93,7 @@ fn reduction(pool: &PoolProblem) -> Result<ReduceProblem, Refusal> {
     let value = before.push(ChainStep::Load { from: seen(x, &[&stays[..], &reduced].concat()), window: None });
     let mut after = Chain::default();
     let whole = after.push(ChainStep::Given);
-    after.push(ChainStep::Store { x: whole, to: seen(y, &stays) });
+    after.push(ChainStep::Store { x: whole, to: seen(y, &stays), at: None });
     let of = |of: &[usize]| of.iter().map(|&dim| dims[dim]).collect();
     ReduceProblem { f, accumulator: pool.compute, kept: of(&stays), reduced: of(&reduced), before, value, after }
         .canonical()

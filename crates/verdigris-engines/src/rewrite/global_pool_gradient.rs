@@ -90,6 +90,6 @@ fn map_of(pool: &PoolProblem) -> Result<MapProblem, Refusal> {
     let dy = chain.push(ChainStep::Load { from: View { strides, ..dy.clone() }, window: None });
     // A shift of −0 keeps the sign of 0.
     let part = chain.push(ChainStep::Unary { f: UnaryOp::Affine { scale: Real(1.0 / count as f64), shift: Real(-0.0) }, x: dy });
-    chain.push(ChainStep::Store { x: part, to: dx.clone() });
+    chain.push(ChainStep::Store { x: part, to: dx.clone(), at: None });
     MapProblem { dims: dims.to_vec(), chain }.canonical().map_err(|error| GlobalPoolGradient::ID.refusal(Reason::Layout, error))
 }

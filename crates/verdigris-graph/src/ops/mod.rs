@@ -2,6 +2,7 @@
 //!
 //! [`each_op`](crate::each_op) is the list of them, from which [`Op`](crate::Op) is made and what each crate must have for an op.
 
+pub mod append;
 pub mod attention;
 pub mod batch_norm;
 pub mod conv;
@@ -19,6 +20,7 @@ pub mod softmax;
 
 /// What the crate shows of each op at its root.
 pub(crate) mod names {
+    pub use super::append::Append;
     pub use super::attention::{Attended, Attention, AttentionBackward, AttentionGradients, AttentionSpec, Causal, DropoutMask};
     pub use super::batch_norm::{BatchNorm, BatchNormBackward, BatchNormStatistics, BatchNormed, Moments};
     pub use super::conv::{Conv, ConvDirection, ConvMode};
@@ -94,6 +96,8 @@ macro_rules! each_op {
             AttentionBackward,
             /// The same values in other places.
             Movement,
+            /// Rows behind those that a tensor has, in its place.
+            Append,
             /// Another resolution, or a border made of the tensor itself.
             Resample,
             /// The gradient of resampling.

@@ -25,7 +25,7 @@ const WORK_OF_READERS: u64 = 1 << 10;
 
 /// Whether an op has a problem of its own, to which others may come.
 pub(super) fn is_anchor(op: &Op) -> bool {
-    !matches!(op, Op::Pointwise(_) | Op::Movement(_))
+    !matches!(op, Op::Pointwise(_) | Op::Movement(_) | Op::Append(_))
 }
 
 /// Where a fusion may happen.
@@ -92,7 +92,10 @@ impl<'g> Cut<'g> {
         }
         for op in 0..cut.web.len() {
             let is_movement = matches!(cut.web.op(op), Op::Movement(_));
-            let from_memory = cut.web.inputs(op).iter().copied().filter(|&tensor| is_movement || cut.is_view(tensor));
+            // What rows were appended to is no value of a map: it lies in memory.
+            let is_appended = |tensor: usize| cut.web.producer(tensor).is_some_and(|writer| matches!(cut.web.op(writer), Op::Append(_)));
+            let is_from_memory = |tensor: usize| is_movement || cut.is_view(tensor) || is_appended(tensor);
+            let from_memory = cut.web.inputs(op).iter().copied().filter(|&tensor| is_from_memory(tensor));
             cut.reads_memory_of[op] = from_memory.filter_map(|tensor| cut.writer_of_memory(tensor)).collect();
             cut.is_map[op] = cut.can_be_map(op);
         }
@@ -111,6 +114,14 @@ impl<'g> Cut<'g> {
     /// The dims of a tensor.
     pub(super) fn dims(&self, tensor: usize) -> &'g [u64] {
         self.web.tensor(tensor).layout.dims()
+    }
+
+    /// The dims of the points at which an op of a map is computed: those of its result, of appended rows their own.
+    pub(super) fn space(&self, op: usize) -> &'g [u64] {
+        match self.web.op(op) {
+            Op::Append(append) => self.web.number(append.rows).map_or(&[], |rows| self.dims(rows)),
+            _ => self.dims(self.web.outputs(op)[0]),
+        }
     }
 
     /// Where a tensor's elements lie.
@@ -464,7 +475,9 @@ impl<'g> Cut<'g> {
         let most = self.parts.work + WORK_OF_READERS;
         for i in 0..self.web.inputs(op).len() {
             let value = self.web.inputs(op)[i];
-            if self.web.tensor(value).layout.elements() <= 1 {
+            // Rows that are appended to several tensors by one length are one launch.
+            let is_append = matches!(self.web.op(op), Op::Append(_));
+            if self.web.tensor(value).layout.elements() <= 1 && !is_append {
                 continue;
             }
             let earlier = self.web.readers(value).partition_point(|&reader| reader < op);

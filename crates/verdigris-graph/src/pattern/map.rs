@@ -6,10 +6,11 @@ use verdigris_tensor::DType;
 
 use crate::error::Error;
 use crate::op::{HostScalar, Op, Real};
+use crate::ops::append::Append;
 use crate::ops::movement::Movement;
 use crate::ops::pointwise::{BinaryOp, Drawn, Pointwise, RandomState, UnaryOp};
 use crate::ops::reduction::Reduction;
-use crate::problem::{Chain, ChainStep, MapProblem, Problem, ReduceProblem, View, Window};
+use crate::problem::{Chain, ChainStep, MapProblem, Problem, ReduceProblem, RowPlace, View, Window};
 use crate::tensor::{TensorDesc, Uid};
 
 use super::Subgraph;
@@ -29,8 +30,7 @@ pub(super) fn lower(cut: &mut Cut<'_>, members: &[usize]) -> Result<Vec<Subgraph
         }
     }
     let Some(&first) = members.first() else { return Ok(Vec::new()) };
-    let dims = cut.tensor(cut.graph.nodes[first].op.output())?.layout.dims().to_vec();
-    let mut builder = Builder::new(&dims);
+    let mut builder = Builder::new(cut.space(first));
     for &member in members {
         builder.op(cut, member)?;
     }
@@ -118,7 +118,7 @@ impl Builder {
 
     fn store(&mut self, strided_view: &StridedView, x: u32) {
         let slot = self.slots.slot(strided_view.uid);
-        self.chain.push(ChainStep::Store { x, to: strided_view.over(&self.dims, slot) });
+        self.chain.push(ChainStep::Store { x, to: strided_view.over(&self.dims, slot), at: None });
     }
 
     /// Rounds a value to a tensor's type and stores it where it must lie in memory. `computed`: the type in which it was computed, `None`
@@ -143,7 +143,8 @@ impl Builder {
                 self.finish(cut, y, value, None);
                 return Ok(());
             }
-            _ => return Err(Error::Unsupported { op: node.name.clone(), rule: "a map is of pointwise ops and movements" }),
+            Op::Append(append) => return self.append(cut, append),
+            _ => return Err(Error::Unsupported { op: node.name.clone(), rule: "a map is of pointwise ops, movements and appended rows" }),
         };
         let types = pointwise.operands().into_iter().map(|uid| cut.tensor(uid).map(|tensor| tensor.dtype));
         let mut computed = Pointwise::compute_dtype(types.collect::<Result<Vec<_>, Error>>()?);
@@ -177,6 +178,24 @@ impl Builder {
         };
         let value = self.chain.push(step);
         self.finish(cut, y, value, Some(computed));
+        Ok(())
+    }
+
+    /// Rows that go where a length says, into the tensor that they are appended to.
+    fn append(&mut self, cut: &Cut<'_>, append: &Append) -> Result<(), Error> {
+        let (x, along) = (self.value(cut, append.rows)?, append.axis as usize);
+        let length = self.load(&cut.see(append.lengths)?);
+        let y = StridedView::own(cut.tensor(append.y)?);
+        let slot = self.slots.slot(y.uid);
+        let mut to = y.over(&self.dims, slot);
+        // Of one row that there is room for the stride is not told by a view.
+        let (extent, stride) = (y.dims[along], y.strides[along]);
+        to.strides.clone_from(&y.strides);
+        to.strides[along] = 0;
+        let mut coordinate = vec![0; self.dims.len()];
+        coordinate[along] = 1;
+        let at = RowPlace { length, rows: self.dims[along], extent, stride, coordinate };
+        self.chain.push(ChainStep::Store { x, to, at: Some(at) });
         Ok(())
     }
 

@@ -14,6 +14,8 @@
 //! - **All other pointwise ops** over equal dims that hang together are one map, with as many outputs as are stored or read elsewhere.
 //! - **Movements** whose result is virtual are only another way to see memory, where strides can say it: those who read them read what they
 //!   move. The others are maps that copy.
+//! - **Appended rows** are stored by a map, with what computes them and with rows that go to other tensors by the same length. Who reads the tensor with its
+//!   rows reads memory.
 //!
 //! A virtual tensor that one problem writes and another reads needs memory after all: it is a *temporary*, with the layout that it was
 //! declared with. The value of a tensor is what its type holds, so a value that stays in registers is rounded to the type of its tensor: the

@@ -214,8 +214,8 @@ const DIMS_REDUCED: Condition = Condition {
 };
 
 const DIMS_OF_RESULTS: Condition = Condition {
-    rule: "their results have the same dims",
-    holds: |cut, site| Ok(cut.dims(cut.web.outputs(site.op)[0]) == cut.dims(cut.web.outputs(site.host)[0])),
+    rule: "their results, or the rows that they append, have the same dims",
+    holds: |cut, site| Ok(cut.space(site.op) == cut.space(site.host)),
 };
 
 const IN_EPILOGUE: Condition = Condition {
@@ -386,7 +386,7 @@ impl Host {
             Op::Reduction(_) => Some(Host::Reduction),
             Op::Pointwise(_) => Some(Host::Map),
             Op::Movement(Movement::Concat { .. }) => None,
-            Op::Movement(_) => Some(Host::Map),
+            Op::Movement(_) | Op::Append(_) => Some(Host::Map),
             // Nothing joins the others; their parts are made in `rows`.
             _ => None,
         }

@@ -300,7 +300,11 @@ impl BatchNormProblem {
                     let rows = space.len() - 1;
                     view.strides[..rows].fill(0);
                 }
-                chain.push(if widths[i].0 { ChainStep::Store { x: 0, to: view } } else { ChainStep::Load { from: view, window: None } });
+                chain.push(if widths[i].0 {
+                    ChainStep::Store { x: 0, to: view, at: None }
+                } else {
+                    ChainStep::Load { from: view, window: None }
+                });
                 views[i].strides.clear();
             }
         }

@@ -42,6 +42,23 @@ pub struct Window {
     pub over: Option<u32>,
 }
 
+/// The place of a row along an axis of a buffer, as a number in memory tells it: `length − rows + Σ index[d] · coordinate[d]`. What stands at a place below 0, or
+/// from `extent` on, is not stored.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RowPlace {
+    /// The position of a load of i32: how many rows count, with those that are stored.
+    pub length: u32,
+    /// Rows that are stored.
+    pub rows: u64,
+    /// Rows that there is room for.
+    pub extent: u64,
+    /// Elements from one row of the buffer to the next.
+    pub stride: u64,
+    /// Which row an index is of, one stride for each dim of the space. Along those that are not 0 the view has none.
+    pub coordinate: Vec<u64>,
+}
+
 /// One step; `x`, `z` and `t` are positions of earlier steps.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -119,6 +136,9 @@ pub enum ChainStep {
         x: u32,
         /// Where.
         to: View,
+        /// The row of the buffer, where that is told by a number in memory.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        at: Option<RowPlace>,
     },
 }
 
@@ -128,7 +148,8 @@ impl ChainStep {
         match *self {
             ChainStep::Load { ref window, .. } => window.as_ref().and_then(|window| window.over).into_iter().collect(),
             ChainStep::Given | ChainStep::Scalar(_) | ChainStep::Index { .. } | ChainStep::Half { .. } => Vec::new(),
-            ChainStep::Unary { x, .. } | ChainStep::Round { x, .. } | ChainStep::Store { x, .. } => vec![x],
+            ChainStep::Unary { x, .. } | ChainStep::Round { x, .. } => vec![x],
+            ChainStep::Store { x, ref at, .. } => [x].into_iter().chain(at.as_ref().map(|at| at.length)).collect(),
             ChainStep::Random { state, .. } => state.to_vec(),
             ChainStep::Binary { x, z, .. } => vec![x, z],
             ChainStep::Ternary { x, z, t, .. } => vec![x, z, t],
@@ -139,7 +160,8 @@ impl ChainStep {
         match self {
             ChainStep::Load { window, .. } => window.as_mut().and_then(|window| window.over.as_mut()).into_iter().collect(),
             ChainStep::Given | ChainStep::Scalar(_) | ChainStep::Index { .. } | ChainStep::Half { .. } => Vec::new(),
-            ChainStep::Unary { x, .. } | ChainStep::Round { x, .. } | ChainStep::Store { x, .. } => vec![x],
+            ChainStep::Unary { x, .. } | ChainStep::Round { x, .. } => vec![x],
+            ChainStep::Store { x, at, .. } => [x].into_iter().chain(at.as_mut().map(|at| &mut at.length)).collect(),
             ChainStep::Random { state, .. } => state.iter_mut().collect(),
             ChainStep::Binary { x, z, .. } => vec![x, z],
             ChainStep::Ternary { x, z, t, .. } => vec![x, z, t],
@@ -154,21 +176,29 @@ impl ChainStep {
         }
     }
 
-    fn strides(&self) -> Option<&Vec<u64>> {
-        match self {
-            ChainStep::Index { strides } | ChainStep::Random { strides, .. } => Some(strides),
-            step => step.view().map(|view| &view.strides),
-        }
+    /// The place of its row, where a number in memory tells it.
+    pub fn row_place(&self) -> Option<&RowPlace> {
+        if let ChainStep::Store { at, .. } = self { at.as_ref() } else { None }
     }
 
-    fn strides_mut(&mut self) -> Option<&mut Vec<u64>> {
-        match self {
-            ChainStep::Load { from: View { strides, .. }, .. }
-            | ChainStep::Store { to: View { strides, .. }, .. }
-            | ChainStep::Index { strides }
-            | ChainStep::Random { strides, .. } => Some(strides),
-            _ => None,
-        }
+    /// Its strides over the space: those of its view, and of what counts.
+    fn strides(&self) -> impl Iterator<Item = &Vec<u64>> {
+        let own = match self {
+            ChainStep::Index { strides } | ChainStep::Random { strides, .. } => Some(strides),
+            step => step.view().map(|view| &view.strides),
+        };
+        own.into_iter().chain(self.row_place().map(|at| &at.coordinate))
+    }
+
+    fn strides_mut(&mut self) -> impl Iterator<Item = &mut Vec<u64>> {
+        let (own, counted) = match self {
+            ChainStep::Store { to: View { strides, .. }, at, .. } => (Some(strides), at.as_mut().map(|at| &mut at.coordinate)),
+            ChainStep::Load { from: View { strides, .. }, .. } | ChainStep::Index { strides } | ChainStep::Random { strides, .. } => {
+                (Some(strides), None)
+            }
+            _ => (None, None),
+        };
+        own.into_iter().chain(counted)
     }
 
     fn window_mut(&mut self) -> Option<&mut Window> {
@@ -259,7 +289,16 @@ impl Chain {
                     let inside = window.first.iter().zip(&window.end).map(|(&first, &end)| end.saturating_sub(first));
                     ("input", from, Access::Read, inside.collect())
                 }
-                ChainStep::Store { to, .. } => ("output", to, Access::Written, dims.to_vec()),
+                ChainStep::Store { to, at: None, .. } => ("output", to, Access::Written, dims.to_vec()),
+                ChainStep::Store { to, at: Some(at), .. } => {
+                    // Rows may come to any place: the dims that count them are one, of as many as there is room for.
+                    let kept: Vec<usize> =
+                        (0..to.strides.len().min(dims.len())).filter(|&dim| at.coordinate.get(dim) == Some(&0)).collect();
+                    let strides = kept.iter().map(|&dim| to.strides[dim]).chain([at.stride]).collect();
+                    let extents: Vec<u64> = kept.iter().map(|&dim| dims[dim]).chain([at.extent]).collect();
+                    list.push(views::operand("output", &View { strides, ..to.clone() }, &extents, Access::Written)?);
+                    continue;
+                }
                 _ => continue,
             };
             list.push(views::operand(name, view, &extents, access)?);
@@ -298,8 +337,14 @@ impl Chain {
                 }
                 _ => {}
             }
-            if let Some(strides) = step.strides() {
-                views::check_rank(op, "chain", strides, dims)?;
+            step.strides().try_for_each(|strides| views::check_rank(op, "chain", strides, dims))?;
+            if let ChainStep::Store { to, at: Some(at), .. } = step {
+                if !matches!(self.steps.get(at.length as usize), Some(ChainStep::Load { from, window: None }) if from.dtype == DType::I32) {
+                    return structure("the place of a row is told by a load of i32");
+                }
+                if to.strides.iter().zip(&at.coordinate).any(|(&stride, &coordinate)| stride != 0 && coordinate != 0) {
+                    return structure("along dims that count rows the view of a store has no stride of its own");
+                }
             }
             if let ChainStep::Load { window: Some(window), .. } = step
                 && !(window.first.len() == dims.len()
@@ -407,7 +452,7 @@ impl Chain {
     /// Takes a dim away.
     pub(crate) fn remove(&mut self, axis: usize) {
         for step in &mut self.steps {
-            if let Some(strides) = step.strides_mut() {
+            for strides in step.strides_mut() {
                 strides.remove(axis);
             }
             if let Some(window) = step.window_mut() {
@@ -419,8 +464,7 @@ impl Chain {
 
     /// Whether dim `axis` and the one behind it, of extent `inner`, may become one.
     pub(super) fn can_merge(&self, axis: usize, inner: u64) -> bool {
-        let strides = self.steps.iter().filter_map(ChainStep::strides);
-        strides.into_iter().all(|strides| strides[axis + 1].checked_mul(inner) == Some(strides[axis]))
+        self.steps.iter().flat_map(ChainStep::strides).all(|strides| strides[axis + 1].checked_mul(inner) == Some(strides[axis]))
             && self.loads().all(|(_, window)| window.is_none_or(|window| (window.first[axis + 1], window.end[axis + 1]) == (0, inner)))
     }
 
@@ -439,9 +483,7 @@ impl Chain {
     pub(crate) fn permute(&mut self, order: &[usize]) {
         let permuted = |list: &Vec<u64>| order.iter().map(|&i| list[i]).collect::<Vec<u64>>();
         for step in &mut self.steps {
-            if let Some(strides) = step.strides_mut() {
-                *strides = permuted(strides);
-            }
+            step.strides_mut().for_each(|strides| *strides = permuted(strides));
             if let Some(window) = step.window_mut() {
                 window.first = permuted(&window.first);
                 window.end = permuted(&window.end);
@@ -459,7 +501,7 @@ impl Chain {
     /// Windows that hold the whole space go; so do the strides of indices that take one value.
     pub(super) fn normalize(&mut self, dims: &[u64]) {
         for step in &mut self.steps {
-            if let Some(strides) = step.strides_mut() {
+            for strides in step.strides_mut() {
                 strides.iter_mut().zip(dims).filter(|(_, dim)| **dim <= 1).for_each(|(stride, _)| *stride = 0);
             }
             if let ChainStep::Load { window, .. } = step
@@ -472,7 +514,15 @@ impl Chain {
 
     /// What sorts the dims: the strides of the last store, then those of the loads.
     pub(super) fn sort_key(&self, axis: usize) -> Vec<u64> {
-        let stores: Vec<u64> = self.stores().map(|view| view.strides[axis]).collect();
+        let stores: Vec<u64> = (self.steps.iter())
+            .filter_map(|step| match step {
+                // Along rows, what lies between them.
+                ChainStep::Store { to, at, .. } => {
+                    Some(to.strides[axis].max(at.as_ref().map_or(0, |at| at.coordinate[axis].saturating_mul(at.stride))))
+                }
+                _ => None,
+            })
+            .collect();
         stores.into_iter().rev().chain(self.loads().map(|(view, _)| view.strides[axis])).collect()
     }
 }
@@ -495,7 +545,7 @@ pub(super) fn canonical_dims(dims: &mut Vec<u64>, first_axis: usize, chains: &mu
     let new_dims: Vec<u64> = order.iter().map(|&i| dims[i - first_axis]).collect();
     *dims = new_dims;
     for chain in chains.iter_mut() {
-        let rank = chain.steps.iter().find_map(ChainStep::strides).map_or(first_axis + dims.len(), Vec::len);
+        let rank = chain.steps.iter().flat_map(ChainStep::strides).next().map_or(first_axis + dims.len(), Vec::len);
         let whole: Vec<usize> = (0..first_axis).chain(order.iter().copied()).chain(first_axis + dims.len()..rank).collect();
         chain.permute(&whole);
     }

@@ -5,7 +5,8 @@
 //! ```
 //!
 //! Pointwise chains with any number of outputs, casts, transposes, slices, broadcasts, pads (a load with a window) and concatenations
-//! (loads with windows over each other) are maps. Slots are numbered in the order of the steps.
+//! (loads with windows over each other) are maps; so are rows that go to a place which a number in memory tells (stores with a
+//! [`crate::RowPlace`]). Slots are numbered in the order of the steps.
 
 use serde::{Deserialize, Serialize};
 

@@ -31,7 +31,7 @@ use crate::ops::pointwise::{BinaryOp, Drawn, UnaryOp};
 pub use crate::ops::conv::ConvDirection as Direction;
 pub use attention::{AttentionPass, AttentionProblem, Corner};
 pub use batch_norm::{BatchNormProblem, ChannelFunction};
-pub use chain::{Chain, ChainStep, View, Window};
+pub use chain::{Chain, ChainStep, RowPlace, View, Window};
 pub use conv::{ConvExtents, ConvProblem, GemmExtents, Statistics, output_extent};
 pub(crate) use gemm::blocks;
 pub use gemm::{GemmProblem, Scale};

@@ -216,7 +216,11 @@ impl NormProblem {
         order.push(leader);
         for &i in &order {
             let view = views[i].1.clone();
-            chain.push(if i == leader { ChainStep::Store { x: 0, to: view } } else { ChainStep::Load { from: view, window: None } });
+            chain.push(if i == leader {
+                ChainStep::Store { x: 0, to: view, at: None }
+            } else {
+                ChainStep::Load { from: view, window: None }
+            });
         }
         let rows = self.rows.len();
         canonical_dims(&mut self.elements, rows, &mut [&mut chain], 0);

@@ -89,7 +89,7 @@ impl ScanProblem {
         // The rows are sorted and merged as those of a chain that loads and stores the same views.
         let mut chain = Chain::default();
         chain.push(ChainStep::Load { from: self.x.clone(), window: None });
-        chain.push(ChainStep::Store { x: 0, to: self.y.clone() });
+        chain.push(ChainStep::Store { x: 0, to: self.y.clone(), at: None });
         canonical_dims(&mut self.rows, 0, &mut [&mut chain], 0);
         chain.normalize(&self.space());
         for (view, step) in [&mut self.x, &mut self.y].into_iter().zip(&chain.steps) {

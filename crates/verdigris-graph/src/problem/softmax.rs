@@ -227,7 +227,11 @@ impl SoftmaxProblem {
             let mut views = self.views_mut();
             for &i in &order {
                 let view = views[i].clone();
-                chain.push(if widths[i].0 { ChainStep::Store { x: 0, to: view } } else { ChainStep::Load { from: view, window: None } });
+                chain.push(if widths[i].0 {
+                    ChainStep::Store { x: 0, to: view, at: None }
+                } else {
+                    ChainStep::Load { from: view, window: None }
+                });
                 views[i].strides.clear();
             }
         }

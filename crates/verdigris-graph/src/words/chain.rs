@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::op::{HostScalar, Real};
 use crate::ops::pointwise::Drawn;
 use crate::ops::reduction::ReductionOp;
-use crate::problem::{Chain, ChainStep, MapProblem, ReduceProblem, View, Window};
+use crate::problem::{Chain, ChainStep, MapProblem, ReduceProblem, RowPlace, View, Window};
 
 /// What reading fills in.
 pub(super) fn blank_map() -> MapProblem {
@@ -95,7 +95,13 @@ fn print(text: &mut Text<'_>, step: &ChainStep, layouts: &Layouts) -> String {
         ChainStep::Binary { f, x, z } => format!("{}({x},{z})", Named(*f).print()),
         ChainStep::Ternary { f, x, z, t } => format!("{}({x},{z},{t})", Named(*f).print()),
         ChainStep::Round { dtype, x } => format!("cast({x},{dtype})"),
-        ChainStep::Store { x, to } => format!("store({x},{})", text.print_told(to, layouts)),
+        ChainStep::Store { x, to, at } => {
+            let mut words = format!("store({x},{}", text.print_told(to, layouts));
+            if let Some(RowPlace { length, rows, extent, stride, coordinate }) = at {
+                words += &format!(",length={length},rows={rows},extent={extent},stride={stride},coordinate={}", list(coordinate));
+            }
+            words + ")"
+        }
     }
 }
 
@@ -133,7 +139,10 @@ fn parse(text: &mut Text<'_>, word: &str, layouts: &Layouts) -> Result<ChainStep
                 strides: list_of(strides).ok_or_else(wrong)?,
             },
             ("cast", [x, dtype]) => ChainStep::Round { x: position(x)?, dtype: dtype.parse().map_err(|_| wrong())? },
-            ("store", [x, place]) => ChainStep::Store { x: position(x)?, to: text.parse_place(place, layouts)? },
+            ("store", [x, place, at @ ..]) => {
+                let at = if at.is_empty() { None } else { Some(parse_row_place(at).ok_or_else(wrong)?) };
+                ChainStep::Store { x: position(x)?, to: text.parse_place(place, layouts)?, at }
+            }
             (name, [x]) => ChainStep::Unary { f: function(name).ok_or_else(wrong)?, x: position(x)? },
             (name, [x, z]) => ChainStep::Binary { f: function(name).ok_or_else(wrong)?, x: position(x)?, z: position(z)? },
             (name, [x, z, t]) => {
@@ -147,6 +156,17 @@ fn parse(text: &mut Text<'_>, word: &str, layouts: &Layouts) -> Result<ChainStep
 
 fn function<F: Serialize + DeserializeOwned>(name: &str) -> Option<F> {
     Named::parse(name).map(|named| named.0)
+}
+
+fn parse_row_place(words: &[&str]) -> Option<RowPlace> {
+    let [length, rows, extent, stride, coordinate] = words else { return None };
+    Some(RowPlace {
+        length: length.strip_prefix("length=")?.parse().ok()?,
+        rows: rows.strip_prefix("rows=")?.parse().ok()?,
+        extent: extent.strip_prefix("extent=")?.parse().ok()?,
+        stride: stride.strip_prefix("stride=")?.parse().ok()?,
+        coordinate: list_of(coordinate.strip_prefix("coordinate=")?)?,
+    })
 }
 
 fn parse_window(words: &[&str]) -> Option<Window> {

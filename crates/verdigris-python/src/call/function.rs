@@ -5,8 +5,8 @@
 
 use pyo3::PyResult;
 use verdigris::recipe::{
-    self, AttentionGradient, BatchNormGradient, BatchNormSpec, ConvBatchNormGradient, Convolution, Divisor, ElementLoss, Extents,
-    GatedMlpGradient, Gradient, Input, LinearLoss, LossForm, MAX_INPUTS, MlpGradient, Saved, Shuffle, Targets,
+    self, AttentionBlock, AttentionGradient, BatchNormGradient, BatchNormSpec, ConvBatchNormGradient, Convolution, Divisor, ElementLoss,
+    Extents, GatedMlpGradient, Gradient, Input, LinearLoss, LossForm, MAX_INPUTS, MlpGradient, Saved, Shuffle, Targets,
 };
 use verdigris_graph::{
     AttentionSpec, Causal, CrossEntropySpec, LossReduction, NormKind, NormSpec, PoolWindows, Precision, Real, ResponseNorm, Sampling,
@@ -95,6 +95,10 @@ pub(crate) enum Function {
     GatedMlpBackward,
     /// `x, cos, sin` → x with each pair of elements, one of each half of the last dim, turned by its angle; with `gradient=1` the gradient of x from that of the result.
     Rotary,
+    /// `x [b, s, c], w [(h + 2 h_kv) · d, c], bias?, w' [n, h · d], bias'?, residual?, cos?, sin?, k_cache?, v_cache?, kv_lengths?, bias or mask?, slopes?` → `[b, s, n]`, with
+    /// caches these too, in their place. As `Attention`, and `heads= kv_heads= interleaved=0|1 first=0|1`, the latter 1 where positions stand before the batch. For
+    /// inference: it has no gradient.
+    AttentionBlock,
     /// `x` → y. `mode=nearest|nearest-exact|linear|cubic corners=0|1 out= factors=`, the latter left out where coordinates follow from the sizes; or
     /// `border=reflect|replicate|circular before= after=`.
     Resample,
@@ -132,7 +136,7 @@ pub(crate) enum Function {
 }
 
 impl Function {
-    pub(crate) const ALL: [Function; 42] = [
+    pub(crate) const ALL: [Function; 43] = [
         Function::ConvFprop,
         Function::ConvNorm,
         Function::ConvDgrad,
@@ -161,6 +165,7 @@ impl Function {
         Function::GatedMlp,
         Function::GatedMlpBackward,
         Function::Rotary,
+        Function::AttentionBlock,
         Function::Resample,
         Function::Pad,
         Function::Scan,
@@ -202,7 +207,7 @@ impl Function {
             }
             Function::ConvNorm | Function::ConvBatchNormBackward | Function::GatedMlpBackward => (8, false),
             Function::ConvBatchNorm => (7, false),
-            Function::Attention => (13, false),
+            Function::Attention | Function::AttentionBlock => (13, false),
             Function::AttentionBackward => (11, false),
             Function::LinearLoss => (12, false),
             Function::ElementLoss => (4, false),
@@ -238,8 +243,8 @@ impl Function {
             Function::BatchNorm | Function::BatchNormBackward | Function::BatchNormInference => None,
             // Its tensors are what the forward call kept, cast already.
             Function::ConvBatchNormBackward | Function::AttentionBackward | Function::MlpBackward | Function::GatedMlpBackward => None,
-            // Angles are of the type of what is turned.
-            Function::Rotary => None,
+            // Angles are of the type of what is turned; what a block is given has been cast.
+            Function::Rotary | Function::AttentionBlock => None,
             // Compilers make such calls, of what autocast has cast already.
             Function::Fused | Function::FusedKeeping => None,
             // Of rows that its caller has cast.
@@ -276,7 +281,9 @@ impl Function {
             Function::BatchNorm | Function::BatchNormBackward | Function::ConvBatchNorm | Function::ConvBatchNormBackward => &[],
             Function::Attention | Function::AttentionBackward | Function::Dropout | Function::ScanWithPlace => &[],
             Function::MlpInference | Function::Mlp | Function::MlpBackward => &[],
-            Function::GatedMlpInference | Function::GatedMlp | Function::GatedMlpBackward | Function::Rotary => &[],
+            Function::GatedMlpInference | Function::GatedMlp | Function::GatedMlpBackward | Function::Rotary | Function::AttentionBlock => {
+                &[]
+            }
             Function::Fused | Function::FusedKeeping => &[],
             Function::LinearLoss | Function::Scaled | Function::WindowSums | Function::WindowPick | Function::MaxPoolValues => &[],
             Function::BatchNormInference => &[Tensor(0), Tensor(1), Tensor(2), Tensor(3), Tensor(4)],
@@ -320,6 +327,7 @@ impl Function {
             Function::GatedMlp => "gated_mlp",
             Function::GatedMlpBackward => "gated_mlp_backward",
             Function::Rotary => "rotary",
+            Function::AttentionBlock => "attention_block",
             Function::Resample => "resample",
             Function::Pad => "pad",
             Function::Scan => "scan",
@@ -723,6 +731,14 @@ impl Function {
                 })
             }
             Function::Rotary => F::Rotary { is_gradient: attributes.one("gradient", 0_u8)? != 0 },
+            Function::AttentionBlock => F::AttentionBlock(AttentionBlock {
+                precision: precision()?,
+                spec: attention(attributes)?,
+                heads: attributes.one("heads", 1)?,
+                kv_heads: attributes.one("kv_heads", 1)?,
+                is_interleaved: attributes.one("interleaved", 0_u8)? != 0,
+                has_positions_first: attributes.one("first", 0_u8)? != 0,
+            }),
             Function::Dropout => F::Dropout(Real(attributes.one("p", 0.5)?)),
             Function::LinearLoss => F::LinearLoss(linear_loss(attributes, precision()?)?),
             Function::WindowSums => F::WindowSums(attributes.one("sum", 0)?),
@@ -825,8 +841,8 @@ fn gradient(attributes: &str, place: u64, given: &[Option<Input>], extents: Vec<
         .into_iter()
         .find(|function| function.name() == name)
         .ok_or_else(|| raise(Kind::Graph, format!("attribute `of` is `{name}`; it names a function")))?;
-    if of == Function::ConvNorm {
-        return Err(raise(Kind::Unsupported, "conv_norm is of inference and has no gradient; call the convolution and the normalization"));
+    if let Function::ConvNorm | Function::AttentionBlock = of {
+        return Err(raise(Kind::Unsupported, format!("{name} is of inference and has no gradient; call its functions one by one")));
     }
     if let Function::MlpInference | Function::GatedMlpInference = of {
         let with = name.trim_end_matches("_inference");

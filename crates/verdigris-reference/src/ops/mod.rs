@@ -1,5 +1,6 @@
 //! The operations in `f64`, one file each, under the names of `verdigris_graph::ops`.
 
+pub mod append;
 pub mod attention;
 pub mod batch_norm;
 pub mod conv;

@@ -88,8 +88,9 @@ impl Operation for Movement {
         at.put(y.uid, Moved::new(self, y.dtype, inputs, y.layout.dims()))
     }
 
-    fn draw(draft: &mut Draft, _: u64) -> Result<(), Error> {
-        draft.movement()
+    fn draw(draft: &mut Draft, nth: u64) -> Result<(), Error> {
+        // Rows that are appended stand beside movements.
+        if nth == 2 && draft.one_in(2) { draft.append() } else { draft.movement() }
     }
 }
 

@@ -46,7 +46,7 @@ impl Drawing {
     }
 
     /// What is beside the scores: truth values of u8 are a mask, numbers a bias.
-    fn beside_scores(&mut self, place: usize) -> Result<[Option<Uid>; 2], Error> {
+    pub(super) fn beside_scores(&mut self, place: usize) -> Result<[Option<Uid>; 2], Error> {
         let Some(given) = self.given[place] else { return Ok([None; 2]) };
         let uid = self.input(place, "attn_mask")?;
         Ok(if given.dtype == DType::U8 { [None, Some(uid)] } else { [Some(uid), None] })
@@ -62,7 +62,7 @@ impl Drawing {
     }
 
     /// A tensor that is given or not.
-    fn told(&mut self, place: usize, name: &str) -> Result<Option<Uid>, Error> {
+    pub(super) fn told(&mut self, place: usize, name: &str) -> Result<Option<Uid>, Error> {
         if self.given[place].is_some() { self.input(place, name).map(Some) } else { Ok(None) }
     }
 

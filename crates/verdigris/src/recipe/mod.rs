@@ -57,6 +57,7 @@
 //! ```
 
 mod attention;
+mod attention_block;
 mod batch_norm;
 mod conv_batch_norm;
 mod element_loss;
@@ -83,6 +84,7 @@ use verdigris_tensor::{DType, Layout};
 
 use crate::error::Error;
 pub use attention::AttentionGradient;
+pub use attention_block::AttentionBlock;
 pub use batch_norm::{BatchNormGradient, BatchNormSpec};
 pub use conv_batch_norm::ConvBatchNormGradient;
 pub use element_loss::ElementLoss;
@@ -245,6 +247,12 @@ pub enum Function {
     LatentAttention(AttentionSpec, u64),
     /// `d_o, q, k, v, o, log_sum_exp, bias or mask?, slopes?, q_offsets?, kv_offsets?, dropout state?` → the gradients that are wanted.
     AttentionBackward(AttentionGradient),
+    /// `x [b, s, c], w [(h + 2 h_kv) · d, c], bias?, w' [n, h · d], bias'?, residual?, cos?, sin?, k_cache?, v_cache?, kv_lengths?, bias or mask of the scores?, slopes?` →
+    /// `attention(x · wᵀ + bias) · w'ᵀ + bias' + residual`, `[b, s, n]`: heads of queries come first among the outputs of `w`, those of keys and of values behind them. With
+    /// angles, `[b or 1, s, d or d / 2]`, queries and keys are turned by them. With caches, `[b, room, h_kv, d]`, new keys and values are appended in their place
+    /// ([`Outcome::in_place_of`]; they are further results), and attention reads the caches; lengths, i32 `[b]`, count the new ones. It has no gradient as a function: the
+    /// graph has one where it has no cache.
+    AttentionBlock(AttentionBlock),
     /// `x` → its elements in row-major order under other dims.
     Reshape(Vec<u64>),
     /// `x` → the sums of its elements over so many of its last dims, which the result does not have, row-major; over none, x itself. Elements of x may share
@@ -432,6 +440,7 @@ impl Function {
             Function::Attention(_) => "attention",
             Function::LatentAttention(..) => "latent_attention",
             Function::AttentionBackward(_) => "attention_backward",
+            Function::AttentionBlock(_) => "attention_block",
             Function::Reshape(_) => "reshape",
             Function::WindowSums(_) => "window_sums",
             Function::WindowPick(_) => "window_pick",
@@ -602,6 +611,7 @@ impl Drawing {
             Function::GatedMlpBackward(spec) => d.gated_mlp_backward(spec)?,
             Function::Rotary { is_gradient } => d.rotary(*is_gradient)?,
             Function::Attention(_) | Function::LatentAttention(..) | Function::AttentionBackward(_) => d.attentions(function)?,
+            Function::AttentionBlock(block) => d.attention_block(block)?,
             Function::Gradient(gradient) => d = gradient::draw(gradient, d.given)?,
             Function::Fused(fused) => d = fused::draw(fused, given)?,
             _ => d.elements(function)?,

@@ -24,27 +24,35 @@ impl Drawing {
             }
         }
         let (x, cos, sin) = (self.input(0, "x")?, self.input(1, "cos")?, self.input(2, "sin")?);
-        let straight = self.g.binary("straight", BinaryOp::Mul, x, cos)?;
-        let (low, high) = (self.beside_zeros(x, elements, false)?, self.beside_zeros(x, elements, true)?);
         let y = if is_gradient {
+            let straight = self.g.binary("straight", BinaryOp::Mul, x, cos)?;
+            let (low, high) = (self.beside_zeros(x, rank - 1, false)?, self.beside_zeros(x, rank - 1, true)?);
             // Each half meets the sine that it was multiplied by; of the dims of the heads, so that it is a load of the same map.
             let sin = self.g.broadcast("sines", sin, given.layout.dims())?;
-            let (of_low, of_high) = (self.beside_zeros(sin, elements, false)?, self.beside_zeros(sin, elements, true)?);
+            let (of_low, of_high) = (self.beside_zeros(sin, rank - 1, false)?, self.beside_zeros(sin, rank - 1, true)?);
             let (low, high) = (self.g.binary("low", BinaryOp::Mul, low, of_low)?, self.g.binary("high", BinaryOp::Mul, high, of_high)?);
             let across = self.g.binary("across", BinaryOp::Sub, high, low)?;
             self.g.binary("y", BinaryOp::Add, straight, across)?
         } else {
-            let other = self.g.binary("other", BinaryOp::Sub, low, high)?;
-            let across = self.g.binary("across", BinaryOp::Mul, other, sin)?;
-            self.g.binary("y", BinaryOp::Add, straight, across)?
+            self.turned(x, cos, sin, rank - 1)?
         };
         self.store(y, "y", given.dtype, like(&given.layout)?)
     }
 
-    /// One half of the elements in the place of the other one, with zeros in its own.
-    fn beside_zeros(&mut self, x: Uid, elements: u64, is_high: bool) -> Result<Uid, Error> {
+    /// Pairs of elements turned by their angle, one of each half of the dim `along`: `x · cos + r(x) · sin`, r being the second half, negated, in front of the first.
+    /// Cosines and sines broadcast.
+    pub(super) fn turned(&mut self, x: Uid, cos: Uid, sin: Uid, along: usize) -> Result<Uid, Error> {
+        let straight = self.g.binary("straight", BinaryOp::Mul, x, cos)?;
+        let (low, high) = (self.beside_zeros(x, along, false)?, self.beside_zeros(x, along, true)?);
+        let other = self.g.binary("other", BinaryOp::Sub, low, high)?;
+        let across = self.g.binary("across", BinaryOp::Mul, other, sin)?;
+        Ok(self.g.binary("y", BinaryOp::Add, straight, across)?)
+    }
+
+    /// One half of the elements along a dim in the place of the other one, with zeros in its own.
+    fn beside_zeros(&mut self, x: Uid, last: usize, is_high: bool) -> Result<Uid, Error> {
         let dims = self.dims_of(x);
-        let (half, last) = (elements / 2, dims.len() - 1);
+        let half = dims[last] / 2;
         let mut starts = vec![0; dims.len()];
         let mut stops = dims.clone();
         let (mut before, mut after) = (starts.clone(), starts.clone());

@@ -18,6 +18,8 @@ pub(super) enum View {
     Across { axis: usize },
     /// With so many dims of 1 behind the others.
     Behind { ones: usize },
+    /// The last dim in pairs: `[2, n / 2]`, or neighbours together, `[n / 2, 2]`.
+    Pairs { is_interleaved: bool },
     /// One element in `rank` dims.
     One { rank: usize },
 }
@@ -59,6 +61,14 @@ impl View {
                 dims.resize(dims.len() + ones, 1);
                 strides.resize(dims.len(), 1);
                 layout(&dims, &strides).map(Some)
+            }
+            View::Pairs { is_interleaved } => {
+                let (Some((&last, lead)), Some((&stride, lead_strides))) = (dims.split_last(), strides.split_last()) else {
+                    return Err(unfit("a tensor without dims", "pairs are of the last dim"));
+                };
+                let half = last / 2;
+                let (of, by) = if is_interleaved { ([half, 2], [2 * stride, stride]) } else { ([2, half], [half * stride, stride]) };
+                layout(&[lead, &of].concat(), &[lead_strides, &by].concat()).map(Some)
             }
             View::One { rank } => {
                 if given.elements() != 1 {

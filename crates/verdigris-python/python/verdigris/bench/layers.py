@@ -169,6 +169,36 @@ def _either_behind(row, t):
     return t["add"], t["add"] + kept, P
 
 
+def _block(row, new):
+    """Weights of attention with the products around it, and angles of x's positions; of a step behind a cache the cache, full but for them."""
+    heads, kv_heads, d = row.get("heads", 32), row.get("kv_heads", 8), row.get("d", 128)
+    (batch, count, features), room = row.shape, row.get("room", 0)
+    made = {"w": new(((heads + 2 * kv_heads) * d, features)) / math.sqrt(features), "last": new((features, heads * d)) / math.sqrt(heads * d)}
+    device, dtype = made["w"].device, made["w"].dtype
+    places = torch.arange(count, device=device, dtype=torch.float64) + (room - count if room else 0)
+    angle = places[:, None] * 10000.0 ** (-torch.arange(d // 2, device=device, dtype=torch.float64) / (d // 2))
+    made.update(cos=angle.cos().to(dtype)[None], sin=angle.sin().to(dtype)[None])
+    if room:
+        made.update(k=new((batch, room, kv_heads, d)), v=new((batch, room, kv_heads, d)))
+        made["lengths"] = torch.full((batch,), room, dtype=torch.int32, device=device)
+    return made
+
+
+def _attention_block(of, row, t):
+    beside = {"k_cache": t["k"], "v_cache": t["v"], "kv_lengths": t["lengths"]} if "k" in t else {}
+    return of.attention_block(
+        t["x"],
+        t["w"],
+        t["last"],
+        heads=row.get("heads", 32),
+        kv_heads=row.get("kv_heads", 8),
+        residual=t["x"],
+        rope=(t["cos"], t["sin"]),
+        is_causal=True,
+        **beside,
+    )
+
+
 def _resized(mode):
     return lambda of, row, t: of.interpolate(t["x"], scale_factor=row.get("factor", 2), mode=mode)
 
@@ -232,6 +262,7 @@ OPS: Dict[str, Op] = {
         either=_either_behind,
         has_backward=False,
     ),
+    "attention_block": Op(_attention_block, _block, has_backward=False),
 }
 
 

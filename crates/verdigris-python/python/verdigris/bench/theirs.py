@@ -63,6 +63,25 @@ class Theirs:
         return residual + functional.dropout(functional.gelu(torch.addmm(bias, x, weight)), p)
 
 
+    @staticmethod
+    def attention_block(x, weight, last_weight, *, heads, kv_heads, residual, rope, is_causal, k_cache=None, v_cache=None, kv_lengths=None):
+        """As a network of PyTorch's says it; with a cache whose last places are the new ones, which all sequences fill."""
+        made = functional.linear(x, weight).unflatten(-1, (heads + 2 * kv_heads, -1))
+        q, k, v = made.split((heads, kv_heads, kv_heads), dim=2)
+        cos, sin = (torch.cat((angle, angle), -1).unsqueeze(2) for angle in rope)
+        across = lambda y: torch.cat((-y[..., y.shape[-1] // 2 :], y[..., : y.shape[-1] // 2]), -1)
+        q, k = (y * cos + across(y) * sin for y in (q, k))
+        mask = None
+        if k_cache is not None:
+            count, room = x.shape[1], k_cache.shape[1]
+            places = torch.arange(room - count, room, device=x.device)
+            k, v = k_cache.index_copy_(1, places, k), v_cache.index_copy_(1, places, v)
+            mask = torch.arange(room, device=x.device)[None] <= places[:, None]
+        q, k, v = (y.transpose(1, 2) for y in (q, k, v))
+        o = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal and mask is None, enable_gqa=True)
+        return functional.linear(o.transpose(1, 2).flatten(2), last_weight) + residual
+
+
 class Quack:
     """quack's kernels of rows (the package quack-kernels), by PyTorch's names and signatures; other functions are not there."""
 

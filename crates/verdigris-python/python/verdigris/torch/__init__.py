@@ -21,6 +21,7 @@ import torch
 from .. import _native
 from . import _ops, functional
 from .functional import *  # noqa: F403
+from ._block import attention_block
 from ._kvcache import flash_attn_with_kvcache, flash_mla_with_kvcache
 from ._policy import get_policy, policy, set_policy
 
@@ -78,6 +79,7 @@ __all__ = [
     *functional.__all__,
     "Compiler",
     "Report",
+    "attention_block",
     "clear_plans",
     "compiler",
     "convert",

@@ -2,6 +2,7 @@
 
 import torch
 
+from . import _block, _ops
 from . import functional as F
 
 
@@ -55,6 +56,32 @@ def _mask(module, attn_mask, key_padding_mask, batch):
     return added[0] + added[1]
 
 
+def _is_one_plan(module, query, key, value, dropout_p):
+    """Whether the whole module is one call: self-attention of a batch in inference, all of one type."""
+    layer = module.out_proj
+    parameters = (module.in_proj_weight, module.in_proj_bias, layer.weight, layer.bias)
+    return (
+        query is key is value
+        and query.dim() == 3
+        and module._qkv_same_embed_dim
+        and not dropout_p
+        and _block.is_one_type(query, *parameters)
+        and not torch.is_autocast_enabled(query.device.type)
+        and not F._wants_gradient([query, *parameters])
+        and not _ops._is_compiling()
+    )
+
+
+def _one_plan(module, x, mask, is_causal):
+    layer, heads = module.out_proj, module.num_heads
+    if mask is not None:
+        mask = F._rows_of_keys(mask.view(torch.uint8) if mask.dtype == torch.bool else mask, x.shape[1 if module.batch_first else 0])
+    attention = F._attention_words(module.head_dim**-0.5, "top_left" if is_causal else None, None, None, None)
+    words = _block.words(attention, heads, heads, first=not module.batch_first)
+    beside = (None, None, None, None, None, None, mask, None)
+    return _block.one_plan(x, module.in_proj_weight, module.in_proj_bias, layer.weight, layer.bias, *beside, words)
+
+
 def multi_head_attention(
     module, query, key, value, key_padding_mask=None, need_weights=True, attn_mask=None, average_attn_weights=True, is_causal=False
 ):
@@ -76,13 +103,15 @@ def multi_head_attention(
             return x.transpose(0, 1).unsqueeze(0)
         return x.transpose(1, 2) if first else x.permute(1, 2, 0, 3)
 
-    q, k, v = map(in_heads, _projected(module, query, key, value))
     # The mask that comes with the word is the causal one, and need not be read.
     is_causal = is_causal and key_padding_mask is None
     mask = None if is_causal else _mask(module, attn_mask, key_padding_mask, batch)
-    if mask is not None and mask.is_floating_point() and mask.dtype not in (q.dtype, torch.float32):
-        mask = mask.to(q.dtype)
+    if mask is not None and mask.is_floating_point() and mask.dtype not in (query.dtype, torch.float32):
+        mask = mask.to(query.dtype)
     dropout_p = module.dropout if module.training else 0.0
+    if _is_one_plan(module, query, key, value, dropout_p):
+        return _one_plan(module, query, mask, is_causal), None
+    q, k, v = map(in_heads, _projected(module, query, key, value))
     o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal)
     o = o[0].transpose(0, 1) if not is_batched else o.transpose(1, 2) if first else o.permute(2, 0, 1, 3)
     return F.linear(o.flatten(-2), module.out_proj.weight, module.out_proj.bias), None

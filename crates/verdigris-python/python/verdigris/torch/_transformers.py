@@ -16,7 +16,7 @@ import threading
 
 import torch
 
-from . import _chains, _decoder, _ops, nn
+from . import _block, _chains, _decoder, _ops, _sdpa, nn
 from . import functional as F
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
@@ -108,6 +108,9 @@ def _decoder_attention(m, theirs, hidden_states, position_embeddings=None, atten
         return _plus(residual, y), weights
     cos, sin = (angles.unsqueeze(2) for angles in position_embeddings)
     packed = None if _is_left(*layers) or _is_cast(x) else m._packed()
+    y = _in_one_plan(m, x, packed, position_embeddings, attention_mask, cache, kwargs, residual)
+    if y is not None:
+        return y, None
     if packed is not None:
         q, k, v = _decoder.projections(x, *packed, _counts(m), m.head_dim, cos, sin)
     else:
@@ -124,6 +127,9 @@ def _encoder_attention(m, theirs, hidden_states, attention_mask=None, **kwargs):
     packed = None if x.dim() != 3 or _is_left(*layers) or _is_cast(x) else m._packed()
     if packed is None:
         return theirs(m, x, attention_mask, **kwargs)
+    y = _in_one_plan(m, x, packed, (None, None), attention_mask, None, kwargs)
+    if y is not None:
+        return y, None
     q, k, v = (heads.transpose(1, 2) for heads in _decoder.projections(x, *packed, _counts(m), m.head_dim))
     return _attended(m, x, q, k, v, attention_mask, kwargs)
 
@@ -133,6 +139,64 @@ def _are_taken(m, x, cos, sin):
     is_typed = _is_cast(x) or x.dtype == cos.dtype == sin.dtype == m.q_proj.weight.dtype
     is_whole = cos.dim() == sin.dim() == 3 and cos.shape[-1] == sin.shape[-1] == m.head_dim and m.head_dim % 2 == 0
     return is_typed and is_whole and not (cos.requires_grad or sin.requires_grad)
+
+
+def _in_one_plan(m, x, packed, angles, mask, cache, kwargs, residual=None):
+    """Projections, rotary positions, the cache, attention and the last layer as one call, in inference, where the model is set to attention of this package; `None` where
+    they are several. A cache is one of fixed size behind which one new token stands: others make new tensors, which is theirs to do."""
+    layer, room = m.o_proj, sys.modules[m._theirs.__module__]
+    if packed is None or type(layer) is not nn.Linear or _is_left(layer) or m.training and m.attention_dropout:
+        return None
+    attend = room.ALL_ATTENTION_FUNCTIONS.get(m.config._attn_implementation)
+    weight, bias, parameters = packed
+    last = (layer.weight, layer.bias)
+    if attend is not _sdpa.transformers_attention or F._wants_gradient([x, residual, *parameters, *last]):
+        return None
+    # A bias of queries, keys and values of another type, or what attention would refuse, goes the other way.
+    words = {**vars(m).get("_words", {}), **kwargs}
+    if not _block.is_one_type(x, weight, *last, *angles) or any(words.get(name) is not None for name in ("s_aux", "position_bias")):
+        return None
+    caches = lengths = causal = None
+    if cache is not None:
+        caches, lengths, count = _fixed_cache(cache, m.layer_idx, x, mask)
+        if caches is None:
+            return None
+        mask = None
+    elif mask is not None:
+        keys = x.shape[1]
+        mask = mask[..., :keys]
+        mask = F._rows_of_keys(mask.view(torch.uint8) if mask.dtype == torch.bool else mask, keys)
+    else:
+        is_causal = words.get("is_causal")
+        causal = "top_left" if x.shape[1] > 1 and (getattr(m, "is_causal", True) if is_causal is None else is_causal) else None
+    heads, kv_heads, _ = _counts(m)
+    scale = m.head_dim**-0.5 if m.scaling is None else m.scaling
+    attention = F._attention_words(scale, causal, None, None, words.get("softcap"))
+    is_step = residual is not None and _is_step(residual, x, layer)
+    tensors = (x, weight, bias, *last, residual if is_step else None, *angles, *(caches or (None, None)), lengths, mask, None)
+    y = _block.one_plan(*tensors, _block.words(attention, heads, kv_heads))
+    if caches is not None:
+        # What the cache would have counted itself.
+        count.add_(x.shape[1])
+    return y if is_step else _plus(residual, y)
+
+
+def _fixed_cache(cache, number, x, mask):
+    """Keys and values `[batch, room, heads, elements]` of a layer of a static cache, how many there are with one new token, and the layer's own count; `None` where the cache
+    is another one."""
+    nothing = None, None, None
+    lengths = getattr(mask, "verdigris_lengths", None)
+    layers = getattr(cache, "layers", None)
+    if lengths is None or x.shape[1] != 1 or not layers or number is None or number >= len(layers) or getattr(cache, "offloading", False):
+        return nothing
+    kinds = sys.modules.get("transformers.cache_utils")
+    layer, count = layers[number], getattr(layers[number], "cumulative_length", None)
+    known = getattr(kinds, "StaticLayer", None), getattr(kinds, "StaticCache", None)
+    if (type(layer), type(cache)) != known or not layer.is_initialized or not isinstance(count, torch.Tensor) or layer.keys.shape[2] != mask.shape[-1]:
+        return nothing
+    if not _block.is_one_type(x, layer.keys, layer.values) or layer.keys.shape != layer.values.shape or layer.keys.shape[0] != x.shape[0]:
+        return nothing
+    return (layer.keys.transpose(1, 2), layer.values.transpose(1, 2)), lengths, count
 
 
 def _counts(m):
