@@ -250,7 +250,7 @@ fn rows_are_appended_to_tensors_of_any_layout() {
     let engines: Vec<_> = verdigris_engines::engines().collect();
     let arch = Arch::virtual_device(2);
     let mut wide = 0;
-    let cases: &[Appended] = &[
+    let cases: &[Appended<'_>] = &[
         (&[2, 9, 3, 16], 1, 2, &[2, 1, 1, 1], &[0, 1, 2, 3]),
         (&[2, 9, 3, 16], 1, 1, &[2, 1, 1, 1], &[0, 2, 1, 3]),
         (&[2, 3, 9, 8], 2, 4, &[1, 1, 1, 1], &[0, 1, 2, 3]),

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod judging;
+mod movement;
 mod scans;
 
 use std::collections::BTreeMap;

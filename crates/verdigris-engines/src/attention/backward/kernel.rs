@@ -20,9 +20,11 @@ use super::super::order::{OrderArgs, Place};
 use super::super::ragged::RowsOutArgs;
 use super::super::score_mod::{KeyRows, ScoreModArgs, elements};
 use super::super::tile::{HeadTile, PANEL, descriptor};
+use super::kept::{Kept, Operand};
 use super::sequences::{Own, SequencesArgs};
 use super::spec::{
-    BOTH, CONSUMERS, Mask, NUMBERS_BYTES, OWN_KEYS, Part, QUERIES, ROOM, SENDER_BARRIERS, STAGING, Spec, WRITTEN, parts, piece_bytes,
+    BOTH, CONSUMERS, Mask, NUMBERS_BYTES, OWN_KEYS, QUERIES, ROOM, SENDER_BARRIERS, STAGING, Spec, WRITTEN, own_columns, piece_bytes,
+    values_of,
 };
 use crate::hopper::{WARPGROUP, roles};
 
@@ -246,49 +248,6 @@ impl<'k> Slots<'k> {
 /// Pieces of a consumer in shared memory: one is written while memory reads the other.
 const PIECES: u32 = 2;
 
-/// What stands on the left of a product of keys by queries.
-#[derive(Clone, Copy)]
-enum Operand {
-    Keys,
-    Values,
-}
-
-/// Operands in registers, for as long as the CTA runs. Out of shared memory a product of 64 by 64 reads both of its operands as fast as it can be read at all;
-/// this leaves one.
-struct Kept<'k> {
-    /// This consumer's keys and values, 16 elements a step.
-    keys: Vec<[Val<'k, u32>; 4]>,
-    values: Vec<[Val<'k, u32>; 4]>,
-    /// The elements of all keys, 16 keys a step.
-    keys_across: Vec<[Val<'k, u32>; 4]>,
-}
-
-impl<'k> Kept<'k> {
-    fn load(k: Kernel<'k>, spec: &Spec, [keys, values]: [Val<'k, u32>; 2], warpgroup: Val<'k, u32>, thread: Val<'k, u32>) -> Self {
-        let (tile, lane, warp) = (spec.key_tile(), thread & 31, thread >> 5);
-        let load = |transposed: bool, row: Val<'k, u32>| {
-            let four = k.ldmatrix(4, transposed, row, 0);
-            [0, 1, 2, 3].map(|i: usize| four[i])
-        };
-        let along = |slot: Val<'k, u32>| -> Vec<[Val<'k, u32>; 4]> {
-            let row = warpgroup * OWN_KEYS + (warp << 4) + (lane & 15);
-            (0..spec.head / 16).map(|step| load(false, tile.chunk(slot, row, lane >> 4, step))).collect()
-        };
-        let across = |step: u32| {
-            let row = (lane & 7) + ((lane >> 4) << 3) + 16 * step;
-            load(true, tile.chunk(keys, row, (warp << 1) + ((lane >> 3) & 1), 0))
-        };
-        Kept { keys: along(keys), values: along(values), keys_across: (0..spec.keys() / 16).map(across).collect() }
-    }
-
-    fn of(&self, operand: Operand) -> &[[Val<'k, u32>; 4]] {
-        match operand {
-            Operand::Keys => &self.keys,
-            Operand::Values => &self.values,
-        }
-    }
-}
-
 /// The first thread that multiplies, and how many do.
 const CONSUMER_THREADS: [u32; 2] = [WARPGROUP, CONSUMERS * WARPGROUP];
 
@@ -511,16 +470,15 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
         let dp = Fragment::<f32>::unset(k, QUERIES);
         let dk = Fragment::<f32>::unset(k, spec.head);
         let dv = Fragment::<f32>::unset(k, spec.head);
-        let dq: Vec<(Part, Fragment<'k, f32>)> =
-            parts(spec.head).into_iter().map(|part| (part, Fragment::unset(k, part.columns))).collect();
+        let dq = own_columns(k, spec.head);
         // dS of one consumer's keys: 64 queries, whose depth is the keys.
         let ds_tile = HeadTile { rows: QUERIES, elements: PANEL, ty: spec.ty.map() };
         let zero = k.constant(0u32);
         let k_low = key_tile.along(k_slot.address(), warpgroup * OWN_KEYS);
         let v_low = key_tile.along(v_slot.address(), warpgroup * OWN_KEYS);
         // This consumer's elements, a part of them at a time.
-        let across_low = |part: &Part| key_tile.across(k_slot.address()) + warpgroup * key_tile.across_elements(part.of_consumer);
-        let k_across_low: Vec<Val<'k, u32>> = dq.iter().map(|(part, _)| across_low(part)).collect();
+        let k_across = key_tile.across(k_slot.address());
+        let k_across_low: Vec<_> = dq.iter().map(|(part, _)| k_across + warpgroup * key_tile.across_elements(part.of_consumer)).collect();
         let (q_low, d_o_low) = (query_tile.along(q_slots.address(), zero), query_tile.along(d_o_slots.address(), zero));
         let (q_across_low, d_o_across_low) = (query_tile.across(q_slots.address()), query_tile.across(d_o_slots.address()));
         // All queries of a turn; where the keys are in registers, this consumer's half of them.
@@ -800,9 +758,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                 }
             } else {
                 let room = room + (thread << 4);
-                let registers = dq.iter().flat_map(|(_, d)| d.registers());
-                let values: Vec<Val<'k, f32>> = registers.map(|register| register.get()).collect();
-                for (i, four) in values.chunks(4).enumerate() {
+                for (i, four) in values_of(&dq).chunks(4).enumerate() {
                     k.st_shared_vector(room, i as i64 * i64::from(WARPGROUP) * 16, four);
                 }
             }

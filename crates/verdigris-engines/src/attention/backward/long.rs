@@ -26,7 +26,7 @@ use super::super::dropout::{HeadDraws, KeptQueries};
 use super::super::score_mod::{KeyRows, elements};
 use super::super::tile::{HeadTile, PANEL, descriptor};
 use super::kernel::{Mod, NEVER, Params, SENDER_AND_CONSUMER, Slots, Tile, Turns, meet};
-use super::spec::{BOTH, CONSUMERS, Mask, NUMBERS_BYTES, Part, QUERIES, ROOM, STAGING, Spec, WRITTEN, parts, piece_bytes};
+use super::spec::{BOTH, CONSUMERS, Mask, NUMBERS_BYTES, Part, QUERIES, ROOM, STAGING, Spec, WRITTEN, own_columns, piece_bytes, values_of};
 use crate::hopper::WARPGROUP;
 
 /// Queries of a turn for which a consumer has the scores.
@@ -68,10 +68,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
         let warpgroup = k.uniform(k.thread() >> 7) - 1;
         let s = Fragment::<f32>::unset(k, OWN_QUERIES);
         let dp = Fragment::<f32>::unset(k, OWN_QUERIES);
-        let own = |head: u32| -> Vec<(Part, Fragment<'k, f32>)> {
-            parts(head).into_iter().map(|part| (part, Fragment::unset(k, part.columns))).collect()
-        };
-        let (dk, dv, dq) = (own(spec.head), own(spec.value), own(spec.head));
+        let [dk, dv, dq] = [spec.head, spec.value, spec.head].map(|head| own_columns(k, head));
         let zero = k.constant(0u32);
         let first_own_query = warpgroup * OWN_QUERIES;
         let (k_low, v_low) = (key_tile.along(slots.keys.address(), zero), value_tile.along(slots.values.address(), zero));
@@ -269,9 +266,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                 }
                 let piece = tile.block_number(&params, head, block) * CONSUMERS + warpgroup;
                 let to = params.dq.at(piece, piece_bytes(spec.head)) + (thread << 4).widen();
-                let registers = dq.iter().flat_map(|(_, d)| d.registers());
-                let values: Vec<Val<'k, f32>> = registers.map(|register| register.get()).collect();
-                for (i, four) in values.chunks(4).enumerate() {
+                for (i, four) in values_of(&dq).chunks(4).enumerate() {
                     k.red_global(Atomic::Add, to, i as i64 * i64::from(WARPGROUP) * 16, four, MemoryOrder::Relaxed(Scope::Gpu));
                 }
                 if spec.in_order {

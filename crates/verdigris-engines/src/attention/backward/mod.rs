@@ -22,6 +22,7 @@
 
 mod around;
 mod bias;
+mod kept;
 mod kernel;
 mod long;
 mod sequences;

@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use verdigris_kir::face::{Header, build};
+use verdigris_kir::face::{Header, Kernel, Val, build};
 use verdigris_kir::inst::{MatrixType, WgmmaShape};
 use verdigris_kir::ir::{Access, KernelBody, MapDecl, Target};
 use verdigris_kir::program::KernelRef;
-use verdigris_kir::tile::fragment::wgmma_shape;
+use verdigris_kir::tile::fragment::{Fragment, wgmma_shape};
 
 use super::super::half::Half;
 use super::super::tile::{HeadTile, PANEL};
@@ -54,6 +54,16 @@ pub(super) fn parts(head: u32) -> Vec<Part> {
         return vec![own, Part { columns: PANEL / 4, first: PANEL / 2, of_consumer: PANEL / 4 }];
     }
     vec![Part { columns: own_elements(head), first: 0, of_consumer: own_elements(head) }]
+}
+
+/// Accumulators of a consumer's columns.
+pub(super) fn own_columns<'k>(k: Kernel<'k>, head: u32) -> Vec<(Part, Fragment<'k, f32>)> {
+    parts(head).into_iter().map(|part| (part, Fragment::unset(k, part.columns))).collect()
+}
+
+/// What they hold, in the order in which [`super::around::behind`] reads it.
+pub(super) fn values_of<'k>(columns: &[(Part, Fragment<'k, f32>)]) -> Vec<Val<'k, f32>> {
+    columns.iter().flat_map(|(_, own)| own.registers()).map(|register| register.get()).collect()
 }
 
 /// Bytes of a piece: 64 queries, f32.
