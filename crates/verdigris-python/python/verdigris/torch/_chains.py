@@ -152,6 +152,7 @@ def conv_norm(conv, norm, activation, x, addend=None):
             and word in ("", "f=relu")
             and norm.momentum is not None
             and conv.bias is None
+            and x.shape[0] != 0
         )
         if is_one_node and (addend is None or _is_alike(conv, x, addend)):
             return functional.conv_batch_norm_modules(conv, norm, x, addend, "relu" if word else None)

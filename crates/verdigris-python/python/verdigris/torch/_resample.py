@@ -1,5 +1,7 @@
 """`interpolate` and `pad`, which `functional` shows."""
 
+import functools
+
 import torch
 
 from .._errors import GraphError, UnsupportedError
@@ -69,7 +71,10 @@ def _interpolation(shape, size, scale_factor, mode, align_corners, recompute):
 
 
 def _hashed(value):
-    return tuple(value) if isinstance(value, list) else value
+    """Sizes and factors as Python's numbers: PyTorch takes those of NumPy and tensors of one element too."""
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_hashed, value))
+    return value.item() if isinstance(value, torch.Tensor) or hasattr(value, "dtype") else value
 
 
 def interpolate(
@@ -125,16 +130,31 @@ def _padding(shape, pad, mode):
     return before, after, count
 
 
+def _constant(value, dtype):
+    """A constant as a number of a type, as PyTorch makes it: without its fraction in integers, and refused beyond the type's range."""
+    value = 0.0 if value is None else float(value)
+    if value - value != 0.0:
+        raise UnsupportedError(f"padding with {value}; this package pads with a finite number")
+    if dtype == torch.bool:
+        return float(value != 0.0)
+    if dtype.is_complex:
+        raise UnsupportedError(f"padding of {dtype}; it takes real numbers and truth values")
+    bounds = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    # In f64 the greatest number of 64 bits is rounded up to the first one that is too large.
+    is_within = float(bounds.min) <= value <= float(bounds.max) and value != 2.0**63
+    if not is_within:
+        raise GraphError(f"padding with {value} in {dtype}; it holds numbers from {bounds.min} to {bounds.max}")
+    return value if dtype.is_floating_point else float(int(value))
+
+
 def pad(input, pad, mode="constant", value=None):
-    """A border around the last dims; see `torch.nn.functional.pad`. A constant is finite."""
+    """A border around the last dims; see `torch.nn.functional.pad`. A constant is finite and in the range of the input's type; in integers it loses its fraction."""
     before, after, count = _padding(tuple(input.shape), tuple(pad), mode)
     if mode == "constant":
-        value = 0.0 if value is None else float(value)
-        if value - value != 0.0:
-            raise UnsupportedError(f"padding with {value}; this package pads with a finite number")
         if not any(before) and not any(after):
             return input.clone()
-        return _ops.pad(input, f"{_list('before', before)} {_list('after', after)} value={value!r}")
+        value = _constant(value, input.dtype)
+        return _ops.of_bits(_ops.pad, input, f"{_list('before', before)} {_list('after', after)} value={value!r}")
     if value is not None and value != 0:
         raise GraphError(f"padding mode '{mode}' with the value {value}; a value is of mode 'constant'")
     if mode == "circular" and min(*before, *after) < 0:
@@ -145,6 +165,8 @@ def pad(input, pad, mode="constant", value=None):
         if max(side - extent for sides in (before, after) for side, extent in zip(sides, input.shape[-count:])) > 0:
             raise GraphError(f"pad is {tuple(pad)}; a circular border wraps around once what is left of the input")
     words = f"border={mode} {_list('before', before)} {_list('after', after)}"
+    # PyTorch wraps truth values around, and has no other border of them.
+    border = functools.partial(_ops.of_bits, _ops.resample) if mode == "circular" else _ops.resample
     if input.dim() == count + 1:
-        return _ops.resample(input.unsqueeze(0), words).squeeze(0)
-    return _ops.resample(input, words)
+        return border(input.unsqueeze(0), words).squeeze(0)
+    return border(input, words)
