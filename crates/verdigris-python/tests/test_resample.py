@@ -178,6 +178,8 @@ def test_constant_padding_of_any_dims():
         ((1, 1, 4), (1, 2, 1, 1), "reflect", None),
         ((1, 1, 4), (1, 1), "reflect", 1.0),
         ((1, 1, 4), (-3, -2), "constant", None),
+        ((1, 1, 4), (-5, 3), "constant", None),
+        ((1, 1, 4), (-3, -2, 4, 4), "constant", None),
         ((1, 1, 4), (1, 1, 1, 1, 1, 1, 1, 1), "constant", None),
         ((1, 1, 4), (1, 1), "nothing", None),
         ((1, 0, 4), (1, 1), "reflect", None),
@@ -292,3 +294,11 @@ def test_sizes_are_numbers_of_others_too():
     torch.testing.assert_close(vt.interpolate(x, scale_factor=numpy.float64(1.5)), F.interpolate(x, scale_factor=1.5))
     with pytest.raises(TypeError, match="size is"):
         vt.interpolate(x, numpy.float64(5.0))
+
+
+def test_borders_of_what_is_left_out_whole_are_named():
+    """PyTorch has results of these, some without elements."""
+    for shape, sizes, mode in (((3, 2), (1, -2), "circular"), ((2, 1, 3, 1), (-1, 0, 1, 4), "replicate"), ((2, 3, 2, 2), (-1, 0, -2, 0), "reflect")):
+        F.pad(torch.zeros(shape), sizes, mode)
+        with pytest.raises(verdigris.UnsupportedError, match="an element is left"):
+            vt.pad(torch.zeros(shape), sizes, mode)

@@ -3,6 +3,7 @@
 import copy
 import functools
 import inspect
+import itertools
 import pickle
 import random
 from typing import Callable, Optional
@@ -394,6 +395,57 @@ def test_what_is_written_is_written(forward):
     if forward is keeps:
         y = ours(torch.randn(1, 4, 3, 3))
         assert ours.cache["y"] is y
+
+
+# A sum behind a normalization is of what it is given.
+
+
+def adds_a_number(self, x):
+    return self.relu(self.bn(self.conv(x)) + self.scale)
+
+
+def adds_a_size(self, x):
+    y = self.bn(self.conv(x))
+    y += x.shape[1]
+    return self.relu(y)
+
+
+def adds_another_type_in_place(self, x):
+    y = self.bn(self.conv(x))
+    y += x.float()
+    return self.relu(y)
+
+
+def adds_another_type(self, x):
+    return self.relu(self.bn(self.conv(x)).add(x.float()))
+
+
+def adds_what_broadcasts_in_place(self, x):
+    return self.relu(self.bn(self.conv(x)).add_(x[:1]))
+
+
+SUMS = [adds_a_number, adds_a_size, adds_another_type_in_place, adds_another_type, adds_what_broadcasts_in_place]
+
+
+@pytest.mark.parametrize("forward", SUMS, ids=lambda forward: forward.__name__)
+def test_sums_are_those_that_are_written(forward):
+    ours = holds(read_as(forward))
+    assert vt.convert(read_as(forward))[1].chains
+    # Where the type of the sum is told by one side alone.
+    x, net = torch.randn(2, 4, 5, 5), read_as(forward)
+    for dtype in (torch.bfloat16, torch.float16):
+        for training, grad in itertools.product([True, False], repeat=2):
+            with torch.set_grad_enabled(grad):
+                mine, right = (copy.deepcopy(one).to(dtype).train(training)(x.to(dtype)) for one in (ours, net))
+            assert mine.dtype == right.dtype
+            assert (mine.double() - right.double()).abs().max() <= 16 * torch.finfo(dtype).eps * right.double().abs().max()
+    with torch.no_grad(), pytest.raises(RuntimeError, match="output with shape"):
+        # In place nothing grows.
+        vt.convert(read_as(grows_in_place).eval())[0](x)
+
+
+def grows_in_place(self, x):
+    return self.relu(self.bn(self.conv(x[:1])).add_(x))
 
 
 # A chain is computed where its last node stands.

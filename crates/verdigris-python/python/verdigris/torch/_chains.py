@@ -85,6 +85,8 @@ _NORMS = (*_PLAIN_NORMS, *_OWN_NORMS)
 
 def _is_alike(conv, x, addend):
     """Whether an addend has dims and type of a convolution's result: nothing is broadcast, and no type promoted."""
+    if not isinstance(addend, torch.Tensor):
+        return False
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) and x.dtype != torch.float64 else x.dtype
     return addend.dtype == dtype and tuple(addend.shape) == _ops.conv_out(x.shape, conv.weight.shape, conv._attributes)
@@ -122,8 +124,8 @@ def _activated(y, activation, word, is_fresh):
     return _ops.activation(y, word) if word else y
 
 
-def conv_norm(conv, norm, activation, x, addend=None):
-    """A chain: `f(norm(conv(x)) + addend)`, `activation` being f as a module, or what the operators call it, or empty."""
+def conv_norm(conv, norm, activation, x, addend=None, is_in_place=False):
+    """A chain: `f(norm(conv(x)) + addend)`, `activation` being f as a module, or what the operators call it, or empty. A sum in place has the dims and the type of what it is added to."""
     # A compiler sees to hooks itself.
     is_eager = not _ops._is_compiling()
     is_all_watched = is_eager and _is_all_watched()
@@ -158,10 +160,12 @@ def conv_norm(conv, norm, activation, x, addend=None):
             return functional.conv_batch_norm_modules(conv, norm, x, addend, "relu" if word else None)
     y = conv(x)
     is_two_calls = norm.__class__ in _OWN_NORMS and word in ("", "f=relu") and isinstance(y, torch.Tensor) and not (is_eager and _is_watched(norm))
-    if is_two_calls and (addend is None or addend.dtype == y.dtype and addend.shape == y.shape):
+    if is_two_calls and (addend is None or isinstance(addend, torch.Tensor) and addend.dtype == y.dtype and addend.shape == y.shape):
         return functional.batch_norm_module(norm, y, addend, "relu" if word else None)
     y = norm(y)
-    return _activated(y if addend is None else y + addend, activation, word, addend is not None or norm.__class__ in _NORMS)
+    if addend is not None:
+        y = operator.iadd(y, addend) if is_in_place else y + addend
+    return _activated(y, activation, word, addend is not None or norm.__class__ in _NORMS)
 
 
 def mlp(first, activation, dropout, second, x):
@@ -235,7 +239,7 @@ def _activation(holder, node):
 
 
 def _addend(node, value):
-    """What a node adds to a value; None if it is no plain sum of two tensors."""
+    """What a node adds to a value, and whether in place; None if it is no plain sum of two values."""
     if node is None or node.kwargs:
         return None
     arguments, is_in_place = node.args, node.target == "add_"
@@ -247,7 +251,7 @@ def _addend(node, value):
         return None
     others = [one for one in arguments if one is not value]
     # Another way to the value may not be through the sum itself, and a number is no tensor.
-    return others[0] if len(others) == 1 and isinstance(others[0], fx.Node) else None
+    return (others[0], is_in_place) if len(others) == 1 and isinstance(others[0], fx.Node) else None
 
 
 def _mlp_chain(holder, node):
@@ -286,7 +290,7 @@ def _conv_chain(holder, node):
     added = _addend(after, second)
     if added is not None:
         # The sum alone is worth it too: it is one pass less over the result.
-        nodes, behind, after = [*nodes, after], (added,), _only_reader(after)
+        nodes, behind, after = [*nodes, after], added if added[1] else added[:1], _only_reader(after)
     found = _activation(holder, after)
     if found is not None:
         yield [*nodes, after], conv_norm, (*before, found), behind

@@ -53,8 +53,6 @@ def _interpolation(shape, size, scale_factor, mode, align_corners, recompute):
         if recompute:
             raise GraphError("recompute_scale_factor with a size; it is of a scale_factor")
         out = _each("size", size, spatial, shape)
-        if not all(isinstance(extent, (int, torch.SymInt)) for extent in out):
-            raise TypeError(f"size is {out}; it is an integer, or one for each spatial dim")
     else:
         factors = tuple(map(float, _each("scale_factor", scale_factor, spatial, shape)))
         if not all(0.0 < factor < float("inf") for factor in factors):
@@ -88,9 +86,12 @@ def interpolate(
     """
     if antialias:
         raise UnsupportedError("interpolate with antialias=True is not computed by this package")
-    told = _interpolation(
-        tuple(input.shape), _hashed(size), _hashed(scale_factor), mode, align_corners, bool(recompute_scale_factor)
-    )
+    size = _hashed(size)
+    sizes = size if isinstance(size, tuple) else () if size is None else (size,)
+    if not all(isinstance(one, (int, torch.SymInt)) and not isinstance(one, bool) for one in sizes):
+        # Not where results are kept, which know 5 and 5.0 for the same.
+        raise TypeError(f"size is {size}; it is an integer, or one for each spatial dim")
+    told = _interpolation(tuple(input.shape), size, _hashed(scale_factor), mode, align_corners, bool(recompute_scale_factor))
     if mode == "area":
         from . import functional
 
@@ -111,6 +112,8 @@ def _padding(shape, pad, mode):
     if any(extent < 0 for extent in out):
         raise GraphError(f"pad is {pad} for an input of {shape}; the result would have a dim below 0")
     if mode == "constant":
+        if any(extent + min(low, 0) + min(high, 0) < 0 for extent, low, high in zip(shape[len(shape) - count :], before, after)):
+            raise GraphError(f"pad is {pad} for an input of {shape}; of a dim no more is left out than there is")
         rest = (0,) * (len(shape) - count)
         return rest + before, rest + after, count
     if mode not in _BORDERS:
@@ -126,7 +129,7 @@ def _padding(shape, pad, mode):
         if mode == "circular" and max(low, high) > extent:
             raise GraphError(f"pad is {pad} for an input of {shape}; a circular border wraps around once")
         if extent + low + high < 1 or min(low, high) <= -extent:
-            raise GraphError(f"pad is {pad} for an input of {shape}; an element is left along each dim")
+            raise UnsupportedError(f"pad is {pad} for an input of {shape}; an element is left along each dim")
     return before, after, count
 
 
@@ -163,7 +166,7 @@ def pad(input, pad, mode="constant", value=None):
             input = input.narrow(dim, max(-low, 0), input.shape[dim] + min(low, 0) + min(high, 0))
         before, after = (tuple(max(side, 0) for side in sides) for sides in (before, after))
         if max(side - extent for sides in (before, after) for side, extent in zip(sides, input.shape[-count:])) > 0:
-            raise GraphError(f"pad is {tuple(pad)}; a circular border wraps around once what is left of the input")
+            raise UnsupportedError(f"pad is {tuple(pad)}; a circular border wraps around once what is left of the input")
     words = f"border={mode} {_list('before', before)} {_list('after', after)}"
     # PyTorch wraps truth values around, and has no other border of them.
     border = functools.partial(_ops.of_bits, _ops.resample) if mode == "circular" else _ops.resample
