@@ -13,6 +13,7 @@ import contextlib
 import inspect
 import operator
 import types
+import warnings
 
 import torch
 from torch import fx
@@ -99,8 +100,11 @@ class _Part:
 
 def _file(function):
     """The functions that a file defines, parsed and compiled, by line and name. The whole file, since what a compiler makes of a function depends on what stands around it."""
-    tree = ast.parse("".join(inspect.findsource(function)[0]))
-    compiled, open_ = {}, [compile(tree, "<forwards>", "exec", dont_inherit=True)]
+    with warnings.catch_warnings():
+        # Of what stands in the file somebody was told when it was imported.
+        warnings.simplefilter("ignore")
+        tree = ast.parse("".join(inspect.findsource(function)[0]))
+        compiled, open_ = {}, [compile(tree, "<forwards>", "exec", dont_inherit=True)]
     while open_:
         code = open_.pop()
         compiled[code.co_firstlineno, code.co_name] = code
@@ -116,6 +120,8 @@ def _source(function, files):
         # A wrapper has the source of another one, and of variables of functions around it nobody knows who writes them.
         raise Unread
     code = function.__code__
+    if code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+        raise Unread
     if code.co_filename not in files:
         try:
             files[code.co_filename] = _file(function)
@@ -241,6 +247,9 @@ class Reader:
             raise Unread
 
     def bind(self, target, value, frame):
+        if any(isinstance(one, ast.Name) and one.id not in frame.own for one in ast.walk(target)):
+            # A name of the module, or one that a function within shares, which may be said anywhere in the function.
+            raise Unread
         if isinstance(target, ast.Name):
             frame.names[target.id] = value
         elif isinstance(target, (ast.Tuple, ast.List)) and all(isinstance(one, ast.Name) for one in target.elts):
