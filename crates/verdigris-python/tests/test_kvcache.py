@@ -246,6 +246,12 @@ def test_padding_in_front_of_new_positions():
     wild = vt.flash_attn_with_kvcache(q, k_cache, v_cache, cache_leftpad=torch.tensor([-5, 10**9], dtype=torch.int32))
     close(wild[0], naive(q[0], k_cache[0], v_cache[0])[0], 4.0)
     assert (wild[1] == 0).all()
+    # Padding that ends behind the last position that counts leaves none.
+    for index in (None, torch.arange(2, dtype=torch.int32)):
+        short = dict(cache_seqlens=torch.tensor([3, 9], dtype=torch.int32), cache_leftpad=torch.tensor([7, 2], dtype=torch.int32), cache_batch_idx=index)
+        o, total = vt.flash_attn_with_kvcache(q, k_cache, v_cache, return_softmax_lse=True, **short)
+        assert (o[0] == 0).all() and (total[0] == -torch.inf).all()
+        close(o[1], naive(q[1], k_cache[1, 2:9], v_cache[1, 2:9])[0], 4.0)
     assert vt.flash_attn_with_kvcache(q[:0], k_cache, v_cache, cache_leftpad=leftpad[:0]).shape == (0, 2, HEADS, ELEMENTS)
     assert vt.flash_attn_with_kvcache(q[:, :0], k_cache, v_cache, cache_leftpad=leftpad).shape == (2, 0, HEADS, ELEMENTS)
 

@@ -178,6 +178,8 @@ def test_constant_padding_of_any_dims():
         ((1, 1, 4), (1, 2, 1, 1), "reflect", None),
         ((1, 1, 4), (1, 1), "reflect", 1.0),
         ((1, 1, 4), (-3, -2), "constant", None),
+        ((1, 1, 4), (-5, 3), "constant", None),
+        ((1, 1, 4), (-3, -2, 4, 4), "constant", None),
         ((1, 1, 4), (1, 1, 1, 1, 1, 1, 1, 1), "constant", None),
         ((1, 1, 4), (1, 1), "nothing", None),
         ((1, 0, 4), (1, 1), "reflect", None),
@@ -245,3 +247,58 @@ def test_graph_methods():
         g.resample("nothing", x, [6, 8])
     with pytest.raises(verdigris.GraphError, match="border"):
         g.pad_border("nothing", x, [1, 1], [1, 1])
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_constants_are_numbers_of_the_type(dtype):
+    """In integers a constant loses its fraction, and one beyond the type's range is refused, as by PyTorch."""
+    x = torch.ones(3, dtype=dtype)
+    values = [1.5, -1.5, -0.5, 255.0, 255.7, 256, 127.5, -129, 2**31, 2**53 + 1, 65504.0, 65505.0, 3.3953e38, -3.5e38, 1e30, -(2**63)]
+    taken = 0
+    for value in values:
+        try:
+            want = F.pad(x, (1, 2), value=value)
+        except RuntimeError:
+            with pytest.raises(verdigris.GraphError, match="it holds numbers from"):
+                vt.pad(x, (1, 2), value=value)
+        else:
+            taken += 1
+            assert torch.equal(vt.pad(x, (1, 2), value=value), want), value
+    assert 0 < taken and (taken < len(values)) == (dtype != torch.float64)
+    # Where nothing is padded nobody looks.
+    assert torch.equal(vt.pad(x, (0, 0), value=1e300), x)
+
+
+def test_truth_values_move_as_bytes():
+    x = torch.rand(2, 8, 4, 6, generator=torch.Generator().manual_seed(1)) > 0.5
+    for given in (x, x.transpose(2, 3), x.contiguous(memory_format=torch.channels_last), x[:, ::2]):
+        for value in (None, 0, 1, 0.5, -2, True):
+            assert torch.equal(vt.pad(given, (1, -2, 0, 3, 1, 0), value=value), F.pad(given, (1, -2, 0, 3, 1, 0), value=value))
+        assert torch.equal(vt.pad(given, (1, 2, 2, 0), mode="circular"), F.pad(given, (1, 2, 2, 0), mode="circular"))
+        pairs = ((vt.pixel_shuffle, F.pixel_shuffle), (vt.pixel_unshuffle, F.pixel_unshuffle), (vt.channel_shuffle, F.channel_shuffle))
+        for ours, theirs in pairs:
+            mine = ours(given, 2)
+            assert mine.dtype == torch.bool and torch.equal(mine, theirs(given, 2))
+    for module in (torch.nn.ZeroPad2d(1), torch.nn.ConstantPad2d(2, 1.0), torch.nn.PixelShuffle(2)):
+        assert torch.equal(vt.convert(module)[0](x), module(x))
+    with pytest.raises(verdigris.UnsupportedError, match="complex64"):
+        vt.pad(torch.ones(2, dtype=torch.complex64), (1, 1))
+
+
+def test_sizes_are_numbers_of_others_too():
+    numpy = pytest.importorskip("numpy")
+    x = torch.randn(1, 2, 3, 4)
+    for size in (numpy.int64(5), (numpy.int32(5), torch.tensor(4)), torch.tensor(6), [torch.tensor([5]), 3], torch.Size((2, 7))):
+        for mode in ("nearest", "bilinear", "area"):
+            torch.testing.assert_close(vt.interpolate(x, size, mode=mode), F.interpolate(x, size, mode=mode))
+    torch.testing.assert_close(vt.interpolate(x, scale_factor=numpy.float64(1.5)), F.interpolate(x, scale_factor=1.5))
+    with pytest.raises(TypeError, match="size is"):
+        vt.interpolate(x, numpy.float64(5.0))
+
+
+def test_borders_of_what_is_left_out_whole_are_named():
+    """PyTorch has results of these, some without elements."""
+    for shape, sizes, mode in (((3, 2), (1, -2), "circular"), ((2, 1, 3, 1), (-1, 0, 1, 4), "replicate"), ((2, 3, 2, 2), (-1, 0, -2, 0), "reflect")):
+        F.pad(torch.zeros(shape), sizes, mode)
+        with pytest.raises(verdigris.UnsupportedError, match="an element is left"):
+            vt.pad(torch.zeros(shape), sizes, mode)

@@ -795,6 +795,79 @@ def test_what_is_wrong_is_said():
         vt.softmax(x, 4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_rms_norm_has_the_eps_of_the_type_that_it_computes_in(dtype):
+    """Without an eps, where the values are small enough to tell: forward and gradient, of the function and the module."""
+    generator = torch.Generator().manual_seed(4)
+    x, dy = (torch.randn(3, 8, generator=generator) * 1e-3).to(dtype), torch.randn(3, 8, generator=generator).to(dtype)
+    eps = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
+
+    def step(function, x, dy):
+        x = x.clone().requires_grad_()
+        y = function(x)
+        y.backward(dy)
+        return y.detach(), x.grad
+
+    right = step(lambda x: x * (x.square().mean(-1, keepdim=True) + eps).rsqrt(), x.double(), dy.double())
+    ours, _ = vt.convert(torch.nn.RMSNorm(8, elementwise_affine=False))
+    for function in (lambda x: vt.rms_norm(x, (8,)), ours, lambda x: torch.nn.functional.rms_norm(x, (8,))):
+        for mine, want in zip(step(function, x, dy), right):
+            close(mine, want, 4.0)
+    # Under autocast it is computed in f32 as well.
+    if dtype == torch.bfloat16:
+        with torch.autocast("cpu", torch.bfloat16):
+            close(vt.rms_norm(x, (8,)).to(dtype), right[0], 4.0)
+
+
+def test_norms_of_nothing_and_of_one_value():
+    """What has no elements has a result, and one value has no deviation, as in PyTorch."""
+    plain = torch.nn.functional
+    shapes = [(0, 4, 3), (2, 0, 3), (2, 4, 0), (0, 4, 0), (0, 4, 1), (2, 0, 1), (2, 4, 1), (1, 4, 1), (1, 4), (2, 4), (0, 4), (1, 4, 1, 2), (1, 4, 0, 2)]
+    calls = [(name, (lambda f, name=name, words=words: lambda x: getattr(f, name)(x, **words))) for name, words in (("instance_norm", {}), ("group_norm", {"num_groups": 4}), ("group_norm", {"num_groups": 2}))]
+    refused = 0
+    for shape, (name, call) in itertools.product(shapes, calls):
+        if name == "group_norm" and shape[1] == 0:
+            continue
+        x = torch.randn(shape)
+        try:
+            want = call(plain)(x.double())
+        except ValueError:
+            refused += 1
+            with pytest.raises(vd.GraphError, match=name):
+                call(vt)(x)
+        else:
+            mine = call(vt)(x)
+            assert mine.shape == want.shape
+            close(mine, want, 8.0) if mine.numel() else None
+    assert refused > 5
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (2, 4, 0), (0, 4, 3), (2, 4, 0, 3), (1, 4, 0)])
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_batch_norm_of_nothing_in_training(shape, momentum):
+    """A result without elements, gradients of 0, and statistics that stay."""
+    kind = torch.nn.BatchNorm2d if len(shape) == 4 else torch.nn.BatchNorm1d
+    ours, _ = vt.convert(kind(4, momentum=momentum))
+    ours.running_mean.fill_(2.0)
+    x = torch.ones(shape, requires_grad=True)
+    y = ours(x)
+    y.sum().backward()
+    assert y.shape == x.grad.shape == shape and torch.equal(ours.weight.grad, torch.zeros(4)) and torch.equal(ours.bias.grad, torch.zeros(4))
+    assert ours.running_mean.eq(2).all() and ours.running_var.eq(1).all() and ours.num_batches_tracked == 1
+    add = torch.ones(shape, requires_grad=True)
+    vt.batch_norm_act(x, None, None, training=True, add=add, activation="relu").sum().backward()
+    assert add.grad.shape == shape
+
+
+def test_a_chain_of_no_images_in_training():
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1, bias=False), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
+    ours, report = vt.convert(net)
+    assert report.chains
+    x = torch.ones(0, 3, 2, 2, requires_grad=True)
+    ours(x).sum().backward()
+    assert x.grad.shape == x.shape and torch.equal(ours[0].weight.grad, torch.zeros(4, 3, 1, 1)) and ours[1].running_var.eq(1).all()
+
+
 def test_empty_batches():
     x, w = torch.randn(0, 3, 5, 5, requires_grad=True), torch.randn(2, 3, 3, 3, requires_grad=True)
     y = vt.conv2d(x, w)

@@ -145,3 +145,16 @@ def test_what_is_refused():
         vt.max_unpool2d(y.int(), index, 2)
     with pytest.raises(vd.UnsupportedError, match="2\\^24"):
         vt.max_unpool2d(torch.empty(1, 1, 2048, 2048, device="meta"), torch.empty(1, 1, 2048, 2048, dtype=torch.int64, device="meta"), 2)
+
+
+@pytest.mark.parametrize("which", ["x", "index", "both"])
+def test_expanded_tensors(which):
+    """Images that share their places, or their values."""
+    pooled, index = torch.nn.functional.max_pool2d(torch.randn(1, 2, 6, 6, dtype=torch.float64), 2, return_indices=True)
+    x = pooled.expand(3, -1, -1, -1) if which != "index" else torch.randn(3, 2, 3, 3, dtype=torch.float64)
+    index = index.expand(3, -1, -1, -1) if which != "x" else index.repeat(3, 1, 1, 1)
+    a, b = x.detach().requires_grad_(), x.detach().clone().requires_grad_()
+    y, want = vt.max_unpool2d(a, index, 2), torch.nn.functional.max_unpool2d(b, index.contiguous(), 2)
+    assert torch.equal(y, want)
+    dy = torch.randn(want.shape, dtype=torch.float64)
+    assert torch.equal(torch.autograd.grad(y, a, dy)[0], torch.autograd.grad(want, b, dy)[0])

@@ -11,28 +11,27 @@ one by one.
 Two linear layers with an activation between them, and dropout that drops nothing, are a chain too: the feed-forward half of a transformer's block. It is one
 call, in training one node of autograd, and the activation is a step of the products.
 
-A chain is found in the `forward` of the module that holds its parts, which is traced with all modules below it opaque. Only what a trace shows
-exactly is traced: a `forward` whose decisions are about attributes of the module other than `training`. Module tree, parameters and `state_dict` stay
-as they are; what changes is the `forward` of the holding module, by a class of its own that is derived from the former one.
+A chain is found in the `forward` of the module that holds its parts, which is read from its source (`_forwards`) with all modules below it opaque; one that has something else than
+what is read stays as it is. All but the chains is called as it stands, in its order. A chain is computed where its last node stands: what stands between its nodes must be known to neither
+write what it reads nor read what it writes, or the chain ends before. Module tree, parameters and `state_dict` stay as they are; what changes is the `forward` of the holding module, by a class
+of its own that is derived from the former one.
 """
 
 import ast
 import collections
+import contextlib
 import importlib
-import inspect
 import operator
-import textwrap
 import types
-import warnings
 
 import torch
 from torch import fx
 
-from . import _ops, functional, nn
+from . import _forwards, _ops, functional, nn
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _PLAIN_NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
-_ADDS = {operator.add, operator.iadd, torch.add}
+_ADDS = {operator.add, torch.add}
 _RELUS = {torch.relu, torch.relu_, torch.nn.functional.relu, torch.nn.functional.relu_, functional.relu}
 
 #: Modules that are activations, with what the operators call them.
@@ -86,6 +85,8 @@ _NORMS = (*_PLAIN_NORMS, *_OWN_NORMS)
 
 def _is_alike(conv, x, addend):
     """Whether an addend has dims and type of a convolution's result: nothing is broadcast, and no type promoted."""
+    if not isinstance(addend, torch.Tensor):
+        return False
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) and x.dtype != torch.float64 else x.dtype
     return addend.dtype == dtype and tuple(addend.shape) == _ops.conv_out(x.shape, conv.weight.shape, conv._attributes)
@@ -123,8 +124,8 @@ def _activated(y, activation, word, is_fresh):
     return _ops.activation(y, word) if word else y
 
 
-def conv_norm(conv, norm, activation, x, addend=None):
-    """A chain: `f(norm(conv(x)) + addend)`, `activation` being f as a module, or what the operators call it, or empty."""
+def conv_norm(conv, norm, activation, x, addend=None, is_in_place=False):
+    """A chain: `f(norm(conv(x)) + addend)`, `activation` being f as a module, or what the operators call it, or empty. A sum in place has the dims and the type of what it is added to."""
     # A compiler sees to hooks itself.
     is_eager = not _ops._is_compiling()
     is_all_watched = is_eager and _is_all_watched()
@@ -143,6 +144,7 @@ def conv_norm(conv, norm, activation, x, addend=None):
         takes_gradient = torch.is_grad_enabled()
         is_one_call = not (norm.training or takes_gradient) and norm.running_mean is not None
         if is_one_call and (addend is None or _is_alike(conv, x, addend)):
+            norm._check_input_dim(x)
             attributes = _attributes(conv._attributes, norm.eps, word)
             return _ops.conv_norm(x, conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.weight, norm.bias, addend, attributes)
         is_one_node = (
@@ -152,15 +154,18 @@ def conv_norm(conv, norm, activation, x, addend=None):
             and word in ("", "f=relu")
             and norm.momentum is not None
             and conv.bias is None
+            and x.shape[0] != 0
         )
         if is_one_node and (addend is None or _is_alike(conv, x, addend)):
             return functional.conv_batch_norm_modules(conv, norm, x, addend, "relu" if word else None)
     y = conv(x)
     is_two_calls = norm.__class__ in _OWN_NORMS and word in ("", "f=relu") and isinstance(y, torch.Tensor) and not (is_eager and _is_watched(norm))
-    if is_two_calls and (addend is None or addend.dtype == y.dtype and addend.shape == y.shape):
+    if is_two_calls and (addend is None or isinstance(addend, torch.Tensor) and addend.dtype == y.dtype and addend.shape == y.shape):
         return functional.batch_norm_module(norm, y, addend, "relu" if word else None)
     y = norm(y)
-    return _activated(y if addend is None else y + addend, activation, word, addend is not None or norm.__class__ in _NORMS)
+    if addend is not None:
+        y = operator.iadd(y, addend) if is_in_place else y + addend
+    return _activated(y, activation, word, addend is not None or norm.__class__ in _NORMS)
 
 
 def mlp(first, activation, dropout, second, x):
@@ -183,127 +188,23 @@ def mlp(first, activation, dropout, second, x):
     return second(y if dropout is None else dropout(y))
 
 
-class _Tracer(fx.Tracer):
-    def is_leaf_module(self, module, name):
-        return True
-
-
-def _about_self(test):
-    """Whether a test is about attributes of `self` other than `training` alone."""
-    if isinstance(test, ast.BoolOp):
-        return all(map(_about_self, test.values))
-    if isinstance(test, ast.UnaryOp):
-        return isinstance(test.op, ast.Not) and _about_self(test.operand)
-    if isinstance(test, ast.Compare):
-        is_none = [isinstance(other, ast.Constant) and other.value is None for other in test.comparators]
-        return all(isinstance(op, (ast.Is, ast.IsNot)) for op in test.ops) and all(is_none) and _about_self(test.left)
-    return isinstance(test, ast.Attribute) and isinstance(test.value, ast.Name) and test.value.id == "self" and test.attr != "training"
-
-
-_UNTRACED = (ast.For, ast.While, ast.Try, ast.With, ast.ListComp, ast.GeneratorExp, ast.DictComp, ast.SetComp, ast.Lambda, ast.FunctionDef)
-#: Python's own functions that see no more of a tensor than what stands for it shows.
-_BLIND = {"tuple", "list", "dict", "range"}
-#: Functions that write their first argument, of which a trace makes new tensors.
-_WRITERS = tuple(
-    getattr(operator, f"i{name}")
-    for name in ("add", "and", "concat", "floordiv", "lshift", "matmul", "mod", "mul", "or", "pow", "rshift", "sub", "truediv", "xor")
-)
-#: How far into functions of others a trace is followed.
-_DEPTH = 4
-
-
-def _is_exact(function, module, depth=_DEPTH):
-    """Whether a trace of a function of the module shows all that it ever does."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
-    except (OSError, TypeError, SyntaxError, IndentationError):
-        return False
-    if depth == 0 or not isinstance(tree, ast.FunctionDef) or tree.args.vararg or tree.args.kwarg:
-        return False
-    # What may be the caller's tensor, or one of two names of a tensor: `+=` changes it, and a trace has a new one instead.
-    callers = {one.arg for one in tree.args.args}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
-            callers |= {node.value.id, *(target.id for target in node.targets if isinstance(target, ast.Name))}
-    return all(_is_shown(node, tree, callers, function, module, depth) for node in ast.walk(tree))
-
-
-def _is_shown(node, tree, callers, function, module, depth):
-    """Whether a trace shows what one node of a function's source does."""
-    if isinstance(node, _UNTRACED) and node is not tree:
-        return False
-    if isinstance(node, ast.AugAssign) and not (isinstance(node.target, ast.Name) and node.target.id not in callers):
-        return False
-    if isinstance(node, (ast.If, ast.IfExp)) and not _about_self(node.test):
-        return False
-    if isinstance(node, ast.Attribute) and (node.attr == "training" or isinstance(node.ctx, ast.Store)):
-        return False
-    return not isinstance(node, ast.Call) or _is_call_shown(node.func, function, module, depth)
-
-
-def _is_call_shown(called, function, module, depth):
-    path = []
-    while isinstance(called, ast.Attribute):
-        path.insert(0, called.attr)
-        called = called.value
-    if isinstance(called, ast.Subscript):
-        # A module out of a list of them.
-        inner = called.value
-        is_own = isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name) and inner.value.id == "self"
-        return not path and is_own and isinstance(getattr(module, inner.attr, None), (torch.nn.ModuleList, torch.nn.Sequential))
-    if not isinstance(called, ast.Name):
-        # A method of what another call gave: a tensor's.
-        return isinstance(called, ast.Call) and not (isinstance(called.func, ast.Name) and called.func.id == "super")
-    name = called.id
-    if name == "self":
-        found = module
-    elif name in function.__globals__:
-        found = function.__globals__[name]
-    else:
-        # A method of a local value, which is a tensor, or one of Python's own functions.
-        return bool(path) or name in _BLIND
-    for part in path:
-        found = getattr(found, part, None)
-    # None is called nowhere: the call stands behind a question whether there is something.
-    if found is None or isinstance(found, torch.nn.Module) and found is not module:
-        return True
-    if any(found is writer for writer in _WRITERS):
-        return False
-    room = getattr(found, "__module__", None) or ""
-    if room.split(".")[0] == "torch" or inspect.isbuiltin(found) and room.startswith(("torch", "_operator")):
-        return not isinstance(found, type)
-    return inspect.isroutine(found) and not inspect.isbuiltin(found) and _is_exact(inspect.unwrap(getattr(found, "__func__", found)), module, depth - 1)
-
-
 def _sequence(module):
-    """The graph of a `Sequential`, whose own forward is a loop."""
+    """The graph of a `Sequential`, whose own forward is a loop, and what holds as long as it is."""
     graph = fx.Graph()
     value = graph.placeholder("input")
     # A module that stands in it twice is called twice.
     for name in module._modules:
         value = graph.call_module(name, (value,))
     graph.output(value)
-    return graph
+    return graph, [f"tuple(self._modules) == {tuple(module._modules)!r}"]
 
 
-def _traced(module):
-    kind = type(module)
-    if kind.forward is torch.nn.Sequential.forward:
+def _read(module, files):
+    """The graph of a module's forward with its conditions, or None."""
+    if type(module).forward is torch.nn.Sequential.forward:
         return _sequence(module)
-    if not _is_exact(kind.forward, module):
-        return None
-    before = set(vars(module))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            graph = _Tracer().trace(module)
-    except Exception:  # whatever a forward does with what is no tensor; it stays as it is
-        graph = None
-    # A tensor that the forward itself made, or took from elsewhere: the trace has that of the day, as an attribute of the module.
-    constants = set(vars(module)) - before
-    for name in constants:
-        delattr(module, name)
-    return None if constants else graph
+    reader = _forwards.read(module, files)
+    return None if reader is None else (reader.graph, list(reader.conditions))
 
 
 def _only_reader(node):
@@ -332,38 +233,42 @@ def _activation(holder, node):
     if node is None or not node.args or len(node.args) > 2:
         return None
     is_relu = node.op == "call_function" and node.target in _RELUS or node.op == "call_method" and node.target in ("relu", "relu_")
+    # An attribute's name is no activation, and neither is a value that tells whether it works in place.
+    is_relu = is_relu and isinstance(node.args[0], fx.Node) and not any(isinstance(one, fx.Node) for one in node.args[1:])
     return "f=relu" if is_relu and set(node.kwargs) <= {"inplace"} else None
 
 
 def _addend(node, value):
-    """What a node adds to a value; None if it is no plain sum of two tensors."""
-    if node is None or node.kwargs or len(node.args) != 2:
+    """What a node adds to a value, and whether in place; None if it is no plain sum of two values."""
+    if node is None or node.kwargs:
         return None
+    arguments, is_in_place = node.args, node.target == "add_"
     is_sum = node.op == "call_function" and node.target in _ADDS or node.op == "call_method" and node.target in ("add", "add_")
-    others = [one for one in node.args if one is not value]
-    if (node.target is operator.iadd or node.target == "add_") and node.args[0] is not value:
-        # It is the addend that is written, and others may read it.
+    if node.target is _forwards.augmented:
+        is_sum, is_in_place, arguments = arguments[0] == "iadd", True, arguments[1:]
+    if not is_sum or len(arguments) != 2 or is_in_place and arguments[0] is not value:
+        # In place of the addend it is that which is written, and others may read it.
         return None
+    others = [one for one in arguments if one is not value]
     # Another way to the value may not be through the sum itself, and a number is no tensor.
-    return others[0] if is_sum and len(others) == 1 and isinstance(others[0], fx.Node) else None
+    return (others[0], is_in_place) if len(others) == 1 and isinstance(others[0], fx.Node) else None
 
 
 def _mlp_chain(holder, node):
-    """The chain of two linear layers that begins at a node: (its nodes, what is called, its arguments before and behind the input), or None."""
+    """The chains of two linear layers that begin at a node, the longest first: (its nodes, what is called, its arguments before and behind the input)."""
     if type(holder.part(node)) is not nn.Linear:
-        return None
+        return
     nodes, dropped = [node, _only_reader(node)], None
     activation = _activation(holder, nodes[1])
     if activation is None:
-        return None
+        return
     after = _only_reader(nodes[1])
     if type(holder.part(after)) in _DROPOUTS:
         dropped, after = after, _only_reader(after)
         nodes.append(dropped)
-    if type(holder.part(after)) is not nn.Linear:
-        return None
-    nodes.append(after)
-    return nodes, mlp, (_held(node), activation, None if dropped is None else _held(dropped), _held(after)), ()
+    if type(holder.part(after)) is nn.Linear:
+        nodes.append(after)
+        yield nodes, mlp, (_held(node), activation, None if dropped is None else _held(dropped), _held(after)), ()
 
 
 def _held(node):
@@ -372,39 +277,43 @@ def _held(node):
 
 
 def _conv_chain(holder, node):
-    """The chain that begins with a convolution: (its nodes, what is called, its arguments before and behind the input), or None."""
+    """The chains that begin with a convolution, the longest first: (its nodes, what is called, its arguments before and behind the input)."""
     conv = holder.part(node)
     if type(conv) not in _CONVS or conv.padding_mode != "zeros":
-        return None
+        return
     second = _only_reader(node)
     norm = holder.part(second)
     if type(norm) not in _NORMS or not norm.track_running_stats:
-        return None
-    nodes, addend, activation = [node, second], None, ""
-    after = _only_reader(second)
+        return
+    before = _held(node), _held(second)
+    nodes, behind, after = [node, second], (), _only_reader(second)
     added = _addend(after, second)
     if added is not None:
-        behind = _only_reader(after)
         # The sum alone is worth it too: it is one pass less over the result.
-        nodes, addend, after = [*nodes, after], added, behind
+        nodes, behind, after = [*nodes, after], added if added[1] else added[:1], _only_reader(after)
     found = _activation(holder, after)
     if found is not None:
-        nodes, activation = [*nodes, after], found
-    behind = () if addend is None else (addend,)
-    return nodes, conv_norm, (_held(node), _held(second), activation), behind
+        yield [*nodes, after], conv_norm, (*before, found), behind
+    yield nodes, conv_norm, (*before, ""), behind
+    if behind:
+        yield nodes[:2], conv_norm, (*before, ""), ()
 
 
-def _names(nodes):
-    words = [node.target if node.op == "call_module" else getattr(node.target, "__name__", str(node.target)) for node in nodes]
-    return " + ".join(words)
+def _name(node):
+    if node.op == "call_module":
+        return node.target
+    return node.args[0][1:] if node.target is _forwards.augmented else getattr(node.target, "__name__", str(node.target))
 
 
 def _place(value):
     """Where a global of generated code is found again: a module, something in one, or the value itself."""
     if isinstance(value, types.ModuleType):
         return "module", value.__name__, ""
-    if hasattr(value, "__qualname__") and hasattr(value, "__module__"):
-        return "name", value.__module__, value.__qualname__
+    room, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if isinstance(room, str) and isinstance(name, str):
+        with contextlib.suppress(ImportError, AttributeError, ValueError):
+            if _found("name", room, name) is value:
+                return "name", room, name
     return "value", value, ""
 
 
@@ -422,25 +331,20 @@ def _reduce(self, protocol):
     return _restored, self._chained, self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__
 
 
-def _class_of(kind, source, places, names=None):
-    """The class derived from one, with the forward whose source this is. `names` are those of the modules of a `Sequential`, whose forward is another one's as soon as
-    it holds others."""
+#: How generated code names the forward that it stands for.
+_AS_WRITTEN = "__as_written"
+
+
+def _class_of(kind, source, places):
+    """The class derived from one, with the forward whose source this is."""
     scope = {name: _found(*place) for name, place in places.items()}
+    scope[_AS_WRITTEN] = kind.forward
     exec(compile(source, f"<chains of {kind.__qualname__}>", "exec"), scope)
     body = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
-    body.update(forward=scope["forward"], _chained=(kind, source, places, names), __reduce_ex__=_reduce)
-    if names is not None:
-        body.update(forward=_as_long_as_it_holds(names, scope["forward"], kind.forward), __getitem__=_item)
+    body.update(forward=scope["forward"], _chained=(kind, source, places), __reduce_ex__=_reduce)
+    if kind.forward is torch.nn.Sequential.forward:
+        body["__getitem__"] = _item
     return type(kind.__name__, (kind,), body)
-
-
-def _as_long_as_it_holds(names, chained, plain):
-    """The forward of a `Sequential` that may be edited."""
-
-    def forward(self, input):
-        return chained(self, input) if tuple(self._modules) == names else plain(self, input)
-
-    return forward
 
 
 def _item(self, index):
@@ -454,33 +358,112 @@ def _restored(*chained):
     return derived.__new__(derived)
 
 
-def _derived(module, graph):
-    """The module's class with the graph's forward."""
+def _derived(module, graph, conditions):
+    """The module's class with the graph's forward, which as soon as a condition no longer holds is the one that was read."""
     code = graph.python_code("self")
-    used = {node.id for node in ast.walk(ast.parse(code.src)) if isinstance(node, ast.Name)}
-    names = tuple(module._modules) if type(module).forward is torch.nn.Sequential.forward else None
-    return _class_of(type(module), code.src, {name: _place(value) for name, value in code.globals.items() if name in used}, names)
+    tree = ast.parse(code.src)
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    if conditions:
+        forward = next(one for one in tree.body if isinstance(one, ast.FunctionDef))
+        given = ", ".join(one.arg for one in forward.args.args)
+        holds = " and ".join(f"({condition})" for condition in conditions)
+        forward.body[:0] = ast.parse(f"if not ({holds}):\n    return {_AS_WRITTEN}({given})").body
+    places = {name: _place(value) for name, value in code.globals.items() if name in used}
+    return _class_of(type(module), ast.unparse(ast.fix_missing_locations(tree)), places)
 
 
-def _may_write(module, node):
-    """Whether a node may change a tensor that it reads."""
+# What stands between the first and the last node of a chain comes before all of it then. It may be no more than what is known to write nothing that the chain reads, and to read
+# nothing that the chain writes.
+
+_F = torch.nn.functional
+_PURE_MODULES = {*nn.CLASSES, *nn.CLASSES.values(), torch.nn.Sequential, torch.nn.Identity, torch.nn.Flatten, torch.nn.Unflatten}
+_PURE_FUNCTIONS = {
+    *_forwards.OPERATORS,
+    *(getattr, _forwards.unpacked, _forwards.listed),
+    *(torch.add, torch.sub, torch.mul, torch.div, torch.matmul, torch.cat, torch.concat, torch.stack, torch.flatten, torch.reshape, torch.permute, torch.transpose),
+    *(torch.squeeze, torch.unsqueeze, torch.chunk, torch.split, torch.mean, torch.sum, torch.relu, torch.sigmoid, torch.tanh, torch.softmax),
+    *(_F.avg_pool2d, _F.adaptive_avg_pool2d, _F.interpolate, _F.pad, _F.gelu, _F.softmax, _F.linear),
+}
+#: Functions whose other arguments say that they work in place.
+_PURE_BY_DEFAULT = {_F.relu, _F.relu6, _F.silu, _F.hardswish, _F.hardsigmoid, _F.leaky_relu, _F.elu, _F.mish}
+_PURE_METHODS = {
+    *("add", "sub", "mul", "div", "matmul", "flatten", "reshape", "view", "permute", "transpose", "squeeze", "unsqueeze", "chunk", "split", "expand", "contiguous"),
+    *("mean", "sum", "relu", "sigmoid", "tanh", "softmax", "float", "half", "bfloat16", "to", "size", "dim", "append"),
+}
+
+
+def _memory(tensors):
+    """What identifies the memory of tensors; of one that has none of its own, None."""
+    found = set()
+    for tensor in tensors:
+        try:
+            found.add(tensor.untyped_storage()._cdata)
+        except (RuntimeError, NotImplementedError, AttributeError):
+            found.add(None)
+    return found
+
+
+def _state(parts):
+    """The memory of modules: what they write, and all that they read."""
+    written = _memory(buffer for part in parts for buffer in part.buffers())
+    return written, written | _memory(parameter for part in parts for parameter in part.parameters())
+
+
+def _meets(one, other):
+    return bool(one & other) or None in one and bool(other) or None in other and bool(one)
+
+
+def _parts_of(module, node):
+    """The modules that a node calls, or those that a chain takes."""
     if node.op == "call_module":
-        return any(getattr(inner, "inplace", False) for inner in module.get_submodule(node.target).modules())
-    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
-    is_in_place = name.endswith("_") and not name.endswith("__") or name in ("iadd", "isub", "imul", "itruediv", "setitem")
-    return node.op in ("call_method", "call_function") and (is_in_place or bool(node.kwargs.get("inplace")))
+        return [module.get_submodule(node.target)]
+    if node.op == "call_function" and node.target in (conv_norm, mlp):
+        return [module.get_submodule(one.target) for one in node.args if isinstance(one, fx.Node) and one.op == "get_attr" and one.meta.get("chained")]
+    return []
+
+
+def _is_pure(module, node):
+    """Whether a node writes nothing but statistics of modules that it calls, and reads nothing but its arguments and them."""
+    parts = _parts_of(module, node)
+    if parts:
+        every = [inner for part in parts for inner in part.modules()]
+        kinds = [getattr(type(inner), "_chained", (type(inner),))[0] for inner in every]
+        return all(kind in _PURE_MODULES for kind in kinds) and not any(getattr(inner, "inplace", False) or _is_watched(inner) for inner in every)
+    if "out" in node.kwargs or node.kwargs.get("inplace", False) is not False:
+        return False
+    if node.op == "call_method":
+        return node.target in _PURE_METHODS
+    if node.op == "call_function":
+        return node.target in _PURE_FUNCTIONS or node.target in _PURE_BY_DEFAULT and len(node.args) == 1
+    return node.op == "get_attr"
 
 
 def _is_disturbed(module, graph, nodes):
-    """Whether something between the first and the last node of a chain may change what the convolution reads: it reads it later then."""
+    """Whether a chain computed where its last node stands may see, or show others, something else than its nodes do where they stand."""
     order = list(graph.nodes)
-    between = order[order.index(nodes[0]) + 1 : order.index(nodes[-1])]
-    return any(node not in nodes and _may_write(module, node) for node in between)
+    between = [node for node in order[order.index(nodes[0]) + 1 : order.index(nodes[-1])] if node not in nodes]
+    if not between:
+        return False
+    if not all(_is_pure(module, node) for node in between) or any(node.op == "call_module" and type(module.get_submodule(node.target)) in _DROPOUTS for node in nodes):
+        return True
+    own = _state([part for node in nodes for part in _parts_of(module, node)])
+    theirs = _state([part for node in between for part in _parts_of(module, node)])
+    if _meets(own[0], theirs[1]) or _meets(own[1], theirs[0]):
+        return True
+    # Somebody may have a statistic by its name.
+    for node in order:
+        if node.op == "get_attr" and not node.meta.get("chained"):
+            value = operator.attrgetter(node.target)(module)
+            if isinstance(value, torch.Tensor) and _meets(own[0], _memory([value])):
+                return True
+            if not isinstance(value, (torch.Tensor, bool, int, float, str, type(None))):
+                return True
+    return False
 
 
 def chain(model, skip=(), left=frozenset()):
     """Makes each chain of a network's modules one call, but those that hold a module of `left`. Returns them by the name of the module that holds them."""
-    found = {}
+    found, files = {}, {}
     for name, module in model.named_modules():
         if any(name == skipped or name.startswith(f"{skipped}.") for skipped in skip) or not any(True for _ in module.children()):
             continue
@@ -489,25 +472,37 @@ def chain(model, skip=(), left=frozenset()):
         kinds = [type(child) for child in module.children()]
         if not any(kind in _NORMS for kind in kinds) and kinds.count(nn.Linear) < 2:
             continue
-        graph = _traced(module)
-        if graph is None:
+        read = _read(module, files)
+        if read is None:
             continue
+        graph, conditions = read
         chains, taken, holder = [], set(), _Holder(module, left)
         for node in list(graph.nodes):
-            one = None if node in taken else _conv_chain(holder, node) or _mlp_chain(holder, node)
-            if one is None or _is_disturbed(module, graph, one[0]):
+            if node in taken:
+                continue
+            one = next((one for one in (*_conv_chain(holder, node), *_mlp_chain(holder, node)) if not _is_disturbed(module, graph, one[0])), None)
+            if one is None:
                 continue
             nodes, function, before, behind = one
-            chains.append(_names(nodes))
+            chains.append(" + ".join(map(_name, nodes)))
             taken.update(nodes)
             last = nodes[-1]
             with graph.inserting_before(last):
                 before = [graph.create_node(*part) if isinstance(part, tuple) else part for part in before]
                 together = graph.call_function(function, (*before, nodes[0].args[0], *behind))
+            for part in before:
+                if isinstance(part, fx.Node):
+                    part.meta["chained"] = True
             last.replace_all_uses_with(together)
             for node in reversed(nodes):
                 graph.erase_node(node)
-        if chains:
-            module.__class__ = _derived(module, graph)
-            found[name] = chains
+        if not chains:
+            continue
+        try:
+            derived = _derived(module, graph, conditions)
+        except (RuntimeError, AttributeError, TypeError, SyntaxError):
+            # A function that no code finds a name for: the module stays as it is.
+            continue
+        module.__class__ = derived
+        found[name] = chains
     return found

@@ -26,12 +26,12 @@ def _factor(shape, factor, is_up):
 
 def pixel_shuffle(input, upscale_factor):
     """Channels to pixels: `[..., c * r^2, h, w]` becomes `[..., c, h * r, w * r]`, in one copy; channels-last where the input is."""
-    return _ops.shuffle(input, _factor(tuple(input.shape), upscale_factor, True))
+    return _ops.of_bits(_ops.shuffle, input, _factor(tuple(input.shape), upscale_factor, True))
 
 
 def pixel_unshuffle(input, downscale_factor):
     """Pixels to channels, the way back of `pixel_shuffle`: `[..., c, h * r, w * r]` becomes `[..., c * r^2, h, w]`."""
-    return _ops.shuffle(input, _factor(tuple(input.shape), downscale_factor, False))
+    return _ops.of_bits(_ops.shuffle, input, _factor(tuple(input.shape), downscale_factor, False))
 
 
 def channel_shuffle(input, groups):
@@ -40,7 +40,7 @@ def channel_shuffle(input, groups):
         raise GraphError(f"an input of {tuple(input.shape)}; channels are shuffled in [n, c, ...] with at least three dims")
     if groups < 1 or input.shape[1] % groups:
         raise GraphError(f"groups is {groups} for {input.shape[1]} channels; their number is a multiple of it, and it is at least 1")
-    return _ops.shuffle(input, f"groups={groups}")
+    return _ops.of_bits(_ops.shuffle, input, f"groups={groups}")
 
 
 def local_response_norm(input, size, alpha=1e-4, beta=0.75, k=1.0):

@@ -336,6 +336,13 @@ def widened(tensor):
     return tensor.float() if is_narrow and torch.is_autocast_enabled("cuda") else tensor
 
 
+def of_bits(operator, tensor, words):
+    """An operator that moves elements, of truth values too: they are bytes."""
+    if tensor.dtype != torch.bool:
+        return operator(tensor, words)
+    return operator(tensor.view(torch.uint8), words).view(torch.bool)
+
+
 def _is_channels_last(tensor):
     """Whether PyTorch calls a tensor so; of three dims, for which it has no word, by the same rule."""
     if tensor.dim() != 3:

@@ -1,5 +1,7 @@
 """`interpolate` and `pad`, which `functional` shows."""
 
+import functools
+
 import torch
 
 from .._errors import GraphError, UnsupportedError
@@ -51,8 +53,6 @@ def _interpolation(shape, size, scale_factor, mode, align_corners, recompute):
         if recompute:
             raise GraphError("recompute_scale_factor with a size; it is of a scale_factor")
         out = _each("size", size, spatial, shape)
-        if not all(isinstance(extent, (int, torch.SymInt)) for extent in out):
-            raise TypeError(f"size is {out}; it is an integer, or one for each spatial dim")
     else:
         factors = tuple(map(float, _each("scale_factor", scale_factor, spatial, shape)))
         if not all(0.0 < factor < float("inf") for factor in factors):
@@ -69,7 +69,10 @@ def _interpolation(shape, size, scale_factor, mode, align_corners, recompute):
 
 
 def _hashed(value):
-    return tuple(value) if isinstance(value, list) else value
+    """Sizes and factors as Python's numbers: PyTorch takes those of NumPy and tensors of one element too."""
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_hashed, value))
+    return value.item() if isinstance(value, torch.Tensor) or hasattr(value, "dtype") else value
 
 
 def interpolate(
@@ -83,9 +86,12 @@ def interpolate(
     """
     if antialias:
         raise UnsupportedError("interpolate with antialias=True is not computed by this package")
-    told = _interpolation(
-        tuple(input.shape), _hashed(size), _hashed(scale_factor), mode, align_corners, bool(recompute_scale_factor)
-    )
+    size = _hashed(size)
+    sizes = size if isinstance(size, tuple) else () if size is None else (size,)
+    if not all(isinstance(one, (int, torch.SymInt)) and not isinstance(one, bool) for one in sizes):
+        # Not where results are kept, which know 5 and 5.0 for the same.
+        raise TypeError(f"size is {size}; it is an integer, or one for each spatial dim")
+    told = _interpolation(tuple(input.shape), size, _hashed(scale_factor), mode, align_corners, bool(recompute_scale_factor))
     if mode == "area":
         from . import functional
 
@@ -106,6 +112,8 @@ def _padding(shape, pad, mode):
     if any(extent < 0 for extent in out):
         raise GraphError(f"pad is {pad} for an input of {shape}; the result would have a dim below 0")
     if mode == "constant":
+        if any(extent + min(low, 0) + min(high, 0) < 0 for extent, low, high in zip(shape[len(shape) - count :], before, after)):
+            raise GraphError(f"pad is {pad} for an input of {shape}; of a dim no more is left out than there is")
         rest = (0,) * (len(shape) - count)
         return rest + before, rest + after, count
     if mode not in _BORDERS:
@@ -121,20 +129,35 @@ def _padding(shape, pad, mode):
         if mode == "circular" and max(low, high) > extent:
             raise GraphError(f"pad is {pad} for an input of {shape}; a circular border wraps around once")
         if extent + low + high < 1 or min(low, high) <= -extent:
-            raise GraphError(f"pad is {pad} for an input of {shape}; an element is left along each dim")
+            raise UnsupportedError(f"pad is {pad} for an input of {shape}; an element is left along each dim")
     return before, after, count
 
 
+def _constant(value, dtype):
+    """A constant as a number of a type, as PyTorch makes it: without its fraction in integers, and refused beyond the type's range."""
+    value = 0.0 if value is None else float(value)
+    if value - value != 0.0:
+        raise UnsupportedError(f"padding with {value}; this package pads with a finite number")
+    if dtype == torch.bool:
+        return float(value != 0.0)
+    if dtype.is_complex:
+        raise UnsupportedError(f"padding of {dtype}; it takes real numbers and truth values")
+    bounds = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    # In f64 the greatest number of 64 bits is rounded up to the first one that is too large.
+    is_within = float(bounds.min) <= value <= float(bounds.max) and value != 2.0**63
+    if not is_within:
+        raise GraphError(f"padding with {value} in {dtype}; it holds numbers from {bounds.min} to {bounds.max}")
+    return value if dtype.is_floating_point else float(int(value))
+
+
 def pad(input, pad, mode="constant", value=None):
-    """A border around the last dims; see `torch.nn.functional.pad`. A constant is finite."""
+    """A border around the last dims; see `torch.nn.functional.pad`. A constant is finite and in the range of the input's type; in integers it loses its fraction."""
     before, after, count = _padding(tuple(input.shape), tuple(pad), mode)
     if mode == "constant":
-        value = 0.0 if value is None else float(value)
-        if value - value != 0.0:
-            raise UnsupportedError(f"padding with {value}; this package pads with a finite number")
         if not any(before) and not any(after):
             return input.clone()
-        return _ops.pad(input, f"{_list('before', before)} {_list('after', after)} value={value!r}")
+        value = _constant(value, input.dtype)
+        return _ops.of_bits(_ops.pad, input, f"{_list('before', before)} {_list('after', after)} value={value!r}")
     if value is not None and value != 0:
         raise GraphError(f"padding mode '{mode}' with the value {value}; a value is of mode 'constant'")
     if mode == "circular" and min(*before, *after) < 0:
@@ -143,8 +166,10 @@ def pad(input, pad, mode="constant", value=None):
             input = input.narrow(dim, max(-low, 0), input.shape[dim] + min(low, 0) + min(high, 0))
         before, after = (tuple(max(side, 0) for side in sides) for sides in (before, after))
         if max(side - extent for sides in (before, after) for side, extent in zip(sides, input.shape[-count:])) > 0:
-            raise GraphError(f"pad is {tuple(pad)}; a circular border wraps around once what is left of the input")
+            raise UnsupportedError(f"pad is {tuple(pad)}; a circular border wraps around once what is left of the input")
     words = f"border={mode} {_list('before', before)} {_list('after', after)}"
+    # PyTorch wraps truth values around, and has no other border of them.
+    border = functools.partial(_ops.of_bits, _ops.resample) if mode == "circular" else _ops.resample
     if input.dim() == count + 1:
-        return _ops.resample(input.unsqueeze(0), words).squeeze(0)
-    return _ops.resample(input, words)
+        return border(input.unsqueeze(0), words).squeeze(0)
+    return border(input, words)

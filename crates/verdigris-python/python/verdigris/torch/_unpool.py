@@ -27,7 +27,13 @@ def _overlaps(attributes):
     return any(taps > step for taps, step in zip(window, stride))
 
 
+def _apart(x):
+    """A tensor whose elements have places of their own."""
+    return x.contiguous() if any(step == 0 and extent > 1 for step, extent in zip(x.stride(), x.shape)) else x
+
+
 def _placed(x, index, attributes, size):
+    x, index = _apart(x), _apart(index)
     kind = "i32" if index.dtype == torch.int32 else "i64"
     return _ops._run(_GRADIENT, x, index, f"of=max_pool wrt=0|{attributes} index={kind}", (*x.shape[:2], *size))
 

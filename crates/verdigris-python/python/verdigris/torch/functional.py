@@ -9,6 +9,7 @@ What PyTorch refuses is refused, by an exception of PyTorch's kind: `GraphError`
 """
 
 import contextlib
+import math
 import warnings
 
 import torch
@@ -494,8 +495,9 @@ def layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-05):
 
 
 def rms_norm(input, normalized_shape, weight=None, eps=None):
-    """`x / sqrt(mean(x ** 2) + eps) * weight` over the last dims. Without an `eps` it is that of the input's type."""
-    eps = torch.finfo(input.dtype).eps if eps is None else eps
+    """`x / sqrt(mean(x ** 2) + eps) * weight` over the last dims. Without an `eps` it is that of the type that is computed in: float64 of a float64, else float32."""
+    if eps is None:
+        eps = torch.finfo(torch.float64 if input.dtype == torch.float64 else torch.float32).eps
     return _over_last("rms", input, normalized_shape, weight, None, eps)
 
 
@@ -518,6 +520,9 @@ def group_norm(input, num_groups, weight=None, bias=None, eps=1e-05):
         raise GraphError(f"group_norm of an input of {tuple(input.shape)}; it is [n, c, ...]")
     if num_groups < 1 or input.shape[1] % num_groups:
         raise GraphError(f"num_groups is {num_groups} for {input.shape[1]} channels; it divides them")
+    # As PyTorch: it is all images together that have to have more than one.
+    if input.shape[0] * (input.shape[1] // num_groups) * math.prod(input.shape[2:]) == 1:
+        raise GraphError(f"group_norm of {tuple(input.shape)} in {num_groups} groups, which has one value per group; there have to be more")
     return _of_channels(input, num_groups, 1, weight, bias, eps)
 
 
@@ -532,7 +537,7 @@ def instance_norm(
         raise UnsupportedError("instance_norm with running statistics is not computed by this package; it normalizes by the input's own")
     if input.dim() < 3:
         raise GraphError(f"instance_norm of an input of {tuple(input.shape)}; it is [n, c, ...] with spatial dims")
-    if input[0, 0].numel() < 2:
+    if math.prod(input.shape[2:]) == 1:
         raise GraphError(f"instance_norm of an input of {tuple(input.shape)}; a channel has more than one element")
     # Autocast leaves the input's type alone.
     if torch.is_autocast_enabled(input.device.type):
@@ -554,7 +559,7 @@ def _check_norm(x, statistics, training):
         raise GraphError(f"batch normalization of {tuple(x.shape)}; it has the dims [n, c, ...]")
     if training:
         # As PyTorch: a channel of one value has no deviation.
-        if x.numel() == x.shape[1] != 0:
+        if x.shape[0] * math.prod(x.shape[2:]) == 1:
             raise GraphError(f"training on {tuple(x.shape)}, which has one value per channel; there have to be more")
     elif any(statistic is None for statistic in statistics):
         raise GraphError("running_mean and running_var are missing; without training they are what is normalized with")
@@ -585,8 +590,11 @@ def batch_norm_act(
         y = y if add is None else y + add
         return y if activation is None else torch.nn.functional.relu(y)
     words = _norm_words(eps, momentum, activation is not None)
-    if training:
+    if training and input.numel():
         return _ops.batch_norm(input, weight, bias, add, running_mean, running_var, words)[0]
+    if training:
+        # Of no elements there are no statistics, and those that run stay.
+        running_mean, running_var = (torch.zeros(input.shape[1], device=input.device) for _ in range(2))
     tensors = (input, running_mean, running_var, weight, bias, add)
     if activation is None or add is None or not _wants_gradient(tensors):
         return _ops.batch_norm_inference(*tensors, words)
@@ -604,7 +612,7 @@ def batch_norm_module(module, x, add=None, activation=None):
     training = module.training or module.running_mean is None and module.running_var is None
     statistics = (module.running_mean, module.running_var) if not module.training or module.track_running_stats else (None, None)
     momentum, count, is_counted = module.momentum, module.num_batches_tracked, _count_batch(module)
-    if momentum is None and is_counted:
+    if momentum is None and is_counted and x.numel():
         # The mean of all batches so far: the new one's part is one in their number, which stays where it is.
         batch = [torch.zeros_like(statistic) for statistic in statistics]
         run = dict(training=True, momentum=1.0, eps=module.eps, add=add, activation=activation)
