@@ -1,6 +1,6 @@
 //! What has passed the assembler and stands in the repository, so that a machine that has assembled nothing yet need not begin with everything.
 //!
-//! A line is the beginning of a hash of all that decides an outcome ([`super::memory::hash`]), so that a text, an allowance or an assembler that changed is not in
+//! A line is the beginning of a hash of all that decides an outcome ([`super::memory::hash`], of the text in its canonical form), so that a text, an allowance or an assembler that changed is not in
 //! it. Whoever changes kernels writes it again behind a run in which all of them passed; a share of what stands there is assembled again each day, which
 //! finds a line that nothing stands behind.
 
@@ -11,6 +11,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 
 use super::{Assembly, Toolchain, memory};
+use crate::canonical::canonical;
 
 /// Where it stands.
 pub(crate) const FILE: &str = "crates/verdigris-engines/assembled.txt";
@@ -66,8 +67,10 @@ impl Record {
     }
 }
 
+/// Without what the assembler does not read: lines of the source that a text names move with every edit above them.
 fn line(toolchain: &Toolchain, assembly: &Assembly) -> String {
-    memory::hash(toolchain, assembly).to_hex()[..DIGITS].to_owned()
+    let ptx = canonical(&assembly.ptx).join("\n");
+    memory::hash(toolchain, &Assembly { ptx, ..assembly.clone() }).to_hex()[..DIGITS].to_owned()
 }
 
 #[cfg(test)]
