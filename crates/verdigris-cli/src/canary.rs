@@ -200,8 +200,7 @@ fn examine(device: &Device, family: &str, case: &GraphCase, fault: Option<Fault>
     if let Err(error) = measure(device, case, fault, &mut row) {
         row.trouble = Some(format!("{error:#}"));
     } else if row.wrong > 0 {
-        row.trouble =
-            Some(format!("{} of {} elements wrong, the worst {:.1} times beyond what rounding allows", row.wrong, row.elements, row.worst));
+        row.trouble = Some(format!("{} of {} elements wrong, the worst {}", row.wrong, row.elements, far(row.worst)));
     } else if row.repeats == Some(false) {
         row.trouble = Some("bits differ from run to run, though its plan promises the same".to_owned());
     }
@@ -262,10 +261,23 @@ fn plant(result: &mut [u8], is_wrong: bool) {
     }
 }
 
-/// How far an element lies from the reference, in what rounding allows.
+/// How far an element lies from the reference, in what rounding allows: infinitely, where one of the two is NaN or infinite and the other is not the same.
 fn distance(worst: &Compared) -> f64 {
-    let off = (worst.got - worst.want).abs();
-    if off == 0.0 { 0.0 } else { off / worst.tolerance }
+    let Compared { got, want, tolerance, .. } = *worst;
+    if got == want || got.is_nan() && want.is_nan() {
+        return 0.0;
+    }
+    let ratio = (got - want).abs() / tolerance;
+    if got.is_finite() && want.is_finite() && !ratio.is_nan() { ratio } else { f64::INFINITY }
+}
+
+/// A distance in words.
+fn far(distance: f64) -> String {
+    if distance.is_finite() {
+        format!("{distance:.1} times beyond what rounding allows")
+    } else {
+        "NaN or infinite where it should not be, or the other way round".to_owned()
+    }
 }
 
 /// A graph's inputs on the device.
@@ -368,6 +380,21 @@ mod tests {
         assert!(times("NVIDIA A100-SXM4-80GB").is_empty());
         let error = format!("{:#}", shipped(&[("h100", "# fine\n{\n")], "cpu").expect_err("no row"));
         assert!(error.starts_with("h100, line 2"), "{error}");
+    }
+
+    /// What is NaN or infinite lies infinitely far off, is told as that, and stands in a record that is read again.
+    #[test]
+    fn what_is_no_number_is_the_worst() {
+        let of = |got: f64, want: f64| distance(&Compared { index: Vec::new(), got, want, tolerance: 0.5 });
+        let (nan, inf) = (f64::NAN, f64::INFINITY);
+        assert_eq!([of(nan, 1.0), of(1.0, nan), of(inf, 1.0), of(1.0, inf), of(inf, -inf), of(nan, inf)], [inf; 6]);
+        assert_eq!([of(nan, nan), of(inf, inf), of(2.0, 2.0), of(2.0, 1.0)], [0.0, 0.0, 0.0, 2.0]);
+        assert!(far(of(nan, 1.0)).starts_with("NaN or infinite"));
+        let mut read = canary_rows("record", &row("cpu", 1.0)).expect("a row");
+        read[0].worst = inf;
+        let line = serde_json::to_string(&read[0]).expect("JSON");
+        assert!(line.contains("\"worst\":null"), "{line}");
+        assert_eq!(canary_rows("record", &line).expect("a row")[0].worst, inf);
     }
 
     /// What ships is read whole, names the chip of its file, and holds nothing that was wrong when it was measured.

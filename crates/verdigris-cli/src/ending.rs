@@ -10,6 +10,8 @@ use anyhow::{Context, Result};
 pub(crate) struct Ending {
     runtime: tokio::runtime::Runtime,
     signal: Pin<Box<dyn Future<Output = &'static str>>>,
+    /// The one that has come.
+    come: Option<&'static str>,
 }
 
 impl Ending {
@@ -24,18 +26,31 @@ impl Ending {
             let _inside = runtime.enter();
             Box::pin(signal()?)
         };
-        Ok(Ending { runtime, signal })
+        Ok(Ending { runtime, signal, come: None })
     }
 
     /// Waits for one of them: its name.
-    pub(crate) fn wait(self) -> &'static str {
-        self.runtime.block_on(self.signal)
+    pub(crate) fn wait(mut self) -> &'static str {
+        match self.come {
+            Some(name) => name,
+            None => self.runtime.block_on(&mut self.signal),
+        }
     }
 
     /// Waits for one of them as long as that: its name, or nothing once the time is over.
     #[cfg(feature = "serve")]
-    pub(crate) fn wait_at_most(self, time: Duration) -> Option<&'static str> {
-        self.runtime.block_on(async { tokio::time::timeout(time, self.signal).await.ok() })
+    pub(crate) fn wait_at_most(&mut self, time: Duration) -> Option<&'static str> {
+        if self.come.is_none() {
+            self.come = self.runtime.block_on(async { tokio::time::timeout(time, &mut self.signal).await.ok() });
+        }
+        self.come
+    }
+
+    /// Whether one of them has come: its name.
+    #[cfg(feature = "serve")]
+    pub(crate) fn has_come(&mut self) -> Option<&'static str> {
+        // Signals are handed on while somebody waits; a time of nothing would be over before.
+        self.wait_at_most(Duration::from_millis(2))
     }
 }
 

@@ -87,6 +87,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
             bail!("{name} {value}: more than 0");
         }
     }
+    if !(arguments.noise_us >= 0.0 && arguments.noise_us.is_finite()) {
+        bail!("--noise-us {}: from 0 on", arguments.noise_us);
+    }
     let (old, new) = match (is_program(&arguments.old)?, is_program(&arguments.new)?) {
         (false, false) => (record(&arguments.old)?, record(&arguments.new)?),
         (true, true) => in_turns(arguments)?,
@@ -217,6 +220,9 @@ fn compare(old: &BTreeMap<Name, Timed>, new: &BTreeMap<Name, Timed>, limits: &Ar
             (None, ..) => Some("it is not in the new record".to_owned()),
             (Some(Timed { trouble: Some(trouble), .. }), ..) => Some(trouble.clone()),
             (_, Some(_), None) => Some("it has no time in the new record".to_owned()),
+            (_, Some(old_us), Some(new_us)) if !(old_us / new_us).is_normal() => {
+                Some(format!("{old_us} over {new_us} is no number that could be compared"))
+            }
             (_, Some(old_us), Some(new_us)) if new_us - old_us > limits.noise_us && old_us / new_us < limits.row => {
                 Some(format!("{:.3} of its speed, {} asked", old_us / new_us, limits.row))
             }
@@ -247,7 +253,7 @@ fn compare(old: &BTreeMap<Name, Timed>, new: &BTreeMap<Name, Timed>, limits: &Ar
         shut_by,
         other_engines: rows.iter().filter(|row| row.is_other_engine).count(),
         added: new.keys().filter(|name| !old.contains_key(name)).count(),
-        is_open: shut_by == 0 && mean.is_some_and(|mean| mean >= limits.mean),
+        is_open: shut_by == 0 && mean.is_some_and(|mean| mean.is_finite() && mean >= limits.mean),
     };
     (rows, summary)
 }

@@ -2,16 +2,24 @@
 //! exit codes. The program `verdigris` is built from it, and so are the developers' tools.
 //!
 //! Exit codes: 0 all is well (also where a command that needs a GPU is skipped for want of one), 1 something was found wrong, 2 the
-//! command could not be carried out.
+//! command could not be carried out, or what it found not be printed. A reader that has gone away (`| head`) changes no code.
 #![forbid(unsafe_code)]
 
+use std::io::Write as _;
 use std::process::ExitCode;
 
-/// Prints a line to stdout; like `println!`, but a reader that has gone away (`| head`) ends the program instead of a panic.
+/// Prints a line to stdout; like `println!`, but where that fails there is no panic: see [`table::say_text`].
 #[macro_export]
 macro_rules! say {
     () => { $crate::table::say_text("\n") };
     ($($words:tt)*) => { $crate::table::say_text(&(format!($($words)*) + "\n")) };
+}
+
+/// Prints a line to stdout if that is possible; see [`table::mention_text`].
+#[macro_export]
+macro_rules! mention {
+    () => { $crate::table::mention_text("\n") };
+    ($($words:tt)*) => { $crate::table::mention_text(&(format!($($words)*) + "\n")) };
 }
 
 pub mod device;
@@ -35,13 +43,16 @@ pub enum Verdict {
 
 /// The exit code of a command; an error is printed with its causes, after the program's name.
 pub fn exit_code(program: &str, done: anyhow::Result<Verdict>) -> ExitCode {
-    match done {
-        Ok(Verdict::Good) => ExitCode::SUCCESS,
-        Ok(Verdict::Bad) => ExitCode::from(1),
-        Err(error) => {
-            eprintln!("{program}: {}", chain(&error));
-            ExitCode::from(2)
-        }
+    // Where nobody reads what went wrong either, the code still says that something did.
+    let told = |words: &str| {
+        let _ = writeln!(std::io::stderr(), "{program}: {words}");
+        ExitCode::from(2)
+    };
+    match (done, table::unsaid()) {
+        (Err(error), _) => told(&chain(&error)),
+        (Ok(_), Some(error)) => told(&format!("what was found could not be printed: {error}")),
+        (Ok(Verdict::Good), None) => ExitCode::SUCCESS,
+        (Ok(Verdict::Bad), None) => ExitCode::from(1),
     }
 }
 

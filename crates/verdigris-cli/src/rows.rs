@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 /// What came of one graph of a canary.
@@ -30,7 +30,8 @@ pub struct CanaryRow {
     pub wrong: u64,
     /// Elements that were compared.
     pub elements: u64,
-    /// The greatest distance from the reference over what rounding allows.
+    /// The greatest distance from the reference over what rounding allows; infinite, in JSON `null`, where a result is NaN or infinite and should not be.
+    #[serde(deserialize_with = "infinite_for_null")]
     pub worst: f64,
     /// Whether all runs gave the same bits; `None` where the plan does not promise it.
     pub repeats: Option<bool>,
@@ -42,6 +43,11 @@ pub struct CanaryRow {
     pub before_us: Option<f64>,
     /// What is wrong, in words.
     pub trouble: Option<String>,
+}
+
+/// JSON has no infinity: it is written as null.
+fn infinite_for_null<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or(f64::INFINITY))
 }
 
 /// The lines of a record that are rows; lines that begin with `#` say what it is.
@@ -102,10 +108,14 @@ pub fn timed_rows(whose: &str, text: &str) -> Result<BTreeMap<Name, Timed>> {
             }
         };
         // What a canary found wrong, slowness beside its own baseline aside: that is judged here.
-        let trouble = value["trouble"]
-            .as_str()
-            .filter(|_| value["wrong"].as_u64() != Some(0) || value["repeats"].as_bool() == Some(false) || us.is_none());
-        rows.insert(name, Timed { us, engines, trouble: trouble.map(str::to_owned) });
+        let differs = value["repeats"].as_bool() == Some(false);
+        let words = value["trouble"].as_str().filter(|_| value["wrong"].as_u64() != Some(0) || differs || us.is_none()).map(str::to_owned);
+        // Others may count what is wrong and say nothing of it.
+        let counted = match &value["wrong"] {
+            wrong if wrong.is_null() || wrong.as_f64() == Some(0.0) => differs.then(|| "bits differ from run to run".to_owned()),
+            wrong => Some(format!("{wrong} elements wrong")),
+        };
+        rows.insert(name, Timed { us, engines, trouble: words.or(counted) });
     }
     if rows.is_empty() {
         bail!("{whose} has no rows: a row is a JSON object a line, with `problem` and `us`");

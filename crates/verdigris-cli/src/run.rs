@@ -18,7 +18,7 @@ pub(crate) struct Arguments {
     /// A tensor that is read: NAME=FILE.npy or NAME=FILE.safetensors#TENSOR. NAME is the tensor's name or #uid in the graph.
     #[arg(long = "in", value_name = "NAME=FILE")]
     inputs: Vec<String>,
-    /// A tensor that is written: NAME=FILE.npy or NAME=FILE.safetensors.
+    /// A tensor that is written: NAME=FILE.npy, or NAME=FILE.safetensors, which holds all that are written into it.
     #[arg(long = "out", value_name = "NAME=FILE")]
     outputs: Vec<String>,
     /// A host scalar: NAME=NUMBER.
@@ -39,6 +39,10 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<Verdict> {
+    // Before anything takes time.
+    for (_, file) in arguments.outputs.iter().filter_map(|text| text.split_once('=')) {
+        tensor_files::check_target(file)?;
+    }
     let path = arguments.graph.display();
     let text = std::fs::read_to_string(&arguments.graph).with_context(|| format!("reading {path}"))?;
     let graph = json::graph_from_json(&text).with_context(|| path.to_string())?;
@@ -65,11 +69,13 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<Verdict> {
     }
     let bound: Vec<_> = tensors.iter().map(|(uid, tensor)| (*uid, tensor)).collect();
     let (results, report) = device.run_timed(&plan, &bound, &scalars)?;
+    let mut written = Vec::with_capacity(outputs.len());
     for (wanted, file) in &outputs {
         let result = plan.outputs().position(|output| output.uid == wanted.uid).and_then(|i| results.get(i));
         let Some(result) = result else { continue };
-        tensor_files::write(file, &wanted.name, &packed(wanted, &result.to_bytes()?)?)?;
+        written.push((*file, wanted.name.as_str(), packed(wanted, &result.to_bytes()?)?));
     }
+    tensor_files::write(&written)?;
     if report.is_downgraded {
         eprintln!("verdigris: memory, or the alignment of an address, did not do for the ways chosen; others ran, as told by --explain");
     }
@@ -193,7 +199,7 @@ mod tests {
         std::fs::write(at("graph.json"), json::graph_to_json(&g.finish().unwrap())).unwrap();
         let values = |list: [f32; 4]| list.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
         let stored = |list| Stored { dtype: DType::F32, layout: Layout::row_major(&[2, 2]).unwrap(), bytes: values(list) };
-        tensor_files::write(&at("x.npy"), "x", &stored([1.0, -2.0, 3.0, 4.0])).unwrap();
+        tensor_files::write(&[(&at("x.npy"), "x", stored([1.0, -2.0, 3.0, 4.0]))]).unwrap();
         let mut arguments = Arguments {
             graph: at("graph.json").into(),
             inputs: vec![format!("x={}", at("x.npy"))],

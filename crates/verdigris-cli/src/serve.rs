@@ -1,5 +1,6 @@
 //! `verdigris serve`: models over HTTP, and what they bear.
 
+use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,14 +10,14 @@ use anyhow::{Context as _, ensure};
 use serde::Serialize;
 use verdigris::{Config, Device, Policy, observe};
 use verdigris_serve::load::{Load, Measured, offer};
-use verdigris_serve::{Limits, MetricsPage, Model, Service, Settings, Spec};
+use verdigris_serve::{Limits, LoadError, MetricsPage, Model, Service, Settings, Spec};
 
 use verdigris_telemetry::Severity;
 
 use crate::demo;
 use crate::ending::Ending;
 use verdigris_cli::table::{self, Align};
-use verdigris_cli::{Verdict, say, telemetry};
+use verdigris_cli::{Verdict, mention, say, telemetry};
 
 /// The batch sizes of the demo, and the greatest limits of the bench.
 const SIZES: [u64; 7] = [1, 2, 4, 8, 16, 32, 64];
@@ -101,15 +102,18 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<Verdict> {
             registry.text()
         })
     });
-    let service = page.map(|page| start(arguments, arguments.listen, Some(page))).transpose()?;
-    if let Some(service) = &service {
-        say!("listening on http://{}; not ready yet", service.address());
+    // Signals are taken before anybody is told that we are here: what is accepted from then on is answered before the end. The first process of a container would
+    // not even get a signal that nobody has taken.
+    let begin = |page| -> anyhow::Result<(Ending, Service)> { Ok((Ending::watch()?, start(arguments, arguments.listen, Some(page))?)) };
+    let mut service = page.map(begin).transpose()?;
+    if let Some((_, service)) = &service {
+        mention!("listening on http://{}; not ready yet", service.address());
     }
     let device = match Device::open(&arguments.device, &config, Policy::default()) {
         Ok(device) => device,
         Err(error) => {
-            if service.is_some() {
-                linger(Duration::from_secs(arguments.linger_seconds), &error)?;
+            if let Some((ending, _)) = &mut service {
+                linger(ending, Duration::from_secs(arguments.linger_seconds), &error);
             }
             return Err(error.into());
         }
@@ -120,7 +124,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<Verdict> {
         let digits = demo::digits_model(&arguments.device, &SIZES)?;
         if !arguments.json {
             let (accuracy, seconds) = (100.0 * digits.accuracy, began.elapsed().as_secs_f64());
-            say!("digits: trained for {seconds:.1} s; reads {accuracy:.1} % of the images that it never saw");
+            mention!("digits: trained for {seconds:.1} s; reads {accuracy:.1} % of the images that it never saw");
         }
         example = Some((digits.image, digits.label));
         models.push(digits.model);
@@ -139,21 +143,24 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<Verdict> {
     let models = changed_models;
     match service {
         None => bench(arguments, &device, &models),
-        Some(service) => serve(service, &device, &models, example),
+        Some((ending, service)) => serve(service, ending, &device, &models, example),
     }
 }
 
 /// Stays for scrapers where nothing can be served, until the time is over or somebody ends the process.
-fn linger(time: Duration, error: &verdigris::Error) -> anyhow::Result<()> {
+fn linger(ending: &mut Ending, time: Duration, error: &verdigris::Error) {
     if time.is_zero() {
-        return Ok(());
+        return;
     }
-    let ending = Ending::watch()?;
-    eprintln!("verdigris: {error}; the page of metrics stays for {} s", time.as_secs());
+    remark(&format!("verdigris: {error}; the page of metrics stays for {} s", time.as_secs()));
     if let Some(signal) = ending.wait_at_most(time) {
-        eprintln!("ended by {signal}");
+        remark(&format!("ended by {signal}"));
     }
-    Ok(())
+}
+
+/// A line on standard error, if that is possible: no service ends because its log is not read.
+fn remark(words: &str) {
+    let _ = writeln!(std::io::stderr(), "{words}");
 }
 
 fn limits(arguments: &Arguments) -> Limits {
@@ -181,37 +188,52 @@ fn changed(arguments: &Arguments, spec: &Spec) -> Spec {
     spec
 }
 
-fn serve(mut service: Service, device: &Device, models: &[Model], example: Option<(&[u8], usize)>) -> anyhow::Result<Verdict> {
+/// Warms the models, serves them, and ends in good order once somebody says so, before they are warm too.
+fn serve(
+    mut service: Service,
+    mut ending: Ending,
+    device: &Device,
+    models: &[Model],
+    example: Option<(&[u8], usize)>,
+) -> anyhow::Result<Verdict> {
     let mut served = Vec::new();
     for model in models {
         let began = Instant::now();
-        let warm = model.warm(device)?;
+        let warm = match model.warm_while(device, &mut || ending.has_come().is_none()) {
+            Err(LoadError::Ended { .. }) => return Ok(ended(service, ending)),
+            warm => warm?,
+        };
         let spec = model.spec();
-        say!("{}: warm in {:.2} s on {}, batches of {:?}", spec.name, began.elapsed().as_secs_f64(), device.name(), spec.batch_sizes);
+        mention!("{}: warm in {:.2} s on {}, batches of {:?}", spec.name, began.elapsed().as_secs_f64(), device.name(), spec.batch_sizes);
         if !warm.signature.rows_proved_apart {
-            eprintln!(
+            remark(&format!(
                 "verdigris: {}: two runs of one batch differ in their bits here, so that it could not be shown that rows do not change each \
                  other; `deterministic = true` in model.toml makes them repeatable",
                 spec.name
-            );
+            ));
         }
         served.push(warm);
     }
     service.serve(served)?;
-    say!("ready");
+    mention!("ready");
     if let Some((image, label)) = example {
-        say!("\na handwritten {label}, to try:");
+        mention!("\na handwritten {label}, to try:");
         let body = serde_json::json!({ "inputs": [{ "name": "x", "shape": [1, 1, 8, 8], "datatype": "FP32", "data": image }] });
-        say!("curl -s http://{}/v2/models/digits/infer -d '{body}'", service.address());
+        mention!("curl -s http://{}/v2/models/digits/infer -d '{body}'", service.address());
     }
-    service.wait_for_signal()?;
-    say!("ending");
+    Ok(ended(service, ending))
+}
+
+/// Waits for whoever ends the service, and ends it. Words come last: printing them may take as long as somebody lets it.
+fn ended(service: Service, ending: Ending) -> Verdict {
+    let signal = ending.wait();
     let ended = service.shutdown();
+    mention!("ended by {signal}");
     if !ended.is_clean() {
-        say!("{} connections were cut{}", ended.cut_connections, if ended.is_stuck { ", and the device did not answer" } else { "" });
-        return Ok(Verdict::Bad);
+        mention!("{} connections were cut{}", ended.cut_connections, if ended.is_stuck { ", and the device did not answer" } else { "" });
+        return Verdict::Bad;
     }
-    Ok(Verdict::Good)
+    Verdict::Good
 }
 
 /// What one batch limit bears.

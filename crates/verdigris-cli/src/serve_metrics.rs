@@ -13,7 +13,7 @@ use verdigris_telemetry::nvml::{Collector, DeviceNames};
 use verdigris_telemetry::{Bounds, Exporter, ListenAddress, Registry, Severity, log_to_stderr};
 
 use crate::ending::Ending;
-use verdigris_cli::{Verdict, say, telemetry};
+use verdigris_cli::{Verdict, mention, say, telemetry};
 
 /// Options of `serve-metrics`.
 #[derive(clap::Args)]
@@ -56,16 +56,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     // Signals are taken before anybody is told that we are here.
     let ending = Ending::watch()?;
     let exporter = Exporter::start(registry, arguments.listen)?;
-    say!("metrics on http://{}/metrics", exporter.address());
+    mention!("metrics on http://{}/metrics", exporter.address());
     if !arguments.listen.is_loopback() {
-        say!("  every machine that reaches this address can read them");
+        mention!("  every machine that reaches this address can read them");
     }
     if let Some(reason) = missing {
-        say!("  without devices: {reason}; looked for again every ten seconds");
+        mention!("  without devices: {reason}; looked for again every ten seconds");
     }
     let signal = ending.wait();
     drop(exporter);
     drop(collector);
-    say!("ended by {signal}");
+    mention!("ended by {signal}");
     Ok(Verdict::Good)
 }

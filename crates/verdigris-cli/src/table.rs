@@ -1,12 +1,37 @@
 //! What is printed: aligned columns, and colour for terminals.
 
-use std::io::{IsTerminal, Write};
+use std::io::{self, IsTerminal, Write};
+use std::sync::OnceLock;
 
-/// Prints the text to stdout. Where nobody reads it any more, ends the program: there is nobody left to tell.
+/// Why something could not be printed: the first failure, after which no more is.
+static UNSAID: OnceLock<io::Error> = OnceLock::new();
+
+/// Prints the text to stdout. Where that fails, nothing more is printed, and the command goes on to its verdict: the exit code is read where the text is not.
+/// [`crate::exit_code`] tells of a failure, unless it is that the reader has gone.
 pub fn say_text(text: &str) {
-    if std::io::stdout().lock().write_all(text.as_bytes()).is_err() {
-        std::process::exit(0);
+    if UNSAID.get().is_none()
+        && let Err(error) = put(text)
+    {
+        // Of two threads that fail one is told of.
+        let _ = UNSAID.set(error);
     }
+}
+
+/// Prints the text to stdout if that is possible: for a service, which serves whether or not its log is read.
+pub fn mention_text(text: &str) {
+    let _ = put(text);
+}
+
+fn put(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    // What a line's end has not sent would be lost without a word.
+    out.flush()
+}
+
+/// Why what [`say_text`] was given is not, or not wholly, where stdout leads; `None` too where only the reader has gone.
+pub fn unsaid() -> Option<&'static io::Error> {
+    UNSAID.get().filter(|error| error.kind() != io::ErrorKind::BrokenPipe)
 }
 
 /// Which way a column is aligned.

@@ -5,9 +5,10 @@
 //! little-endian and packed row-major (a Fortran-ordered `.npy` is column-major).
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use verdigris::whole_files::write_whole;
 use verdigris_tensor::{DType, Layout, LayoutError};
 
 const NPY_MAGIC: &[u8] = b"\x93NUMPY";
@@ -57,6 +58,24 @@ pub enum FileError {
         /// The file.
         file: String,
     },
+    /// Two tensors for a file that holds one.
+    #[error("{file}: it is to hold `{first}` and `{second}`, and a .npy file holds one tensor")]
+    Two {
+        /// The file.
+        file: String,
+        /// The tensor that was named first.
+        first: String,
+        /// The other.
+        second: String,
+    },
+    /// Two tensors of one name for a file.
+    #[error("{file}: it is to hold two tensors of the name `{name}`, and each has a name of its own")]
+    TwoOfOneName {
+        /// The file.
+        file: String,
+        /// The name.
+        name: String,
+    },
 }
 
 /// Elements with their type and dims.
@@ -77,24 +96,84 @@ pub struct Stored {
 pub fn read(place: &str) -> Result<Stored, FileError> {
     let (file, name) = place.split_once('#').map_or((place, None), |(file, name)| (file, Some(name)));
     let bytes = std::fs::read(file).map_err(|source| FileError::Io { file: file.to_owned(), source })?;
-    match Path::new(file).extension().and_then(|extension| extension.to_str()) {
-        Some("npy") => read_npy(file, &bytes),
-        Some("safetensors") => read_safetensors(file, name, &bytes),
-        _ => Err(FileError::Extension { file: file.to_owned() }),
+    match Format::of(file)? {
+        Format::Npy => read_npy(file, &bytes),
+        Format::Safetensors => read_safetensors(file, name, &bytes),
     }
 }
 
-/// Writes one tensor whose elements are packed row-major. In `.npy`, which lacks bf16 and fp8, those become f32.
+/// What a file is by its name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Format {
+    Npy,
+    Safetensors,
+}
+
+impl Format {
+    fn of(file: &str) -> Result<Format, FileError> {
+        match Path::new(file).extension().and_then(|extension| extension.to_str()) {
+            Some("npy") => Ok(Format::Npy),
+            Some("safetensors") => Ok(Format::Safetensors),
+            _ => Err(FileError::Extension { file: file.to_owned() }),
+        }
+    }
+}
+
+/// Whether tensors can be written there, as far as that is known before: the name's extension, and the folder.
 ///
 /// # Errors
-/// [`FileError::Io`], [`FileError::Extension`].
-pub fn write(file: &str, name: &str, stored: &Stored) -> Result<(), FileError> {
-    let bytes = match Path::new(file).extension().and_then(|extension| extension.to_str()) {
-        Some("npy") => npy(stored),
-        Some("safetensors") => safetensors(name, stored),
-        _ => return Err(FileError::Extension { file: file.to_owned() }),
-    };
-    std::fs::write(file, bytes).map_err(|source| FileError::Io { file: file.to_owned(), source })
+/// [`FileError::Extension`], [`FileError::Io`].
+pub fn check_target(file: &str) -> Result<(), FileError> {
+    Format::of(file)?;
+    place_of(file).map(|_| ())
+}
+
+/// Where a file is, whatever way leads to it.
+fn place_of(file: &str) -> Result<PathBuf, FileError> {
+    let path = Path::new(file);
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    path.canonicalize()
+        .or_else(|_| Ok(folder.canonicalize()?.join(path.file_name().unwrap_or_default())))
+        .map_err(|source| FileError::Io { file: file.to_owned(), source })
+}
+
+/// Tensors for one file, with their names.
+struct Target<'t> {
+    file: &'t str,
+    place: PathBuf,
+    format: Format,
+    tensors: Vec<(&'t str, &'t Stored)>,
+}
+
+/// Writes tensors whose elements are packed row-major, each a file, a name and its elements: several of one `.safetensors` file lie in it together. In `.npy`, which
+/// lacks bf16 and fp8, those become f32. All files are written or none, unless the system fails between two of them.
+///
+/// # Errors
+/// [`FileError::Io`], [`FileError::Extension`], [`FileError::Two`], [`FileError::TwoOfOneName`].
+pub fn write(tensors: &[(&str, &str, Stored)]) -> Result<(), FileError> {
+    let mut targets: Vec<Target<'_>> = Vec::new();
+    for (file, name, stored) in tensors {
+        let (format, place) = (Format::of(file)?, place_of(file)?);
+        let Some(target) = targets.iter_mut().find(|target| target.place == place) else {
+            targets.push(Target { file, place, format, tensors: vec![(name, stored)] });
+            continue;
+        };
+        if format == Format::Npy {
+            let (first, second) = (target.tensors[0].0.to_owned(), (*name).to_owned());
+            return Err(FileError::Two { file: (*file).to_owned(), first, second });
+        }
+        if target.tensors.iter().any(|(other, _)| other == name) {
+            return Err(FileError::TwoOfOneName { file: (*file).to_owned(), name: (*name).to_owned() });
+        }
+        target.tensors.push((name, stored));
+    }
+    let bytes = targets.iter().map(|target| match (target.format, &target.tensors[..]) {
+        (Format::Npy, [(_, stored), ..]) => npy(stored),
+        (_, tensors) => safetensors(tensors),
+    });
+    let bytes: Vec<Vec<u8>> = bytes.collect();
+    let files: Vec<(&Path, &[u8])> = targets.iter().zip(&bytes).map(|(target, bytes)| (Path::new(target.file), &bytes[..])).collect();
+    write_whole(&files).map_err(|failed| FileError::Io { file: failed.file.display().to_string(), source: failed.source })
 }
 
 fn read_npy(file: &str, bytes: &[u8]) -> Result<Stored, FileError> {
@@ -231,16 +310,22 @@ fn read_safetensors(file: &str, name: Option<&str>, bytes: &[u8]) -> Result<Stor
     stored(file, dtype, &entry.shape, &order, data)
 }
 
-fn safetensors(name: &str, stored: &Stored) -> Vec<u8> {
-    let dtype = SAFETENSORS_TYPES.iter().find(|(_, dtype)| *dtype == stored.dtype).map_or("U8", |(name, _)| name);
-    let entry = Entry { dtype: dtype.to_owned(), shape: stored.layout.dims().to_vec(), data_offsets: [0, stored.bytes.len() as u64] };
-    let mut head = serde_json::json!({ name: entry }).to_string();
+fn safetensors(tensors: &[(&str, &Stored)]) -> Vec<u8> {
+    let mut entries = BTreeMap::new();
+    let mut end = 0;
+    for (name, stored) in tensors {
+        let dtype = SAFETENSORS_TYPES.iter().find(|(_, dtype)| *dtype == stored.dtype).map_or("U8", |(name, _)| name);
+        let begin = end;
+        end += stored.bytes.len() as u64;
+        entries.insert(*name, Entry { dtype: dtype.to_owned(), shape: stored.layout.dims().to_vec(), data_offsets: [begin, end] });
+    }
+    let mut head = serde_json::json!(entries).to_string();
     while !head.len().is_multiple_of(8) {
         head.push(' ');
     }
     let mut file = (head.len() as u64).to_le_bytes().to_vec();
     file.extend(head.as_bytes());
-    file.extend(&stored.bytes);
+    tensors.iter().for_each(|(_, stored)| file.extend(&stored.bytes));
     file
 }
 
@@ -260,15 +345,34 @@ mod tests {
             let path = folder.path().join(format!("t.{extension}"));
             let path = path.to_str().unwrap();
             for dtype in [DType::F64, DType::F32, DType::F16, DType::I64, DType::I32, DType::I8, DType::U8] {
-                write(path, "t", &sample(dtype)).unwrap();
+                write(&[(path, "t", sample(dtype))]).unwrap();
                 assert_eq!(read(path).unwrap(), sample(dtype), "{extension} {dtype}");
             }
         }
         let path = folder.path().join("b.safetensors");
-        write(path.to_str().unwrap(), "b", &sample(DType::Bf16)).unwrap();
+        write(&[(path.to_str().unwrap(), "b", sample(DType::Bf16))]).unwrap();
         assert_eq!(read(&format!("{}#b", path.display())).unwrap(), sample(DType::Bf16));
         let told = read(&format!("{}#c", path.display())).unwrap_err().to_string();
         assert!(told.ends_with("no tensor `c`; it holds `b`"), "{told}");
+    }
+
+    #[test]
+    fn a_file_holds_several_tensors_or_is_refused_for_two() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+        // Two ways to one file.
+        std::fs::create_dir(at("down")).unwrap();
+        let (file, same, alone) = (at("a.safetensors"), at("down/../a.safetensors"), at("a.npy"));
+        let (x, y) = (sample(DType::F32), sample(DType::I64));
+        write(&[(&file, "x", x.clone()), (&alone, "z", x.clone()), (&same, "y", y.clone())]).unwrap();
+        assert_eq!((read(&format!("{file}#x")).unwrap(), read(&format!("{file}#y")).unwrap()), (x.clone(), y.clone()));
+        let before = std::fs::read(&file).unwrap();
+        let told = |tensors: &[(&str, &str, Stored)]| write(tensors).unwrap_err().to_string();
+        let two = told(&[(&file, "x", y.clone()), (&alone, "x", x.clone()), (&at("down/../a.npy"), "y", x.clone())]);
+        assert!(two.ends_with("it is to hold `x` and `y`, and a .npy file holds one tensor"), "{two}");
+        assert!(told(&[(&file, "x", y.clone()), (&same, "x", x.clone())]).contains("two tensors of the name `x`"));
+        assert!(told(&[(&file, "x", y.clone()), (&at("absent/b.npy"), "y", x)]).contains("absent/b.npy"));
+        assert_eq!(std::fs::read(&file).unwrap(), before, "nothing is written where something is refused");
     }
 
     #[test]
@@ -292,12 +396,15 @@ mod tests {
         for cut in 0..whole.len() {
             assert!(read_npy("f", &whole[..cut]).is_err(), "{cut}");
         }
-        let whole = safetensors("t", &sample(DType::F32));
+        let whole = safetensors(&[("t", &sample(DType::F32))]);
         for cut in 0..whole.len() {
             assert!(read_safetensors("f", None, &whole[..cut]).is_err(), "{cut}");
         }
         assert!(read_safetensors("f", None, &[0xff; 16]).is_err());
         assert_eq!(told(read("nothing/here.npy")).split(':').next(), Some("nothing/here.npy"));
-        assert!(matches!(write("f.txt", "t", &sample(DType::F32)), Err(FileError::Extension { .. })));
+        assert!(matches!(write(&[("f.txt", "t", sample(DType::F32))]), Err(FileError::Extension { .. })));
+        assert!(matches!(check_target("f.npy.txt"), Err(FileError::Extension { .. })));
+        assert!(matches!(check_target("nothing/here.npy"), Err(FileError::Io { .. })));
+        check_target("here.npy").unwrap();
     }
 }

@@ -15,6 +15,7 @@ use serde::Serialize;
 use verdigris::explain::{ChosenBy, PartExplanation};
 use verdigris::observe::{Entry, read_workload};
 use verdigris::plan_cache::{Answer, TunedChoice, with_choices};
+use verdigris::whole_files::write_whole;
 use verdigris::{Config, Error, Handle, Limits, Stage, Tuning};
 use verdigris_engines::engine::Knobs;
 use verdigris_graph::{Key, Problem, json, pattern};
@@ -101,6 +102,9 @@ struct How {
     json: bool,
 }
 
+/// No run is as long: what a number of seconds may be, so that it is a time.
+const MOST_SECONDS: f64 = 1e7;
+
 /// A problem to tune.
 struct Task {
     class: String,
@@ -165,8 +169,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
 
 impl How {
     fn check(&self) -> Result<()> {
-        if !(self.seconds > 0.0 && self.seconds.is_finite()) {
-            bail!("--seconds {}: more than 0", self.seconds);
+        if !(self.seconds > 0.0 && self.seconds <= MOST_SECONDS) {
+            bail!("--seconds {}: more than 0, and at most {MOST_SECONDS}", self.seconds);
+        }
+        if let Some(budget) = self.budget.filter(|budget| !(*budget > 0.0 && *budget <= MOST_SECONDS)) {
+            bail!("--budget {budget}: more than 0, and at most {MOST_SECONDS}");
         }
         if self.candidates == 0 {
             bail!("--candidates 0: at least 1");
@@ -348,18 +355,14 @@ fn remark(row: &Row) -> String {
     format!("{} {} {}{gain}", row.class, row.dtype, row.problem)
 }
 
-/// Writes the set with these choices in it: beside the old file, and then in its place.
+/// Writes the set with these choices in it.
 fn write_set(path: &Path, choices: &[TunedChoice]) -> Result<()> {
     let existing = match std::fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
         Err(error) => return Err(error).with_context(|| format!("reading {}", path.display())),
     };
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(".new");
-    std::fs::write(&beside, with_choices(&existing, choices))
-        .and_then(|()| std::fs::rename(&beside, path))
-        .with_context(|| format!("writing {}", path.display()))
+    Ok(write_whole(&[(path, with_choices(&existing, choices).as_bytes())])?)
 }
 
 impl Row {

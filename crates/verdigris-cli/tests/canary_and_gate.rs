@@ -286,3 +286,76 @@ fn two_programs_are_measured_in_turns_and_compared() {
     );
     assert_eq!(turns, "");
 }
+
+/// Numbers that cannot be compared open no gate, and what is counted as wrong shuts it without a word.
+#[test]
+fn what_is_no_number_opens_no_gate() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a path").to_owned();
+    let row = |problem: &str, us: f64| serde_json::json!({ "suite": "tune", "problem": problem, "us": us });
+    let gate = |old: &[serde_json::Value], new: &[serde_json::Value], words: &[&str]| {
+        write(Path::new(&at("old")), &old.iter().map(ToString::to_string).collect::<Vec<_>>());
+        write(Path::new(&at("new")), &new.iter().map(ToString::to_string).collect::<Vec<_>>());
+        verdigris(&[&["gate", &at("old"), &at("new")][..], words].concat())
+    };
+    for noise in ["nan", "inf", "-1"] {
+        let done = gate(&[row("p", 10.0)], &[row("p", 100.0)], &[&format!("--noise-us={noise}"), "--mean", "0.01"]);
+        assert!(done.status.code() == Some(2) && text(&done.stderr).contains("--noise-us"), "{noise}: {done:?}");
+    }
+    let done = gate(&[row("p", 10.0), row("q", 1e308)], &[row("p", 10.9), row("q", 1e-300)], &[]);
+    assert_eq!(done.status.code(), Some(1), "{}", text(&done.stdout));
+    assert!(text(&done.stdout).contains("no number that could be compared"), "{}", text(&done.stdout));
+    for (change, told) in [
+        (serde_json::json!({ "wrong": 3 }), "3 elements wrong"),
+        (serde_json::json!({ "wrong": 0, "repeats": false }), "bits differ"),
+        (serde_json::json!({ "repeats": false }), "bits differ"),
+    ] {
+        let mut wrong = row("p", 10.0);
+        change.as_object().expect("an object").iter().for_each(|(name, value)| wrong[name] = value.clone());
+        let done = gate(&[row("p", 10.0)], &[wrong], &[]);
+        assert!(done.status.code() == Some(1) && text(&done.stdout).contains(told), "{change}: {}", text(&done.stdout));
+    }
+    let done = gate(&[row("p", 10.0)], &[row("p", 10.0)], &["--noise-us", "0"]);
+    assert_eq!(done.status.code(), Some(0), "{}", text(&done.stdout));
+}
+
+/// The verdict is the exit code, whether or not its words have a reader; words that found no room are told.
+#[cfg(target_os = "linux")]
+#[test]
+fn an_exit_code_does_not_depend_on_who_reads() {
+    use std::process::Stdio;
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a path").to_owned();
+    for (name, us) in [("old", 10.0), ("new", 100.0)] {
+        write(Path::new(&at(name)), &[serde_json::json!({ "suite": "tune", "problem": "p", "us": us }).to_string()]);
+    }
+    let (old, new) = (at("old"), at("new"));
+    let run = |words: &[&str], out: Stdio| {
+        let done = Command::new(env!("CARGO_BIN_EXE_verdigris")).args(words).env("VERDIGRIS_CACHE", "off").stdout(out).output();
+        done.expect("the program runs")
+    };
+    let unread = || {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        Stdio::from(writer)
+    };
+    let full = || Stdio::from(std::fs::OpenOptions::new().write(true).open("/dev/full").expect("there"));
+    for (words, code) in [
+        (&["gate", &old, &new][..], 1),
+        (&["gate", &old, &new, "--json"][..], 1),
+        (&["gate", &old, &old][..], 0),
+        (&["canary", "--device", "cpu", "gemm/f32", "--baseline", "none", "--plant", "wrong"][..], 1),
+        (&["canary", "--device", "cpu", "gemm/f32", "--baseline", "none", "--plant", "wrong", "--json"][..], 1),
+        (&["doctor", "--json"][..], 0),
+    ] {
+        let done = run(words, unread());
+        assert_eq!((done.status.code(), text(&done.stderr).as_str()), (Some(code), ""), "{words:?}");
+        let done = run(words, full());
+        assert_eq!(done.status.code(), Some(2), "{words:?}");
+        let said = text(&done.stderr);
+        assert!(said.starts_with("verdigris: what was found could not be printed: ") && said.lines().count() == 1, "{words:?}: {said}");
+    }
+    // Where this machine has no driver.
+    let required = run(&["doctor", "--require", "gpu"], Stdio::null()).status.code();
+    assert_eq!(run(&["doctor", "--require", "gpu"], unread()).status.code(), required);
+}

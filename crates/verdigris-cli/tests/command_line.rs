@@ -26,7 +26,10 @@ fn mistakes_in_arguments_name_the_argument_and_the_choices() {
     assert!(refused(&["tune", "gemm", "--filter", "9x9x9x9"]).contains("no problem of the list is left"));
     assert!(refused(&["tune", "gemm", "-m", "4", "-n", "4", "-k", "4", "--layout", "xy"]).contains("--layout `xy`: two letters"));
     assert!(refused(&["tune", "gemm", "-m", "4", "-n", "4", "-k", "4", "--lda", "3"]).contains("--lda 3 is less than the 4 elements"));
-    assert!(refused(&["tune", "conv", "--seconds", "0"]).contains("--seconds 0"));
+    for seconds in ["0", "nan", "1e300", "inf"] {
+        assert!(refused(&["tune", "conv", "--seconds", seconds]).contains("--seconds "), "{seconds}");
+        assert!(refused(&["tune", "conv", "--budget", seconds]).contains("--budget "), "{seconds}");
+    }
     assert!(refused(&["tune", "conv", "--class", "cubes"]).contains("--class cubes: the list has resnet"));
     assert!(refused(&["tune", "gemm", "--candidates", "0"]).contains("--candidates 0"));
     assert!(refused(&["tune", "graph", "absent.json"]).contains("absent.json"));
@@ -179,6 +182,45 @@ fn a_graph_is_run_by_the_program_and_mistakes_in_it_are_told() {
     assert!(!Path::new(&at("y.npy")).exists());
 }
 
+/// Results that are written into one file lie in it together, and an earlier file is whole until all of the new ones are.
+#[test]
+fn results_are_written_together_or_not_at_all() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
+    let stored = sum(|graph| graph["tensors"][3]["virtual"] = false.into());
+    std::fs::write(at("sum.json"), stored).expect("writes");
+    std::fs::write(at("x.npy"), npy([1.0, -2.0, 3.0])).expect("writes");
+    std::fs::write(at("z.npy"), npy([0.5, 0.5, -4.0])).expect("writes");
+    let (graph, x, z) = (at("sum.json"), format!("x={}", at("x.npy")), format!("z={}", at("z.npy")));
+    let words = |y: &str, hidden: &str| -> Vec<String> {
+        let out = |name: &str, file: &str| ["--out".to_owned(), format!("{name}={}", at(file))];
+        let first = ["run", &graph, "--in", &x, "--in", &z].map(str::to_owned);
+        first.into_iter().chain(out("y", y)).chain(out("hidden", hidden)).collect()
+    };
+    let go = |words: Vec<String>| run(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    let said = |words: Vec<String>| refused(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    let output = go(words("both.safetensors", "both.safetensors"));
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let read = |name: &str| verdigris_cli::tensor_files::read(&format!("{}#{name}", at("both.safetensors"))).expect("a tensor").bytes;
+    assert_eq!(
+        (read("y"), read("hidden")),
+        ([1.5f32, 0.0, 0.0].map(f32::to_le_bytes).concat(), [1.5f32, -1.5, -1.0].map(f32::to_le_bytes).concat())
+    );
+    assert!(said(words("one.npy", "one.npy")).contains("it is to hold `y` and `hidden`"));
+    // An earlier file, beside one that cannot be written: by its folder, its kind, or because a folder is there.
+    std::fs::write(at("old.npy"), "old").expect("writes");
+    std::fs::create_dir(at("taken.npy")).expect("made");
+    for bad in ["absent/z.npy", "z.txt", "taken.npy"] {
+        assert!(said(words("old.npy", bad)).contains(bad), "{bad}");
+        assert_eq!(std::fs::read(at("old.npy")).expect("there"), b"old", "{bad}");
+    }
+    // What cannot be written is told before the graph is looked at, which may take long.
+    std::fs::write(at("sum.json"), "{").expect("writes");
+    assert!(said(words("old.npy", "z.txt")).contains("z.txt"));
+    let left = std::fs::read_dir(folder.path()).expect("a folder").count();
+    assert_eq!(left, 6, "files are left beside the results");
+}
+
 #[test]
 fn the_graph_of_the_guide_runs() {
     let guide = include_str!("../../../docs/run.md");
@@ -215,6 +257,20 @@ fn inspect_shows_who_takes_a_problem_and_what_runs() {
     assert!(text.contains("1. gemm.") && text.contains("  launch "), "{text}");
     let json: serde_json::Value = serde_json::from_str(&stdout(&run(&[&words[..], &["--json"]].concat()))).expect("one JSON object");
     assert!(json["ranked"].as_array().is_some_and(|ranked| !ranked.is_empty()));
+}
+
+/// Extents of which a list of all launches would never end are refused, by name and at once.
+#[test]
+fn inspect_comes_back_whatever_the_extents() {
+    for extent in ["35184372088832", "9223372036854775807"] {
+        for [m, n] in [[extent, "1"], ["1", extent]] {
+            let words = ["inspect", "-m", m, "-n", n, "-k", "1", "--arch", "h200"];
+            let output = run(&words);
+            assert_eq!(output.status.code(), Some(0), "{output:?}");
+            let text = stdout(&output);
+            assert!(text.contains("no engine takes the problem") && text.contains("launches, taken are 1024"), "{text}");
+        }
+    }
 }
 
 #[test]

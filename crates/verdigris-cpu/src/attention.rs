@@ -14,7 +14,7 @@ use crate::graph_plan::Context;
 use crate::operation::Operation;
 use crate::philox::Stream;
 use crate::real::Real;
-use crate::scratch::made;
+use crate::scratch::{Scratch, made};
 
 /// What is read, packed row-major, and how it is read.
 struct Scores<'a, 's, T: Real> {
@@ -23,9 +23,9 @@ struct Scores<'a, 's, T: Real> {
     q: Loaded<'a, 's, T>,
     k: Loaded<'a, 's, T>,
     v: Loaded<'a, 's, T>,
-    bias: Option<Spread<T>>,
-    mask: Option<Spread<T>>,
-    slopes: Option<Spread<T>>,
+    bias: Option<Spread<'a, 's, T>>,
+    mask: Option<Spread<'a, 's, T>>,
+    slopes: Option<Spread<'a, 's, T>>,
     sinks: Option<Vec<f64>>,
     /// Queries and keys of each batch that count.
     lengths: Vec<[usize; 2]>,
@@ -36,7 +36,7 @@ struct Scores<'a, 's, T: Real> {
     /// Which pairs are dropped, and what is drawn for them.
     dropout: Option<(DropoutMask, Stream)>,
     /// The factors of queries, keys and values of 8 bits.
-    descales: [Option<Spread<T>>; 3],
+    descales: [Option<Spread<'a, 's, T>>; 3],
     h: usize,
     h_kv: usize,
     /// Queries and keys of the scores, which `bias` and `mask` are of.
@@ -77,20 +77,20 @@ impl Ragged {
 }
 
 /// A tensor repeated over the dims of the scores.
-struct Spread<T> {
-    data: Vec<T>,
+struct Spread<'a, 's, T: Real> {
+    loaded: Loaded<'a, 's, T>,
     strides: [usize; 4],
 }
 
-impl<T: Real> Spread<T> {
-    fn load(context: &Context<'_>, uid: Uid) -> Spread<T> {
-        let loaded = context.view(uid).load_row_major::<T>(context.scratch);
-        Spread { strides: spread(&loaded.layout), data: loaded.data().to_vec() }
+impl<'a, 's, T: Real> Spread<'a, 's, T> {
+    fn load(context: &Context<'a>, scratch: &'s Scratch, uid: Uid) -> Spread<'a, 's, T> {
+        let loaded = context.view(uid).load_row_major::<T>(scratch);
+        Spread { strides: spread(&loaded.layout), loaded }
     }
 
     fn at(&self, [b, h, i]: [usize; 3], j: usize) -> f64 {
         let [of_b, of_h, of_i, of_j] = self.strides;
-        self.data[b * of_b + h * of_h + i * of_i + j * of_j].to_f64()
+        self.loaded.data()[b * of_b + h * of_h + i * of_i + j * of_j].to_f64()
     }
 }
 
@@ -130,7 +130,7 @@ fn add_scaled<T: Real>(to: &mut [T], factor: f64, x: &[T]) {
 }
 
 impl<'a, 's, T: Real> Scores<'a, 's, T> {
-    fn new(op: &Attention, context: &Context<'a>, scratch: &'s crate::scratch::Scratch) -> Scores<'a, 's, T> {
+    fn new(op: &Attention, context: &Context<'a>, scratch: &'s Scratch) -> Scores<'a, 's, T> {
         let load = |uid: Uid| context.view(uid).load_row_major::<T>(scratch);
         let (q, k, v) = (load(op.q), load(op.k), load(op.v));
         let extents = |layout: &Layout| -> [usize; 4] { std::array::from_fn(|i| layout.dims()[i] as usize) };
@@ -154,7 +154,7 @@ impl<'a, 's, T: Real> Scores<'a, 's, T> {
             };
             (0..b).map(|b| uid.map_or(extent(b), |uid| length(uid, b))).collect()
         };
-        let spread = |uid: Option<Uid>| uid.map(|uid| Spread::<T>::load(context, uid));
+        let spread = |uid: Option<Uid>| uid.map(|uid| Spread::<T>::load(context, scratch, uid));
         let lengths = of(op.q_lengths, 0).into_iter().zip(of(op.kv_lengths, 1)).map(|(q, kv)| [q, kv]).collect();
         Scores {
             spec: op.spec,

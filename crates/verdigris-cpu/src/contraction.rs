@@ -125,7 +125,7 @@ fn product<T: Real>(scratch: &Scratch, layout: &Layout, transposed: bool, a: &Lo
         let own = operand.layout.rank();
         let (dims, strides) = (operand.layout.dims(), operand.strides());
         let (outer, depth) = if outer_is_row { (own - 2, own - 1) } else { (own - 1, own - 2) };
-        let table = |dim: usize| (0..dims[dim] as usize).map(|i| i * strides[dim]).collect::<Vec<_>>();
+        let table = |dim: usize| scratch.places.collected(dims[dim] as usize, (0..dims[dim] as usize).map(|i| i * strides[dim]));
         let matrices =
             Layout::new(&dims[..own - 2], &operand.layout.strides()[..own - 2]).unwrap_or_else(|source| no_layout("operand", source));
         (table(outer), table(depth), broadcast("operand", &matrices, batch_dims))
@@ -139,7 +139,7 @@ fn product<T: Real>(scratch: &Scratch, layout: &Layout, transposed: bool, a: &Lo
     let threads = rayon::current_num_threads();
     let parts = if batches >= 2 * threads { 1 } else { 2 * threads };
     let rows_at_once = row_count.div_ceil(parts).next_multiple_of(TILE_ROWS).max(4 * TILE_ROWS);
-    let columns: Vec<usize> = (0..column_count).collect();
+    let columns = scratch.places.collected(column_count, 0..column_count);
     d.par_chunks_mut(m * n).enumerate().for_each(|(batch, d)| {
         let start = |layout: &Layout| layout.offset_of_position(batch as u64).unwrap_or(0) as usize;
         let row_data = rows_of.data().get(start(&row_batch)..).unwrap_or(&[]);
@@ -152,7 +152,8 @@ fn product<T: Real>(scratch: &Scratch, layout: &Layout, transposed: bool, a: &Lo
         }
         let right = if shared { Operand::Packed { panels: &panels, outer: column_count } } else { Operand::Gather(gather) };
         d.par_chunks_mut(rows_at_once * column_count).enumerate().for_each(|(part, d)| {
-            let rows: Vec<usize> = (0..d.len() / column_count).map(|i| i * column_count).collect();
+            let row_count = d.len() / column_count;
+            let rows = scratch.places.collected(row_count, (0..row_count).map(|i| i * column_count));
             let outer = &row_offsets[part * rows_at_once..][..rows.len()];
             let left = Operand::Gather(Gather { data: row_data, outer, depth: &row_depth });
             gemm(scratch, d, Target { rows: &rows, columns: &columns }, (left, 0), right, depth, false);

@@ -9,33 +9,75 @@ use crate::engine::Engine;
 use crate::graph_plan::Context;
 use crate::operation::{Operation, results};
 use crate::real::Real;
-use crate::scratch::made;
+use crate::scratch::{Lent, Scratch, made};
+
+/// The elements of x that a window meets along one dim: so many, from the first on, each `step` behind the one before.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Run {
+    first: usize,
+    step: usize,
+    count: usize,
+}
+
+impl Run {
+    /// The one element of a dim that is not there.
+    const ALONE: Run = Run { first: 0, step: 1, count: 1 };
+
+    #[inline(always)]
+    fn positions(self) -> impl Iterator<Item = usize> {
+        (0..self.count).map(move |i| self.first + i * self.step)
+    }
+}
 
 /// Where the windows of one dim lie.
-struct Windows {
-    /// For each output, the positions in x that its taps meet.
-    positions: Vec<Vec<usize>>,
-    /// For each output, its taps, those in padding included.
-    taps: Vec<usize>,
+struct Windows<'s> {
+    /// Of each output.
+    runs: Lent<'s, Run>,
+    /// The taps of a window, those in padding included; where windows differ in them, each has its elements.
+    taps: Option<u64>,
     extent: usize,
 }
 
-/// The elements of `x` that window `o` meets along spatial dim `i` of `extent` elements, and how many taps it has, in padding or not.
-fn met(windows: &PoolWindows, i: usize, o: u64, extent: u64) -> (Vec<usize>, usize) {
+impl<'s> Windows<'s> {
+    fn new(windows: &PoolWindows, i: usize, outs: u64, extent: u64, scratch: &'s Scratch) -> Windows<'s> {
+        let runs = scratch.runs.collected(outs as usize, (0..outs).map(|o| met(windows, i, o, extent)));
+        let taps = match windows {
+            PoolWindows::Sliding { window, .. } | PoolWindows::Fractional { window, .. } => Some(window[i]),
+            PoolWindows::Adaptive { .. } => None,
+        };
+        Windows { runs, taps, extent: extent as usize }
+    }
+
+    fn alone(scratch: &'s Scratch) -> Windows<'s> {
+        Windows { runs: scratch.runs.collected(1, std::iter::once(Run::ALONE)), taps: Some(1), extent: 1 }
+    }
+
+    /// Of each output its elements and its number of taps.
+    fn each(&self) -> impl Iterator<Item = (Run, f64)> {
+        self.runs.iter().map(|&run| (run, self.taps.map_or(run.count as f64, |taps| taps as f64)))
+    }
+}
+
+/// The elements of `x` that window `o` meets along spatial dim `i` of `extent` elements.
+fn met(windows: &PoolWindows, i: usize, o: u64, extent: u64) -> Run {
     match windows {
         // Only the taps within: a window of much padding is walked no further than the tensor.
         PoolWindows::Sliding { window, strides, dilations, pads_before, .. } => {
             let (first, step) = (o * strides[i], dilations[i]);
             let before = pads_before[i].saturating_sub(first).div_ceil(step);
             let behind = (extent + pads_before[i]).saturating_sub(first).div_ceil(step).min(window[i]);
-            ((before..behind).map(|tap| (first + tap * step - pads_before[i]) as usize).collect(), window[i] as usize)
+            match behind.checked_sub(before) {
+                None | Some(0) => Run::default(),
+                Some(count) => Run { first: (first + before * step - pads_before[i]) as usize, step: step as usize, count: count as usize },
+            }
         }
         PoolWindows::Adaptive { .. } => {
+            // One behind the other, and none in padding.
             let taps = windows.taps(i, o, extent);
-            (taps.iter().map(|&tap| tap as usize).collect(), taps.len())
+            Run { first: taps.first().map_or(0, |&first| first as usize), step: 1, count: taps.len() }
         }
         // Each plane has its own (`Grid::of_plane`), and a gradient is told by the index.
-        PoolWindows::Fractional { window, .. } => (Vec::new(), window[i] as usize),
+        PoolWindows::Fractional { .. } => Run::default(),
     }
 }
 
@@ -54,41 +96,34 @@ fn first_of<T: Real>(o: usize, outs: usize, span: usize, sample: T) -> usize {
 }
 
 /// The windows of three spatial dims; missing ones lead and have one position.
-struct Grid {
-    dims: [Windows; 3],
+struct Grid<'s> {
+    dims: [Windows<'s>; 3],
+    scratch: &'s Scratch,
 }
 
-impl Grid {
-    fn new(windows: &PoolWindows, x: &Layout, y: &Layout) -> Grid {
+impl<'s> Grid<'s> {
+    /// Of a `y` without elements there are no windows.
+    fn new(windows: &PoolWindows, x: &Layout, y: &Layout, scratch: &'s Scratch) -> Grid<'s> {
         let spatial = windows.spatial();
-        let dims = [0, 1, 2].map(|i| {
-            let Some(i) = (i + spatial).checked_sub(3) else {
-                return Windows { positions: vec![vec![0]], taps: vec![1], extent: 1 };
-            };
-            let extent = x.dims()[i + 2];
-            let (positions, taps) = (0..y.dims()[i + 2]).map(|o| met(windows, i, o, extent)).unzip();
-            Windows { positions, taps, extent: extent as usize }
+        let dims = [0, 1, 2].map(|i| match (i + spatial).checked_sub(3) {
+            None => Windows::alone(scratch),
+            Some(i) => Windows::new(windows, i, if y.is_empty() { 0 } else { y.dims()[i + 2] }, x.dims()[i + 2], scratch),
         });
-        Grid { dims }
+        Grid { dims, scratch }
     }
 
     /// The windows of one plane: those of all, or where the plane's samples say that they begin.
-    fn of_plane<T: Real>(&self, windows: &PoolWindows, samples: Option<&[T]>) -> Option<Grid> {
+    fn of_plane<T: Real>(&self, windows: &PoolWindows, samples: Option<&[T]>) -> Option<Grid<'s>> {
         let (PoolWindows::Fractional { window, .. }, Some(samples)) = (windows, samples) else { return None };
         let missing = self.dims.len() - window.len();
         let dims = [0, 1, 2].map(|i| {
-            let Windows { taps, extent, .. } = &self.dims[i];
-            let positions = match i.checked_sub(missing) {
-                None => vec![vec![0]],
-                Some(own) => {
-                    let many = window[own] as usize;
-                    let first = |o: usize| first_of(o, taps.len(), extent - many, samples[own]);
-                    (0..taps.len()).map(|o| (first(o)..first(o) + many).collect()).collect()
-                }
-            };
-            Windows { positions, taps: taps.clone(), extent: *extent }
+            let Windows { runs, taps, extent } = &self.dims[i];
+            let Some(own) = i.checked_sub(missing) else { return Windows::alone(self.scratch) };
+            let (outs, count) = (runs.len(), window[own] as usize);
+            let run = |o: usize| Run { first: first_of(o, outs, extent - count, samples[own]), step: 1, count };
+            Windows { runs: self.scratch.runs.collected(outs, (0..outs).map(run)), taps: *taps, extent: *extent }
         });
-        Some(Grid { dims })
+        Some(Grid { dims, scratch: self.scratch })
     }
 
     fn x_len(&self) -> usize {
@@ -96,18 +131,18 @@ impl Grid {
     }
 
     fn y_len(&self) -> usize {
-        self.dims.iter().map(|dim| dim.taps.len()).product()
+        self.dims.iter().map(|dim| dim.runs.len()).product()
     }
 
-    /// Visits the windows in row-major order: (which, its number of taps, the three lists of positions). Taps in padding are more than memory
+    /// Visits the windows in row-major order: (which, its number of taps, its elements along each dim). Taps in padding are more than memory
     /// holds elements, and may be more than an integer counts.
-    fn for_each(&self, mut visit: impl FnMut(usize, f64, [&[usize]; 3])) {
+    fn for_each(&self, mut visit: impl FnMut(usize, f64, [Run; 3])) {
         let [d, h, w] = &self.dims;
         let mut which = 0;
-        for (d_positions, d_taps) in d.positions.iter().zip(&d.taps) {
-            for (h_positions, h_taps) in h.positions.iter().zip(&h.taps) {
-                for (w_positions, w_taps) in w.positions.iter().zip(&w.taps) {
-                    visit(which, *d_taps as f64 * *h_taps as f64 * *w_taps as f64, [d_positions, h_positions, w_positions]);
+        for (depth, d_taps) in d.each() {
+            for (height, h_taps) in h.each() {
+                for (width, w_taps) in w.each() {
+                    visit(which, d_taps * h_taps * w_taps, [depth, height, width]);
                     which += 1;
                 }
             }
@@ -116,11 +151,11 @@ impl Grid {
 
     /// Visits the elements of a window in row-major order.
     #[inline(always)]
-    fn elements(&self, [d, h, w]: [&[usize]; 3], mut visit: impl FnMut(usize)) {
-        for &d in d {
-            for &h in h {
+    fn elements(&self, [depth, height, width]: [Run; 3], mut visit: impl FnMut(usize)) {
+        for d in depth.positions() {
+            for h in height.positions() {
                 let line = (d * self.dims[1].extent + h) * self.dims[2].extent;
-                for &w in w {
+                for w in width.positions() {
                     visit(line + w);
                 }
             }
@@ -128,7 +163,7 @@ impl Grid {
     }
 
     /// The first greatest element of a window, or the first NaN: (position, value).
-    fn greatest<T: Real>(&self, x: &[T], window: [&[usize]; 3]) -> Option<(usize, T)> {
+    fn greatest<T: Real>(&self, x: &[T], window: [Run; 3]) -> Option<(usize, T)> {
         let mut best: Option<(usize, T)> = None;
         self.elements(window, |at| {
             let value = x[at];
@@ -162,9 +197,9 @@ fn forward_in<T: Real>(op: &Pool, context: &Context<'_>, y: ViewMut<'_>, index: 
     let x_dtype = context.tensor(op.x).dtype;
     let least = x_dtype.integer_range().map_or(f64::NEG_INFINITY, |(least, _)| least as f64);
     let x = context.view(op.x).load_row_major::<T>(context.scratch);
-    let grid = Grid::new(&op.windows, &x.layout, &y.layout);
+    let grid = Grid::new(&op.windows, &x.layout, &y.layout, context.scratch);
     let (x_len, y_len) = (grid.x_len(), grid.y_len());
-    let planes = if y.layout.is_empty() { 0 } else { y.layout.elements() as usize / y_len };
+    let planes = y.layout.elements() as usize / y_len;
     let plane = |i: usize| &x.data()[i * x_len..(i + 1) * x_len];
     let samples = op.samples.map(|samples| context.view(samples).load_row_major::<T>(context.scratch));
     let own = |i: usize| {
@@ -220,7 +255,7 @@ fn backward_in<T: Real>(op: &PoolBackward, context: &Context<'_>, dx: ViewMut<'_
     let dy = context.view(op.dy).load_row_major::<T>(context.scratch);
     let x = op.x.map(|x| context.view(x).load_row_major::<T>(context.scratch));
     let index = op.index.map(|index| context.view(index));
-    let grid = Grid::new(&op.windows, &dx.layout, &dy.layout);
+    let grid = Grid::new(&op.windows, &dx.layout, &dy.layout, context.scratch);
     let (x_len, y_len) = (grid.x_len(), grid.y_len());
     let order = row_major(&dx.layout);
     dx.fill::<T>(context.scratch, order, |dx| {
@@ -242,7 +277,7 @@ fn backward_in<T: Real>(op: &PoolBackward, context: &Context<'_>, dx: ViewMut<'_
                     }
                 }
                 PoolMode::Average { count_include_pad } => {
-                    let count: usize = window.iter().map(|positions| positions.len()).product();
+                    let count: usize = window.iter().map(|run| run.count).product();
                     let divisor = if count_include_pad { taps } else { count as f64 };
                     let share = T::from_f64(dy[which].to_f64() / divisor);
                     grid.elements(window, |at| dx[at] += share);
@@ -256,7 +291,9 @@ impl Operation for Pool {
     const ENGINE: Engine = Engine::Pool;
 
     fn run(&self, _: &[Node], context: &Context<'_>, outputs: Vec<(Uid, ViewMut<'_>)>) {
-        if let Some((output, second)) = results(outputs) {
+        if let Some((output, second)) = results(outputs)
+            && !output.layout.is_empty()
+        {
             forward(self, context, output, second);
         }
     }
@@ -266,7 +303,9 @@ impl Operation for PoolBackward {
     const ENGINE: Engine = Engine::Pool;
 
     fn run(&self, _: &[Node], context: &Context<'_>, outputs: Vec<(Uid, ViewMut<'_>)>) {
-        if let Some((output, _)) = results(outputs) {
+        if let Some((output, _)) = results(outputs)
+            && !output.layout.is_empty()
+        {
             backward(self, context, output);
         }
     }

@@ -58,7 +58,8 @@ impl<'s> Grid<'s> {
             let Some(own) = own(i) else { return Line::new(1, |_| vec![(0, 1.0)], scratch) };
             let (extent, out) = (x.dims()[own + 2], y.dims()[own + 2]);
             let taps = sampling.taps(own, extent, out, double);
-            Line::new(out, |o| taps.of(o, extent, double), scratch)
+            // A y without elements has no outputs.
+            Line::new(if y.is_empty() { 0 } else { out }, |o| taps.of(o, extent, double), scratch)
         };
         Grid { lines: [0, 1, 2].map(line), extents: [0, 1, 2].map(|i| own(i).map_or(1, |own| x.dims()[own + 2] as usize)) }
     }
@@ -162,7 +163,7 @@ impl Operation for Resample {
     const ENGINE: Engine = Engine::Resample;
 
     fn run(&self, _: &[Node], context: &Context<'_>, outputs: Vec<(Uid, ViewMut<'_>)>) {
-        let Some((output, _)) = results(outputs) else { return };
+        let Some((output, _)) = results(outputs).filter(|(output, _)| !output.layout.is_empty()) else { return };
         let dtype = context.tensor(self.x).dtype;
         if self.sampling.moves() && dtype == output.dtype {
             moved(self, context, output);
@@ -178,7 +179,7 @@ impl Operation for ResampleBackward {
     const ENGINE: Engine = Engine::Resample;
 
     fn run(&self, _: &[Node], context: &Context<'_>, outputs: Vec<(Uid, ViewMut<'_>)>) {
-        let Some((output, _)) = results(outputs) else { return };
+        let Some((output, _)) = results(outputs).filter(|(output, _)| !output.layout.is_empty()) else { return };
         if context.tensor(self.dy).dtype == DType::F64 {
             backward::<f64>(self, context, output);
         } else {

@@ -24,7 +24,8 @@ fn run_in<T: Real>(op: &Scan, context: &Context<'_>, y: ViewMut<'_>) {
             return;
         }
         y.par_chunks_mut(block).zip(x.data().par_chunks(block)).for_each(|(y, x)| {
-            let mut so_far = vec![op.f.of_nothing(); step];
+            let mut so_far = context.scratch.f64.lend(step);
+            so_far.fill(op.f.of_nothing());
             for turn in 0..extent {
                 let first = step * if op.reverse { extent - 1 - turn } else { turn };
                 let lines = y[first..first + step].iter_mut().zip(&x[first..first + step]);

@@ -67,12 +67,15 @@ pub(crate) struct Scratch {
     pub(crate) integers: Pool<i64>,
     /// Taps of filters.
     pub(crate) taps: Pool<crate::conv::Tap>,
+    /// Windows of pooling.
+    pub(crate) runs: Pool<crate::pool::Run>,
 }
 
 impl Scratch {
     /// The most bytes that were lent at once since the last call.
     pub(crate) fn take_peak_bytes(&self) -> u64 {
-        (self.f32.take_peak() + self.f64.take_peak() + self.places.take_peak() + self.integers.take_peak() + self.taps.take_peak()) as u64
+        let of_numbers = self.f32.take_peak() + self.f64.take_peak() + self.integers.take_peak();
+        (of_numbers + self.places.take_peak() + self.taps.take_peak() + self.runs.take_peak()) as u64
     }
 }
 

@@ -166,3 +166,34 @@ fn a_wide_log_sum_exp_is_read_as_it_is() {
     let first = f64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
     assert_eq!(first, (20.0 - lse).exp());
 }
+
+/// Nothing is laid out for the windows and taps of a result that has no elements, however many it would have had.
+#[test]
+fn results_without_elements_take_nothing() -> Result<(), Box<dyn std::error::Error>> {
+    let wide = 1u64 << 40;
+    let nothing = |graph: Graph| {
+        let x = graph.tensors.iter().find(|tensor| tensor.name == "x").expect("the input").uid;
+        let (bytes, report) = run(&graph, &[(x, Vec::new())]);
+        assert!(bytes.is_empty() && report.steps.iter().all(|step| step.workspace_bytes < 1 << 16), "{report:?}");
+    };
+    let padded = PoolWindows::Sliding {
+        window: vec![1 << 30],
+        strides: vec![1],
+        dilations: vec![1],
+        pads_before: vec![(1 << 30) - 1],
+        pads_after: vec![(1 << 30) - 1],
+    };
+    for windows in [PoolWindows::Adaptive { out: vec![wide] }, padded] {
+        let mut g = GraphBuilder::new("empty");
+        let x = g.tensor("x", DType::F32, rows(&[0, 1, 4]));
+        let y = g.pool("pool", PoolMode::Max, windows, x)?;
+        nothing(stored(g, y, DType::F32));
+    }
+    for filter in [Filter::Nearest, Filter::Linear { align_corners: false }] {
+        let mut g = GraphBuilder::new("empty");
+        let x = g.tensor("x", DType::F32, rows(&[0, 1, 4]));
+        let y = g.resample("resample", Sampling::Interpolate { filter, out: vec![(1 << 31) - 1], factors: vec![] }, x)?;
+        nothing(stored(g, y, DType::F32));
+    }
+    Ok(())
+}

@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tracing::Span;
 
 use crate::executor::{ExecuteError, Executor};
@@ -38,12 +38,21 @@ pub(crate) struct Waiting {
     pub(crate) deadline: Instant,
     pub(crate) answer: oneshot::Sender<Result<Answer, Refusal>>,
     pub(crate) span: Span,
+    /// The memory that was lent for the request's body, of which the inputs are made.
+    pub(crate) held: OwnedSemaphorePermit,
 }
 
 impl Waiting {
     fn refuse(self, kind: Kind, message: String) {
+        self.told(Err(Refusal::new(kind, message)));
+    }
+
+    /// Ends the request: whether its client still waits. The memory is given back before the answer, after which the client may ask for as much again.
+    fn told(self, answered: Result<Answer, Refusal>) -> bool {
+        let Waiting { inputs, held, answer, .. } = self;
+        drop((inputs, held));
         // A client that has gone needs no answer.
-        let _ = self.answer.send(Err(Refusal::new(kind, message)));
+        answer.send(answered).is_ok()
     }
 }
 
@@ -279,8 +288,9 @@ fn execute(signature: &Signature, executor: &mut dyn Executor, batch: Batch, bat
                 row += request.rows;
                 let queued = start.saturating_duration_since(request.arrived);
                 let answer = Answer { outputs, batch_id, batch_rows: batch.rows, planned_rows, queued };
-                if request.answer.send(Ok(answer)).is_ok() {
-                    answered += request.rows;
+                let rows = request.rows;
+                if request.told(Ok(answer)) {
+                    answered += rows;
                 }
             }
             telemetry::rows(name, answered);

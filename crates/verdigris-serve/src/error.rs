@@ -136,6 +136,12 @@ pub enum LoadError {
         /// Why.
         source: verdigris::Error,
     },
+    /// Somebody ended the warm-up.
+    #[error("model `{model}`: the warm-up was ended")]
+    Ended {
+        /// The model.
+        model: String,
+    },
     /// A batch of the warm-up failed.
     #[error("model `{model}`, batch of {batch}: the warm-up failed: {message}")]
     Warm {

@@ -5,9 +5,9 @@ use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
+use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Body as _, Bytes, Incoming};
-use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use hyper::header::{ALLOW, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use hyper::{Method, Request, Response, StatusCode};
 use serde_json::json;
 use tokio::sync::oneshot::error::RecvError;
@@ -17,7 +17,7 @@ use tracing::Instrument as _;
 use crate::batcher::{Answer, Batcher, Waiting};
 use crate::limits::{HELD_UNIT_BYTES, Limits};
 use crate::model::{LONGEST_DEADLINE_MS, Signature};
-use crate::protocol::{self, AnswerParameters, JSON_LENGTH, datatype, shown};
+use crate::protocol::{self, AnswerParameters, Asked, JSON_LENGTH, datatype, shown};
 use crate::refusal::{Kind, Refusal};
 use crate::telemetry::{self, UNKNOWN_MODEL};
 
@@ -84,7 +84,7 @@ pub(crate) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> R
         }
         Some(_) => {
             let refusal = Refusal::new(Kind::Method, format!("{} {}: inference is asked for by POST", parts.method, shown(path)));
-            refused(&refusal, &id)
+            allowing("POST", refused(&refusal, &id))
         }
         None => page(&shared, &parts.method, path, &id),
     };
@@ -130,60 +130,97 @@ fn refused(refusal: &Refusal, id: &str) -> Answered {
     answered
 }
 
+/// With the methods that there are, as an answer of code 405 has them.
+fn allowing(methods: &'static str, mut answered: Answered) -> Answered {
+    answered.headers_mut().insert(ALLOW, HeaderValue::from_static(methods));
+    answered
+}
+
 /// The model that a path asks for inference of.
 fn infer_target(path: &str) -> Option<&str> {
     path.strip_prefix("/v2/models/")?.strip_suffix("/infer").filter(|name| !name.contains('/'))
 }
 
-/// Everything but inference.
-fn page(shared: &Shared, method: &Method, path: &str, id: &str) -> Answered {
-    let refuse = |kind, message: String| refused(&Refusal::new(kind, message), id);
-    if method != Method::GET && method != Method::HEAD {
-        return refuse(Kind::Method, format!("{method} {}: this is read by GET", shown(path)));
-    }
-    let models = shared.batcher.get().map(|batcher| batcher.signatures());
-    let is_ready = models.is_some() && !shared.is_draining.load(Ordering::Relaxed);
-    let ready = || match (is_ready, models) {
-        (true, _) => json_page(&json!({ "ready": true })),
-        (false, None) => refuse(Kind::NotReady, "the models are not warm yet".to_owned()),
-        (false, Some(_)) => refuse(Kind::ShuttingDown, "the service is ending".to_owned()),
-    };
+/// What a path but that of inference shows.
+enum Page<'s> {
+    Live,
+    Ready,
+    Service,
+    Models,
+    Metrics(&'s MetricsPage),
+    Model(&'s Signature),
+}
+
+/// The page of a path, or that there is none.
+fn page_of<'s>(shared: &'s Shared, path: &str) -> Result<Page<'s>, Refusal> {
+    let unknown = |message: String| Err(Refusal::new(Kind::UnknownPath, message));
     match path {
-        "/healthz" | "/v2/health/live" => json_page(&json!({ "live": true })),
-        "/readyz" | "/v2/health/ready" => ready(),
-        "/v2" => {
-            let version = env!("CARGO_PKG_VERSION");
-            json_page(&json!({ "name": "verdigris", "version": version, "extensions": ["binary_tensor_data"] }))
-        }
-        "/v2/models" => {
-            let names: Vec<&str> = models.unwrap_or_default().iter().map(|model| model.name.as_str()).collect();
-            json_page(&json!({ "models": names }))
-        }
+        "/healthz" | "/v2/health/live" => Ok(Page::Live),
+        "/readyz" | "/v2/health/ready" => Ok(Page::Ready),
+        "/v2" => Ok(Page::Service),
+        "/v2/models" => Ok(Page::Models),
         "/metrics" => match &shared.metrics {
-            Some(render) => plain(200, "text/plain; version=0.0.4; charset=utf-8", render()),
-            None => refuse(Kind::UnknownPath, "this process renders no metrics".to_owned()),
+            Some(render) => Ok(Page::Metrics(render)),
+            None => unknown("this process renders no metrics".to_owned()),
         },
         _ => {
-            let Some(rest) = path.strip_prefix("/v2/models/") else {
-                let message = format!(
-                    "no path {}; there are /v2/models/NAME/infer, /v2/models/NAME, /v2/models, /v2, /healthz, /readyz and /metrics",
+            let of_model = path.strip_prefix("/v2/models/");
+            let target = of_model.map(|rest| rest.strip_suffix("/ready").map_or((rest, false), |name| (name, true)));
+            let Some((name, asks_ready)) = target.filter(|(name, _)| !name.contains('/')) else {
+                let versions = if of_model.is_some_and(|rest| rest.contains("/versions/")) { "models have no versions here; " } else { "" };
+                return unknown(format!(
+                    "no path {}; {versions}there are /v2/models/NAME/infer, /v2/models/NAME, /v2/models, /v2, /healthz, /readyz and /metrics",
                     shown(path)
-                );
-                return refuse(Kind::UnknownPath, message);
+                ));
             };
-            let (name, asks_ready) = rest.strip_suffix("/ready").map_or((rest, false), |name| (name, true));
-            match models.unwrap_or_default().iter().find(|model| model.name == name) {
-                Some(_) if asks_ready => ready(),
-                Some(model) => json_page(&described(model)),
-                None => refused(&unknown_model(models.unwrap_or_default(), name), id),
-            }
+            let Some(batcher) = shared.batcher.get() else { return Err(not_warm()) };
+            let models = batcher.signatures();
+            let model = models.iter().find(|model| model.name == name).ok_or_else(|| unknown_model(models, name))?;
+            Ok(if asks_ready { Page::Ready } else { Page::Model(model) })
         }
     }
 }
 
+/// Everything but inference.
+fn page(shared: &Shared, method: &Method, path: &str, id: &str) -> Answered {
+    let page = match page_of(shared, path) {
+        Ok(page) => page,
+        Err(refusal) => return refused(&refusal, id),
+    };
+    if method != Method::GET && method != Method::HEAD {
+        let refusal = Refusal::new(Kind::Method, format!("{method} {}: this is read by GET", shown(path)));
+        return allowing("GET, HEAD", refused(&refusal, id));
+    }
+    let models = shared.batcher.get().map(|batcher| batcher.signatures());
+    match page {
+        Page::Live => json_page(&json!({ "live": true })),
+        Page::Ready => match models {
+            None => refused(&not_warm(), id),
+            Some(_) if shared.is_draining.load(Ordering::Relaxed) => {
+                refused(&Refusal::new(Kind::ShuttingDown, "the service is ending"), id)
+            }
+            Some(_) => json_page(&json!({ "ready": true })),
+        },
+        Page::Service => {
+            let version = env!("CARGO_PKG_VERSION");
+            json_page(&json!({ "name": "verdigris", "version": version, "extensions": ["binary_tensor_data"] }))
+        }
+        Page::Models => {
+            let names: Vec<&str> = models.unwrap_or_default().iter().map(|model| model.name.as_str()).collect();
+            json_page(&json!({ "models": names }))
+        }
+        Page::Metrics(render) => plain(200, "text/plain; version=0.0.4; charset=utf-8", render()),
+        Page::Model(model) => json_page(&described(model)),
+    }
+}
+
+fn not_warm() -> Refusal {
+    Refusal::new(Kind::NotReady, "the models are not warm yet")
+}
+
 fn unknown_model(models: &[Arc<Signature>], name: &str) -> Refusal {
     let known = models.iter().map(|model| format!("`{}`", model.name)).collect::<Vec<_>>().join(", ");
-    let known = if known.is_empty() { "none is served yet".to_owned() } else { format!("there are {known}") };
+    let known = if known.is_empty() { "there is none".to_owned() } else { format!("there are {known}") };
     Refusal::new(Kind::UnknownModel, format!("no model {}; {known}", shown(name)))
 }
 
@@ -223,7 +260,7 @@ async fn infer(shared: &Shared, name: &str, headers: &HeaderMap, body: Incoming,
     let done = match (batcher, model) {
         (None, _) => {
             swallow(body).await;
-            Err(Refusal::new(Kind::NotReady, "the models are not warm yet"))
+            Err(not_warm())
         }
         (Some(_), None) => {
             swallow(body).await;
@@ -270,20 +307,26 @@ async fn inferred(
             }
         },
     };
-    // Held until the answer is written down: inputs live as long.
-    let (bytes, _held) = collected(shared, headers, body).await?;
+    if let Some(coding) = headers.get_all(CONTENT_ENCODING).iter().find(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity")) {
+        let coding = shown(&String::from_utf8_lossy(coding.as_bytes()));
+        swallow(body).await;
+        return Err(Refusal::bad(format!("{CONTENT_ENCODING} {coding}: bodies are sent as they are, not compressed")));
+    }
+    let (bytes, held) = collected(shared, headers, body).await?;
     let read_at = Instant::now();
     let parsed_by = signature.clone();
     let is_short = bytes.len() <= PARSED_IN_PLACE_BYTES;
-    let parse = move || protocol::read(&parsed_by, &bytes, json_bytes);
-    let asked = if is_short {
+    // What was lent for the body is given back with what is made of it, whoever still waits then: the text here, inputs in the queue.
+    let parse = move || protocol::read(&parsed_by, &bytes, json_bytes).map(|asked| (asked, held));
+    let (asked, held) = if is_short {
         parse()?
     } else {
         tokio::task::spawn_blocking(parse).await.map_err(|error| Refusal::new(Kind::Failed, error.to_string()))??
     };
     span.record("rows", asked.rows);
     let (sender, receiver) = oneshot::channel();
-    let waiting = Waiting { rows: asked.rows, inputs: asked.inputs, arrived: Instant::now(), deadline, answer: sender, span: span.clone() };
+    let Asked { rows, inputs, .. } = asked;
+    let waiting = Waiting { rows, inputs, arrived: Instant::now(), deadline, answer: sender, span: span.clone(), held };
     batcher.submit(model, waiting)?;
     let received = tokio::time::timeout_at(deadline.into(), answer_or_end(receiver, shared.is_over.subscribe())).await;
     let Answer { outputs, batch_id, batch_rows, planned_rows, queued } = match received {
@@ -326,7 +369,7 @@ fn deadline(signature: &Signature, headers: &HeaderMap) -> Result<Duration, Refu
 }
 
 /// The whole body, within the limits on its length, on all bodies and on time; with the memory that it takes of all.
-async fn collected(shared: &Shared, headers: &HeaderMap, body: Incoming) -> Result<(Bytes, OwnedSemaphorePermit), Refusal> {
+async fn collected(shared: &Shared, headers: &HeaderMap, body: Incoming) -> Result<(Vec<u8>, OwnedSemaphorePermit), Refusal> {
     let limits = &shared.limits;
     let too_large = |length: String| {
         let message = format!("a body of {length} bytes; the limit is {}", limits.body_bytes);
@@ -345,19 +388,42 @@ async fn collected(shared: &Shared, headers: &HeaderMap, body: Incoming) -> Resu
         let message = format!("requests hold all of the {} bytes that bodies may take; try again later", limits.held_body_bytes);
         return Err(Refusal::new(Kind::QueueFull, message));
     };
-    match tokio::time::timeout(limits.body_timeout, Limited::new(body, limits.body_bytes).collect()).await {
+    match tokio::time::timeout(limits.body_timeout, appended(body, most_bytes)).await {
         Err(_) => {
             let message = format!("the body did not arrive within {} ms", limits.body_timeout.as_millis());
             Err(Refusal::new(Kind::SlowClient, message))
         }
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large(format!("more than {}", limits.body_bytes))),
+        Ok(Err(Unread::TooLong)) => Err(too_large(format!("more than {}", limits.body_bytes))),
+        Ok(Err(Unread::NoMemory)) => Err(Refusal::new(Kind::OutOfMemory, format!("{most_bytes} bytes for the body cannot be had"))),
         // Only hyper knows whether the client has gone or has sent what is no body; the former is read by nobody.
-        Ok(Err(error)) if error.downcast_ref::<hyper::Error>().is_some_and(|error| !error.is_parse()) => {
+        Ok(Err(Unread::Broken(error))) if !error.is_parse() => {
             Err(Refusal::new(Kind::Cancelled, format!("the client went away before the body was whole: {error}")))
         }
-        Ok(Err(error)) => Err(Refusal::bad(format!("the body is none: {error}"))),
-        Ok(Ok(collected)) => Ok((collected.to_bytes(), held)),
+        Ok(Err(Unread::Broken(error))) => Err(Refusal::bad(format!("the body is none: {error}"))),
+        Ok(Ok(bytes)) => Ok((bytes, held)),
     }
+}
+
+/// Why a body is not there.
+enum Unread {
+    TooLong,
+    NoMemory,
+    Broken(hyper::Error),
+}
+
+/// A body of at most so many bytes, in one buffer: pieces that were kept as they came would take many times the memory of their bytes where they are short.
+async fn appended(mut body: Incoming, most_bytes: usize) -> Result<Vec<u8>, Unread> {
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(most_bytes).map_err(|_| Unread::NoMemory)?;
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(Unread::Broken)?;
+        let Some(piece) = frame.data_ref() else { continue };
+        if piece.len() > most_bytes - bytes.len() {
+            return Err(Unread::TooLong);
+        }
+        bytes.extend_from_slice(piece);
+    }
+    Ok(bytes)
 }
 
 /// Takes a little of a body that nobody reads. To close a connection whose bytes are unread is to reset it, and the answer is lost.

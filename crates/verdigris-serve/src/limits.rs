@@ -15,7 +15,7 @@ pub struct Limits {
     pub header_bytes: usize,
     /// The most lines of a head.
     pub headers: usize,
-    /// The most connections; more get 503 and are closed.
+    /// The most connections; more get 503 and are closed, beyond some dozens at once without a word.
     pub connections: usize,
     /// How long a head may take to arrive, and how long a connection may stay idle between requests.
     pub header_timeout: Duration,

@@ -32,6 +32,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use verdigris::plan::PartEngine;
+use verdigris::whole_files::write_whole;
 use verdigris::{DType, Device, Graph, HostValue, Layout, Plan, Policy, Tensor, TensorDesc};
 
 use crate::error::LoadError;
@@ -281,15 +282,21 @@ impl Model {
     /// [`LoadError::Io`], [`LoadError::Weights`].
     pub fn save(&self, folder: &Path) -> Result<(), LoadError> {
         let spec = Spec { graph: format!("graph-{IN_FILE_NAME}.json"), weights: default_weights(), ..self.spec.clone() };
-        std::fs::create_dir_all(folder).map_err(|source| LoadError::Io { file: folder.display().to_string(), source })?;
+        let manifest = folder.join(MANIFEST);
+        let text = toml::to_string(&spec)
+            .map_err(|error| LoadError::Manifest { file: manifest.display().to_string(), message: error.to_string() })?;
+        let failed = |path: &Path, source| LoadError::Io { file: path.display().to_string(), source };
+        std::fs::create_dir_all(folder).map_err(|source| failed(folder, source))?;
+        // First, so that no manifest of an earlier model stands beside files of this one.
+        match std::fs::remove_file(&manifest) {
+            Err(source) if source.kind() != std::io::ErrorKind::NotFound => return Err(failed(&manifest, source)),
+            _ => {}
+        }
         for (batch, graph) in &self.graphs {
             let file = folder.join(spec.graph.replace(IN_FILE_NAME, &batch.to_string()));
             write(&file, verdigris::graph::json::graph_to_json(graph).as_bytes())?;
         }
         weights::write(&folder.join(&spec.weights), &self.weights)?;
-        let manifest = folder.join(MANIFEST);
-        let text = toml::to_string(&spec)
-            .map_err(|error| LoadError::Manifest { file: manifest.display().to_string(), message: error.to_string() })?;
         // Last, so that a folder with a manifest is whole.
         write(&manifest, text.as_bytes())
     }
@@ -314,12 +321,23 @@ impl Model {
     /// [`LoadError::Tensor`], [`LoadError::Shape`], [`LoadError::MissingWeight`], [`LoadError::Weight`], [`LoadError::Device`],
     /// [`LoadError::Warm`], [`LoadError::CoupledRows`].
     pub fn warm(&self, device: &Device) -> Result<Served, LoadError> {
+        self.warm_while(device, &mut || true)
+    }
+
+    /// As [`Model::warm`], which may take minutes, for one that may be ended before: `goes_on` is asked before every batch size is planned, and before it is run.
+    ///
+    /// # Errors
+    /// [`LoadError::Ended`] once `goes_on` said no, and those of [`Model::warm`].
+    pub fn warm_while(&self, device: &Device, goes_on: &mut dyn FnMut() -> bool) -> Result<Served, LoadError> {
         let spec = &self.spec;
         let mut planned = BTreeMap::new();
         let mut shared: BTreeMap<String, (DType, Layout, Tensor)> = BTreeMap::new();
         let mut ports: Option<(Vec<Port>, Vec<Port>)> = None;
         let policy = Policy { deterministic: spec.deterministic || device.policy().deterministic, ..device.policy().clone() };
         for &batch in &spec.batch_sizes {
+            if !goes_on() {
+                return Err(LoadError::Ended { model: spec.name.clone() });
+            }
             let told = |source| LoadError::Device { model: spec.name.clone(), batch, source };
             let plan = device.plan_under(&self.graphs[&batch], &policy, &mut |_| {}).map_err(told)?;
             let read: Vec<&TensorDesc> = plan.inputs().collect();
@@ -361,7 +379,7 @@ impl Model {
             engines: executor.engines(),
             rows_proved_apart: false,
         };
-        signature.rows_proved_apart = prove_rows_apart(&signature, &mut executor)?;
+        signature.rows_proved_apart = prove_rows_apart(&signature, &mut executor, goes_on)?;
         Ok(Served { signature, executor: Box::new(executor) })
     }
 
@@ -527,6 +545,7 @@ fn read_text(path: &Path) -> Result<String, LoadError> {
     std::fs::read_to_string(path).map_err(|source| LoadError::Io { file: path.display().to_string(), source })
 }
 
-fn write(path: &Path, bytes: &[u8]) -> Result<(), LoadError> {
-    std::fs::write(path, bytes).map_err(|source| LoadError::Io { file: path.display().to_string(), source })
+/// Writes a file whole or not at all.
+pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), LoadError> {
+    write_whole(&[(path, bytes)]).map_err(|failed| LoadError::Io { file: failed.file.display().to_string(), source: failed.source })
 }

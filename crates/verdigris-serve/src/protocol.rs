@@ -13,6 +13,7 @@ use serde::ser::SerializeSeq;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 use verdigris::DType;
+use verdigris::tensor::layout::MAX_RANK;
 use verdigris::tensor::num;
 
 use crate::executor::Port;
@@ -47,6 +48,7 @@ struct RequestParameters {
 struct Input<'r> {
     #[serde(borrow)]
     name: Cow<'r, str>,
+    #[serde(deserialize_with = "extents")]
     shape: Vec<u64>,
     #[serde(borrow)]
     datatype: Cow<'r, str>,
@@ -54,6 +56,32 @@ struct Input<'r> {
     parameters: InputParameters,
     #[serde(borrow, default)]
     data: Option<&'r RawValue>,
+}
+
+/// A shape, read no further than a tensor has dims.
+fn extents<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u64>, D::Error> {
+    struct Extents;
+
+    impl<'de> Visitor<'de> for Extents {
+        type Value = Vec<u64>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a shape: an array of extents")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Vec<u64>, A::Error> {
+            let mut shape = Vec::with_capacity(MAX_RANK);
+            while let Some(extent) = items.next_element()? {
+                if shape.len() == MAX_RANK {
+                    return Err(A::Error::custom(format!("a shape of more than {MAX_RANK} extents; tensors have no more dims")));
+                }
+                shape.push(extent);
+            }
+            Ok(shape)
+        }
+    }
+
+    from.deserialize_seq(Extents)
 }
 
 #[derive(Deserialize, Default)]

@@ -118,6 +118,9 @@ impl Kind {
     }
 }
 
+/// What a message has at the most, but for the sign that it was cut.
+pub const LONGEST_MESSAGE_BYTES: usize = 1024;
+
 /// A request that was not served, and why.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Refusal {
@@ -128,9 +131,15 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// A refusal of this kind.
+    /// A refusal of this kind. Of a message that is longer than [`LONGEST_MESSAGE_BYTES`] the beginning is kept: clients' own words stand in them, of any length.
     pub fn new(kind: Kind, message: impl Into<String>) -> Refusal {
-        Refusal { kind, message: message.into() }
+        let mut message: String = message.into();
+        if message.len() > LONGEST_MESSAGE_BYTES {
+            message.truncate(message.floor_char_boundary(LONGEST_MESSAGE_BYTES));
+            message.push('…');
+            message.shrink_to_fit();
+        }
+        Refusal { kind, message }
     }
 
     pub(crate) fn bad(message: impl Into<String>) -> Refusal {
@@ -156,6 +165,10 @@ mod tests {
         assert_eq!(names.len(), Kind::ALL.len());
         let table = ["bad_request", "too_large", "queue_full", "deadline", "cancelled", "shutting_down", "failed"];
         assert!(Kind::ALL.iter().all(|kind| table.contains(&kind.outcome()) && (400..600).contains(&kind.status())));
+        // A client's own words are cut, between letters.
+        let long = Refusal::bad("ä".repeat(LONGEST_MESSAGE_BYTES)).message;
+        assert!(long.len() <= LONGEST_MESSAGE_BYTES + '…'.len_utf8() && long.ends_with("ä…"), "{}", long.len());
+        assert_eq!(Refusal::bad("x".repeat(LONGEST_MESSAGE_BYTES)).message.len(), LONGEST_MESSAGE_BYTES);
         // What a client may try again is no fault of the request.
         assert!(Kind::ALL.iter().all(|kind| !kind.may_be_tried_again() || matches!(kind.status(), 429 | 503)));
     }

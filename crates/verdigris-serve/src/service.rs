@@ -54,6 +54,8 @@ use crate::refusal::{Kind, Refusal};
 const CONNECTION_THREADS: usize = 2;
 /// How long refusals at the end may take to reach their clients.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Connections beyond the limit that are told so at once; those beyond these too are closed without a word, for each takes a file handle until its client has read.
+const SENT_AWAY: usize = 64;
 /// How often it is looked whether the end has come.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
@@ -160,26 +162,6 @@ impl Service {
         self.shared.batcher.get()
     }
 
-    /// Waits for SIGTERM or SIGINT.
-    ///
-    /// # Errors
-    /// [`StartError::Threads`] where the system delivers no signals.
-    pub fn wait_for_signal(&self) -> Result<(), StartError> {
-        let Some(runtime) = &self.runtime else { return Ok(()) };
-        runtime.block_on(async {
-            use tokio::signal::unix::{SignalKind, signal};
-            let mut terminate = signal(SignalKind::terminate()).map_err(StartError::Threads)?;
-            let mut interrupt = signal(SignalKind::interrupt()).map_err(StartError::Threads)?;
-            std::future::poll_fn(|context| {
-                let one = terminate.poll_recv(context).is_ready();
-                let other = interrupt.poll_recv(context).is_ready();
-                if one || other { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
-            })
-            .await;
-            Ok(())
-        })
-    }
-
     /// Ends the service: no more connections are accepted, new requests are refused, what was accepted is computed within
     /// [`Limits::grace`], and what is left then is refused.
     pub fn shutdown(mut self) -> Ended {
@@ -229,6 +211,7 @@ fn wait_until(most: Duration, is_done: impl Fn() -> bool) {
 
 /// Accepts connections until the end.
 async fn accept(listener: TcpListener, shared: Arc<Shared>, connections: Arc<Semaphore>, mut stopped: watch::Receiver<bool>) {
+    let away = Arc::new(Semaphore::new(SENT_AWAY));
     loop {
         let accepted = {
             let mut accepting = std::pin::pin!(listener.accept());
@@ -260,7 +243,13 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>, connections: Arc<Sem
                 });
             }
             Err(_) => {
-                tokio::spawn(send_away(stream, shared.limits.connections));
+                if let Ok(permit) = away.clone().try_acquire_owned() {
+                    let most = shared.limits.connections;
+                    tokio::spawn(async move {
+                        send_away(stream, most).await;
+                        drop(permit);
+                    });
+                }
             }
         }
     }

@@ -42,11 +42,18 @@ impl Numbers {
 /// told.
 ///
 /// # Errors
-/// [`LoadError::Warm`], [`LoadError::CoupledRows`].
-pub(crate) fn prove_rows_apart(signature: &Signature, executor: &mut dyn Executor) -> Result<bool, LoadError> {
+/// [`LoadError::Warm`], [`LoadError::CoupledRows`], [`LoadError::Ended`] once `goes_on` said no.
+pub(crate) fn prove_rows_apart(
+    signature: &Signature,
+    executor: &mut dyn Executor,
+    goes_on: &mut dyn FnMut() -> bool,
+) -> Result<bool, LoadError> {
     let mut numbers = Numbers(7);
     let mut is_proved = true;
     for &batch in &signature.batch_sizes {
+        if !goes_on() {
+            return Err(LoadError::Ended { model: signature.name.clone() });
+        }
         let mut run = |inputs: &[Vec<u8>]| -> Result<Vec<Vec<u8>>, LoadError> {
             let failed = |message| LoadError::Warm { model: signature.name.clone(), batch, message };
             let results = executor.execute(batch, inputs).map_err(|error| failed(error.message))?;

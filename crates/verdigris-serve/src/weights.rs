@@ -63,7 +63,7 @@ pub(crate) fn write(path: &Path, weights: &BTreeMap<String, Weight>) -> Result<(
         views.push((name, TensorView::new(dtype, dims, &weight.bytes).map_err(|error| wrong(format!("tensor `{name}`: {error}")))?));
     }
     let bytes = safetensors::serialize(views, None).map_err(|error| wrong(error.to_string()))?;
-    std::fs::write(path, bytes).map_err(|source| LoadError::Io { file: file.clone(), source })
+    crate::model::write(path, &bytes)
 }
 
 /// Packed elements at the places of a layout.

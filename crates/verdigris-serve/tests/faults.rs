@@ -435,3 +435,112 @@ fn two_services_on_one_port_are_told_apart() {
     // The first is unharmed.
     assert_eq!(connect(one.address()).get("/healthz").unwrap().status, 200);
 }
+
+#[test]
+fn what_a_client_says_comes_back_cut() {
+    let service = start(quick_limits(), vec![served(affine_signature("short", &[1]), |_| Ok(()))]);
+    let mut client = connect(service.address());
+    let body = json_request(&[1.0]);
+    let long = "9".repeat(200_000);
+    for (wrong, told) in [
+        (body.replace("[1,1]", &format!("[{}1]", "1,".repeat(50_000))), "a shape of more than 8 extents"),
+        (body.replace("\"inputs\"", &format!("\"{long}\":1,\"inputs\"")), "unknown field"),
+        (body.replace("[1.0]", &format!("\"{long}\"")), "a number or an array of numbers"),
+    ] {
+        assert!(wrong.len() > body.len() + 90_000, "replaced");
+        let reply = client.post("/v2/models/short/infer", &[], wrong.as_bytes()).unwrap();
+        assert_eq!((reply.status, kind(&reply).as_str()), (400, "bad_request"));
+        assert!(reply.body.len() < 4096, "{} bytes", reply.body.len());
+        // Where the reason stands behind the words that are cut, it is cut too.
+        assert!(reply.text().contains(told) || reply.text().contains('…'), "{}", &reply.text());
+    }
+}
+
+#[test]
+fn bodies_come_in_pieces_of_any_length_and_uncompressed() {
+    let limits = Limits { body_bytes: 1024, body_timeout: Duration::from_secs(10), ..quick_limits() };
+    let service = start(limits, vec![served(affine_signature("pieces", &[1]), |_| Ok(()))]);
+    let chunked = |body: &[u8], ends: bool| {
+        let mut text = b"POST /v2/models/pieces/infer HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\n\r\n".to_vec();
+        body.iter().for_each(|&byte| text.extend([b'1', b'\r', b'\n', byte, b'\r', b'\n']));
+        text.extend(if ends { &b"0\r\n\r\n"[..] } else { b"" });
+        text
+    };
+    let mut client = connect(service.address());
+    client.send(&chunked(json_request(&[3.0]).as_bytes(), true)).unwrap();
+    assert_eq!(numbers(&client.reply().unwrap()), [7.0]);
+    client.send(&chunked(&[b' '; 1025], false)).unwrap();
+    let reply = client.reply().unwrap();
+    assert_eq!((reply.status, kind(&reply).as_str()), (413, "too_large"));
+    let ask = |coding: &str| {
+        connect(service.address())
+            .post("/v2/models/pieces/infer", &[("content-encoding", coding)], json_request(&[3.0]).as_bytes())
+            .unwrap()
+    };
+    assert_eq!(numbers(&ask("identity")), [7.0]);
+    let reply = ask("gzip");
+    assert_eq!((reply.status, kind(&reply).as_str()), (400, "bad_request"));
+    assert!(reply.text().contains("content-encoding `gzip`"), "{}", reply.text());
+}
+
+#[test]
+fn of_connections_beyond_the_limit_some_are_told_and_the_rest_closed() {
+    let limits = Limits { connections: 1, header_timeout: Duration::from_secs(20), ..quick_limits() };
+    let service = start(limits, vec![served(affine_signature("crowd", &[1]), |_| Ok(()))]);
+    let mut one = connect(service.address());
+    assert_eq!(one.get("/healthz").unwrap().status, 200);
+    // All are open before one of them reads; each that is told keeps its place for a second or until it is closed.
+    let crowd: Vec<TcpStream> = (0..300).map(|_| TcpStream::connect(service.address()).unwrap()).collect();
+    let mut told = 0;
+    let mut silent = 0;
+    for mut stream in crowd {
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let mut text = Vec::new();
+        let _ = stream.read_to_end(&mut text);
+        let is_told = text.starts_with(b"HTTP/1.1 503");
+        assert!(is_told || text.is_empty(), "{}", String::from_utf8_lossy(&text));
+        *(if is_told { &mut told } else { &mut silent }) += 1;
+    }
+    assert!(told >= 64 && silent > 0, "{told} were told, {silent} were not");
+    assert_eq!(one.get("/healthz").unwrap().status, 200);
+}
+
+#[test]
+fn before_models_are_warm_they_are_not_ready_and_not_unknown() {
+    let settings = Settings { listen: "127.0.0.1:0".parse().unwrap(), limits: quick_limits(), metrics: None };
+    let mut service = Service::start(settings).unwrap();
+    let mut client = connect(service.address());
+    for path in ["/v2/models/cold", "/v2/models/cold/ready", "/readyz"] {
+        let reply = client.get(path).unwrap();
+        assert_eq!((reply.status, kind(&reply).as_str(), reply.header("retry-after")), (503, "not_ready", Some("1")), "{path}");
+    }
+    service.serve(vec![served(affine_signature("cold", &[1]), |_| Ok(()))]).unwrap();
+    let mut client = connect(service.address());
+    assert_eq!([client.get("/v2/models/cold").unwrap().status, client.get("/v2/models/cold/ready").unwrap().status], [200, 200]);
+}
+
+/// The memory of a body is held as long as its inputs are: longer than the client waits.
+#[test]
+fn a_request_that_is_too_late_holds_its_memory_until_it_leaves_the_queue() {
+    let limits = Limits { body_bytes: 1024, held_body_bytes: 2048, body_timeout: Duration::from_secs(5), ..quick_limits() };
+    let (open, gate) = mpsc::channel::<()>();
+    let model = served(affine_signature("late", &[1]), move |_| {
+        let _ = gate.recv();
+        Ok(())
+    });
+    let service = start(limits, vec![model]);
+    let address = service.address();
+    let observed = observed();
+    let ask = move |deadline: &'static str| {
+        connect(address).post("/v2/models/late/infer", &[("x-deadline-ms", deadline)], json_request(&[1.0]).as_bytes()).unwrap()
+    };
+    let first = std::thread::spawn(move || ask("10000"));
+    until("one request is within the device", || observed.count("batch_rows{model=late}") == 1);
+    assert_eq!(ask("50").status, 504);
+    let full = ask("50");
+    assert_eq!((full.status, kind(&full).as_str()), (429, "queue_full"), "{}", full.text());
+    assert!(full.text().contains("requests hold all of the 2048 bytes"), "{}", full.text());
+    drop(open);
+    assert_eq!(numbers(&first.join().unwrap()), [3.0]);
+    until("the memory is given back", || ask("10000").status == 200);
+}

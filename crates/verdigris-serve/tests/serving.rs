@@ -64,6 +64,33 @@ fn request(rows: &[Vec<f32>]) -> String {
 }
 
 #[test]
+fn a_folder_whose_writing_was_cut_off_has_no_manifest() {
+    let folder = tempfile::tempdir().unwrap();
+    model().save(folder.path()).unwrap();
+    // A folder in the place of the weights: they cannot be written.
+    std::fs::remove_file(folder.path().join("weights.safetensors")).unwrap();
+    std::fs::create_dir(folder.path().join("weights.safetensors")).unwrap();
+    let told = model().save(folder.path()).unwrap_err();
+    assert!(matches!(told, LoadError::Io { .. }) && told.to_string().contains("weights.safetensors"), "{told}");
+    assert!(!folder.path().join("model.toml").exists(), "the manifest of the earlier model is beside files of this one");
+    std::fs::remove_dir(folder.path().join("weights.safetensors")).unwrap();
+    model().save(folder.path()).unwrap();
+    Model::load(folder.path()).unwrap();
+}
+
+#[test]
+fn a_warm_up_is_ended_between_two_batch_sizes() {
+    let mut asked = 0;
+    let mut goes_on = || {
+        asked += 1;
+        asked <= 5
+    };
+    let told = model().warm_while(&Device::cpu(), &mut goes_on).err().unwrap();
+    assert!(matches!(&told, LoadError::Ended { model } if model == "linear"), "{told}");
+    assert_eq!(asked, 6, "four sizes are planned, one is run");
+}
+
+#[test]
 fn batches_of_mixed_sizes_give_each_client_its_own_rows() {
     let observed = observed();
     let service = start(vec![model().warm(&Device::cpu()).unwrap()]);
@@ -436,12 +463,22 @@ fn pages_say_what_is_there() {
     assert!(
         metrics.text().starts_with("# TYPE a counter") && metrics.header("content-type").unwrap().starts_with("text/plain; version=0.0.4")
     );
-    for (path, wanted) in [("/", "unknown_path"), ("/v2/models/absent", "unknown_model"), ("/v2/models/linear/x", "unknown_model")] {
-        let reply = get(path);
-        assert_eq!((reply.status, kind(&reply).as_str()), (404, wanted), "{path}");
+    // What is not there is not there by any method.
+    let version = "/v2/models/linear/versions/1";
+    for (path, wanted) in
+        [("/", "unknown_path"), ("/v2/models/absent", "unknown_model"), ("/v2/models/linear/x", "unknown_path"), (version, "unknown_path")]
+    {
+        for reply in [client.get(path).unwrap(), client.post(path, &[], b"{}").unwrap()] {
+            assert_eq!((reply.status, kind(&reply).as_str()), (404, wanted), "{path}");
+        }
     }
-    assert_eq!(get("/v2/models/linear/infer").status, 405);
-    assert_eq!(client.post("/v2/models", &[], b"").unwrap().status, 405);
+    assert!(client.post(&format!("{version}/infer"), &[], b"{}").unwrap().text().contains("models have no versions here"));
+    let by_get = client.get("/v2/models/linear/infer").unwrap();
+    assert_eq!((by_get.status, by_get.header("allow")), (405, Some("POST")));
+    for path in ["/v2/models", "/v2/models/linear", "/healthz"] {
+        let by_post = client.post(path, &[], b"").unwrap();
+        assert_eq!((by_post.status, by_post.header("allow")), (405, Some("GET, HEAD")), "{path}");
+    }
     let reply = client.post("/v2/models/absent/infer", &[], json_request(&[1.0]).as_bytes()).unwrap();
     assert_eq!((reply.status, kind(&reply).as_str()), (404, "unknown_model"));
     assert!(reply.text().contains("there are `linear`, `other`"), "{}", reply.text());

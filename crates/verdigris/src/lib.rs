@@ -92,6 +92,7 @@ pub mod problem_plan;
 pub mod recipe;
 pub mod select;
 pub mod tune;
+pub mod whole_files;
 pub mod workspace;
 
 pub use binding::Binding;

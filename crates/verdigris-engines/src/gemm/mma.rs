@@ -23,7 +23,7 @@ use verdigris_kir::params::Read;
 use verdigris_kir::program::{KernelRef, Program};
 use verdigris_tensor::DType;
 
-use super::{Tiles, TilesArgs, tiled};
+use super::{MOST_PARTS, Tiles, TilesArgs, part_count, tiled};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::cost::{Loop, Work};
@@ -67,6 +67,13 @@ impl Algorithm for Mma {
             format_args!("compute capability {:?}, taken from 8.0 on", arch.capability),
         )?;
         Self::ID.require(problem.k < 1 << 34, Reason::Extent, format_args!("k = {}, taken below 2^34", problem.k))?;
+        // The small tile is offered always, and has the most of them.
+        let parts = part_count(problem.m, problem.n, [Tile::Small.extent(); 2]);
+        Self::ID.require(
+            parts <= MOST_PARTS,
+            Reason::Extent,
+            format_args!("{} by {}: {parts} launches, taken are {MOST_PARTS}", problem.m, problem.n),
+        )?;
         Self::ID.require(problem.d.order() == Order::RowMajor, Reason::Layout, "D with no stride of 1")?;
         let a_lie = Lie::of(&problem.a, problem.m, problem.k);
         let a_lie = a_lie.ok_or_else(|| Self::ID.refusal(Reason::Layout, "A with no stride of 1"))?;

@@ -85,14 +85,29 @@ fn tiled(
     program
 }
 
-/// Cuts D into parts whose rows and columns count in 31 bits and whose tiles fit grid x. One part but for giants.
-fn split_tiles(m: u64, n: u64, [tile_rows, tile_columns]: [u32; 2]) -> Vec<Part> {
+/// Parts of D, and so launches, at the most: a program of more is no longer made in the time that a plan may take.
+const MOST_PARTS: u64 = 1024;
+
+/// Rows and columns of the largest part of D: they count in 31 bits, and its tiles fit grid x.
+fn part_extents(m: u64, n: u64, [tile_rows, tile_columns]: [u32; 2]) -> [u64; 2] {
     const LINE_TILES: u64 = 1 << 23;
     const TILES: u64 = 1 << 30;
     let (tile_rows, tile_columns) = (u64::from(tile_rows), u64::from(tile_columns));
     let column_tiles = n.div_ceil(tile_columns).clamp(1, LINE_TILES);
     let row_tiles = m.div_ceil(tile_rows).min(LINE_TILES).min(TILES / column_tiles).max(1);
-    let (part_rows, part_columns) = (row_tiles * tile_rows, column_tiles * tile_columns);
+    [row_tiles * tile_rows, column_tiles * tile_columns]
+}
+
+/// How many parts [`split_tiles`] cuts D into, counted and not made.
+fn part_count(m: u64, n: u64, tile: [u32; 2]) -> u64 {
+    let [part_rows, part_columns] = part_extents(m, n, tile);
+    m.div_ceil(part_rows).saturating_mul(n.div_ceil(part_columns))
+}
+
+/// Cuts D into parts. One but for giants; engines refuse extents that have more than [`MOST_PARTS`] with each tile.
+fn split_tiles(m: u64, n: u64, tile: [u32; 2]) -> Vec<Part> {
+    let [part_rows, part_columns] = part_extents(m, n, tile);
+    let [tile_rows, tile_columns] = tile.map(u64::from);
     let mut parts = Vec::new();
     for first_row in (0..m).step_by(part_rows as usize) {
         for first_column in (0..n).step_by(part_columns as usize) {
@@ -121,11 +136,13 @@ mod tests {
         let one = Part { first_row: 0, first_column: 0, rows: 129, columns: 64, row_tiles: 2, column_tiles: 1 };
         assert_eq!(part(129, 64), [one]);
         assert_eq!(part(0, 64), []);
+        assert_eq!([part_count(0, 64, [128, 64]), part_count(129, 64, [128, 64]), part_count(1 << 63, 1 << 63, [1, 1])], [0, 1, u64::MAX]);
         for (m, n) in [(1u64 << 33, 100), (100, 1 << 33), ((1 << 31) + 5, 3000)] {
             let parts = part(m, n);
             assert!(parts.len() > 1);
             assert_eq!(parts.iter().map(|p| u128::from(p.rows) * u128::from(p.columns)).sum::<u128>(), u128::from(m) * u128::from(n));
             assert!(parts.iter().all(|p| u64::from(p.row_tiles) * u64::from(p.column_tiles) < 1 << 31));
+            assert_eq!(part_count(m, n, [128, 64]), parts.len() as u64);
         }
     }
 }

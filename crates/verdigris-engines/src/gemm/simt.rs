@@ -25,7 +25,7 @@ use verdigris_kir::program::{KernelRef, Program};
 use verdigris_tensor::DType;
 
 use super::factors::{Factors, FactorsArgs};
-use super::{Tiles, TilesArgs, split_tiles, tiled};
+use super::{MOST_PARTS, Tiles, TilesArgs, part_count, tiled};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::cost::{Loop, Work};
@@ -53,7 +53,12 @@ pub(super) struct Simt {
 
 /// Whether D is one part: the factors of blocks are found by rows and columns of D, which count from the beginning of a part.
 fn is_one_launch(p: &GemmProblem, tile: Tile) -> bool {
-    split_tiles(p.m, p.n, [tile.rows(), tile.columns()]).len() <= 1
+    parts(p, tile) <= 1
+}
+
+/// How many parts of D there are, for each batch of launches.
+fn parts(p: &GemmProblem, tile: Tile) -> u64 {
+    part_count(p.m, p.n, [tile.rows(), tile.columns()])
 }
 
 impl Algorithm for Simt {
@@ -80,6 +85,14 @@ impl Algorithm for Simt {
                 format_args!("{} by {} with block scales: more tiles than one launch has", problem.m, problem.n),
             )?;
         }
+        // What `configs` offers for every problem.
+        let fewest =
+            Tile::of(Arithmetic::of(problem.precision)).iter().filter(|&&tile| tile != Tile::Thin).map(|&tile| parts(&problem, tile)).min();
+        Self::ID.require(
+            fewest.is_some_and(|fewest| fewest <= MOST_PARTS),
+            Reason::Extent,
+            format_args!("{} by {}: {} launches, taken are {MOST_PARTS}", problem.m, problem.n, fewest.unwrap_or(0)),
+        )?;
         let epilogue = EpilogueSpec { pairs: false, ..EpilogueSpec::of(&problem) };
         // The plain ones make a catalog, which one class of strides keeps short; a user's chain is compiled for its own.
         let epilogue = if epilogue.is_plain() { epilogue.strided() } else { epilogue };
@@ -102,7 +115,8 @@ impl Algorithm for Simt {
             Tile::Thin => self.problem.n <= THIN_COLUMNS && !has_blocks,
             _ => !has_blocks || is_one_launch(&self.problem, tile),
         };
-        Tile::of(self.spec.arithmetic).iter().copied().filter(|&tile| is_offered(tile)).collect()
+        let is_bounded = |tile: Tile| parts(&self.problem, tile) <= MOST_PARTS;
+        Tile::of(self.spec.arithmetic).iter().copied().filter(|&tile| is_offered(tile) && is_bounded(tile)).collect()
     }
 
     fn knobs(tile: &Tile) -> Knobs {

@@ -21,7 +21,7 @@
 //! `out + window − 1 ≤ spatial`, and spatial dims are at most 2²⁰, so that rounding moves no window by more than one element.
 //!
 //! **The index** of a maximum is its flat position in the spatial dims of `x`, row-major (`h · W + w`), within its own `n` and `c`. The
-//! first maximum in the window's row-major order wins; the first NaN wins over all.
+//! first maximum in the window's row-major order wins; the first NaN wins over all (in PyTorch the last one does, which is seen in the index, and in the element that a gradient goes to).
 //!
 //! **Backward**, `dx` from `dy`: max gives each `dy` to the element that won (told by the index tensor, or found again in `x`), average
 //! gives `dy / count` to each element of the window; what several windows give is added, what none gives is 0. The gradient of fractional windows reads the index, and no samples: each
@@ -270,7 +270,8 @@ impl Operation for Pool {
                 OperandSpec::read("x", "`[n, c, spatial…]`, any stored type"),
                 OperandSpec::read("samples", "`[n, c, spatial dims]`, floating-point, from 0 to 1; of fractional windows alone").optional(),
                 OperandSpec::written("y", "`[n, c, out…]`, any stored type"),
-                OperandSpec::written("index", "i32 or i64: where each maximum is; of `max` alone").optional(),
+                OperandSpec::written("index", "i32 or i64: where each maximum is, the first of equals and of several NaNs; of `max` alone")
+                    .optional(),
             ],
             attributes: POOL_ATTRIBUTES,
             shape: "`out = ⌊(spatial + pads − (dilation · (window − 1) + 1)) / stride⌋ + 1`, or as given if adaptive",

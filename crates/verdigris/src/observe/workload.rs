@@ -19,6 +19,7 @@ use std::time::Duration;
 use verdigris_graph::Problem;
 
 use super::lock;
+use crate::whole_files::write_whole;
 
 /// How often counts are written.
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -285,13 +286,7 @@ impl Counts {
                 self.most_bytes
             ));
         }
-        let mut name = self.path.as_os_str().to_owned();
-        name.push(format!(".{}", self.process));
-        let beside = PathBuf::from(name);
-        std::fs::write(&beside, anew).and_then(|()| std::fs::rename(&beside, &self.path)).inspect_err(|_| {
-            // What is left of it helps nobody.
-            let _ = std::fs::remove_file(&beside);
-        })
+        write_whole(&[(&self.path, anew.as_bytes())]).map_err(|failed| failed.source)
     }
 
     fn failed(&self, source: std::io::Error) {
