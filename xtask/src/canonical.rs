@@ -7,13 +7,17 @@
 use std::collections::BTreeMap;
 use std::collections::HashMap;
 
-/// The canonical lines of a kernel.
-pub(crate) fn canonical(ptx: &str) -> Vec<String> {
-    let lines = ptx
-        .lines()
+/// The lines of a text without comments, line information and debug sections.
+pub(crate) fn without_sources(ptx: &str) -> impl Iterator<Item = &str> {
+    ptx.lines()
         .map(|line| line.split("//").next().unwrap_or("").trim())
         .take_while(|line| !line.starts_with(".section"))
-        .filter(|line| !line.is_empty() && !line.starts_with(".loc") && !line.starts_with(".file"));
+        .filter(|line| !line.is_empty() && !line.starts_with(".loc") && !line.starts_with(".file"))
+}
+
+/// The canonical lines of a kernel.
+pub(crate) fn canonical(ptx: &str) -> Vec<String> {
+    let lines = without_sources(ptx);
     let mut parameters: HashMap<&str, usize> = HashMap::new();
     let mut registers: BTreeMap<String, usize> = BTreeMap::new();
     let (mut reads, mut rest) = (Vec::new(), Vec::new());

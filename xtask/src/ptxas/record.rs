@@ -1,6 +1,6 @@
 //! What has passed the assembler and stands in the repository, so that a machine that has assembled nothing yet need not begin with everything.
 //!
-//! A line is the beginning of a hash of all that decides an outcome ([`super::memory::hash`], of the text in its canonical form), so that a text, an allowance or an assembler that changed is not in
+//! A line is the beginning of a hash of all that decides an outcome ([`super::memory::hash`], of the text [`without_sources`]), so that a text, an allowance or an assembler that changed is not in
 //! it. Whoever changes kernels writes it again behind a run in which all of them passed; a share of what stands there is assembled again each day, which
 //! finds a line that nothing stands behind.
 
@@ -11,7 +11,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 
 use super::{Assembly, Toolchain, memory};
-use crate::canonical::canonical;
+use crate::canonical::without_sources;
 
 /// Where it stands.
 pub(crate) const FILE: &str = "crates/verdigris-engines/assembled.txt";
@@ -69,7 +69,7 @@ impl Record {
 
 /// Without what the assembler does not read: lines of the source that a text names move with every edit above them.
 fn line(toolchain: &Toolchain, assembly: &Assembly) -> String {
-    let ptx = canonical(&assembly.ptx).join("\n");
+    let ptx = without_sources(&assembly.ptx).flat_map(|line| [line, "\n"]).collect();
     memory::hash(toolchain, &Assembly { ptx, ..assembly.clone() }).to_hex()[..DIGITS].to_owned()
 }
 
@@ -81,7 +81,7 @@ mod tests {
         Assembly {
             name: format!("kernel{number}"),
             target: "sm_90a".to_owned(),
-            ptx: format!(".version 9.0\n// {number}\n"),
+            ptx: format!(".version 9.0\nmov {number};\n"),
             allow_spill_bytes: 0,
             max_registers: None,
             demands: None,
@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(turns.len(), 12, "each has had its turn");
         // Another text, another allowance and another assembler are not what passed.
         let mut changed = all.clone();
-        changed[5].ptx.push(' ');
+        changed[5].ptx.push_str("ret;\n");
         changed[7].allow_spill_bytes = 8;
         let names: Vec<String> = record.of_the_day(&toolchain, changed, 1 << 40, 100).into_iter().map(|assembly| assembly.name).collect();
         assert_eq!(names, ["kernel5", "kernel7"]);
