@@ -676,7 +676,8 @@ class Computed:
             if at.number not in self.known:
                 self.known[at.number] = self._made(at)
         made = self.known[value.number]
-        return made if made.dim() == 4 else made.to(self.trace.device).reshape(1, 1, 1, 1)
+        # A number is filled in and not copied over, which a capture refuses.
+        return made if made.dim() == 4 else torch.full((1, 1, 1, 1), made.item(), dtype=made.dtype, device=self.trace.device)
 
     def _made(self, value):
         op, device = value.op, self.trace.device
