@@ -703,6 +703,7 @@ fn random_graph(seed: u64) -> Option<(Built, Inputs<Uid>)> {
         .flat_map(|node| match &node.op {
             Op::CrossEntropy(op) => vec![op.labels],
             Op::CrossEntropyBackward(op) => vec![op.labels],
+            Op::Append(op) => vec![op.lengths],
             Op::Pool(op) => op.index.into_iter().collect(),
             Op::PoolBackward(op) => op.index.into_iter().collect(),
             Op::Attention(op) => {
