@@ -251,13 +251,14 @@ struct Back<'a> {
 }
 
 impl Back<'_> {
-    /// What an element adds to the sums of `|dy|` and of `|dy · (s − μ)|`: sums of gradients may be formed before the scale and `r` come to them, and what
-    /// arithmetic makes of sums beyond its range is nothing that one could rely on.
-    fn reach(&self, index: &[u64]) -> [f64; 2] {
+    /// What an element adds to the sums of `|dy|`, of `|dy · (s − μ)|`, and of both with the scale: sums of gradients may be formed before the scale or `r` come to
+    /// them, and what arithmetic makes of sums beyond its range is nothing that one could rely on.
+    fn reach(&self, index: &[u64]) -> [f64; 4] {
         let normed = &self.normed;
         let mean = normed.statistics(&normed.rows.statistic(index)).mean;
-        let dy = self.dy(index).value.abs();
-        [dy, dy * (normed.value(index).value - mean.value).abs()]
+        let deviation = (normed.value(index).value - mean.value).abs();
+        let [dy, g] = [self.dy(index), self.g(index)].map(|of| of.value.abs());
+        [dy, dy * deviation, g, g * deviation]
     }
 
     fn dy(&self, index: &[u64]) -> Bounded {
@@ -277,7 +278,7 @@ impl Back<'_> {
         }
         let normed = &self.normed;
         let (mut sum, mut product) = (SumInAnyOrder::default(), SumInAnyOrder::default());
-        let mut reach = [0.0; 2];
+        let mut reach = [0.0; 4];
         for index in normed.rows.elements(place) {
             reach.iter_mut().zip(self.reach(&index)).for_each(|(reach, own)| *reach += own);
             let g = self.g(&index);
