@@ -29,7 +29,7 @@ impl Drop for Beside {
 }
 
 /// Writes files, each a path and its bytes: all of them beside their targets, and once that is done, each in its target's place. Where one of them cannot
-/// be written, for want of space or rights, every target is what it was. At any time a target is whole, as it was or as it shall be; a link to a file stays one,
+/// be written, for want of space or rights, every target is what it was; where a file that is written cannot take its target's place, those in front of it have taken theirs. At any time a target is whole, as it was or as it shall be; a link to a file stays one,
 /// and a file keeps its mode.
 /// Pipes and devices, which have no place to be put into, are written to.
 ///

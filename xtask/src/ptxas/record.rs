@@ -19,7 +19,7 @@ const HEAD: &str = "\
 # Kernels' texts that have passed NVIDIA's assembler, each by the beginning of a hash of the text, of what it is allowed and of the assembler's version.
 # `cargo xtask ptxas --record` writes this behind a run in which all passed; `--every N` assembles what is not here, and of the rest an N-th each day.
 ";
-/// Hexadecimal digits of a line: of four thousand texts two have the same in one tree of five hundred, and a text that changed has another's in one of a million.
+/// Hexadecimal digits of a line: of six thousand texts two have the same in one tree of two hundred and fifty, and a text that changed has another's in one of seven hundred thousand.
 const DIGITS: usize = 8;
 
 #[derive(Debug, Default, PartialEq, Eq)]
