@@ -320,3 +320,11 @@ def test_steps_on_a_gpu_are_captured_and_append_in_place(dtype):
             close(y, right[:, part], SLACK)
     close(k_cache[:, :count], keys, 2.0)
     assert bool((k_cache[:, count:] == 50).all())
+
+
+@pytest.mark.parametrize("heads, kv_heads, name", [(0, None, "heads is 0"), (-4, 2, "heads is -4"), (4, 0, "kv_heads is 0")])
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_counts_of_heads_are_named(heads, kv_heads, name, is_trained):
+    x, w, wo = (torch.randn(shape, requires_grad=is_trained) for shape in ((2, 5, 8), (24, 8), (8, 8)))
+    with pytest.raises(vd.GraphError, match=name):
+        vt.attention_block(x, w, wo, heads=heads, kv_heads=kv_heads)

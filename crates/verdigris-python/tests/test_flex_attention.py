@@ -871,3 +871,50 @@ def test_the_graphs_that_are_interpreted_are_those_that_calls_draw(dtype, monkey
         if os.environ.get("VERDIGRIS_BLESS") == "1":
             path.write_text(json.dumps(json.loads(graph.to_json()), separators=(",", ":")) + "\n")
         assert json.loads(path.read_text()) == json.loads(graph.to_json()), f"{path} is another graph; VERDIGRIS_BLESS=1 writes it anew"
+
+
+# Numbers, types and gradients at edges.
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.int64])
+def test_lengths_at_the_greatest_number_of_a_type(dtype):
+    q, k, v = drawn((1, 2, 4, 8), requires_grad=False, keys=300)
+    last = torch.tensor([torch.iinfo(dtype).max], dtype=dtype)
+    check((q, k, v), None, lambda b, h, i, j: j <= last[b])
+
+
+EDGES = {
+    "full_like of integers": lambda s, b, h, i, j: s * torch.full_like(i, 2.5) + s * s * torch.full_like(j, 0.5, dtype=torch.bool),
+    "a sum of truths": lambda s, b, h, i, j: s * s + ((s > -1) + (s < 1)) * 1.0 + ((s > 0) + True) * 1.0,
+    "an exponent 0": lambda s, b, h, i, j: s * s + s**0 + s ** (j % 3),
+    "clamp at its bound": lambda s, b, h, i, j: s.clamp(min=0.0) + s.clamp(max=0.0) * 0.25,
+}
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_edges_of_numbers(name):
+    q, k, v = drawn((1, 2, 5, 4), torch.float64)
+    # A query of zeros has the score 0, where ties and powers are.
+    with torch.no_grad():
+        q[:, :, 3] = 0
+    check((q, k, v), EDGES[name])
+
+
+def test_the_default_type_is_that_of_the_call():
+    q, k, v = drawn((1, 2, 5, 4), torch.float64, requires_grad=False)
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        torch.set_default_dtype(dtype)
+        try:
+            check((q, k, v), lambda s, b, h, i, j: s * s + i * 0.1)
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+
+def test_refusals_name_the_function_of_scores():
+    def own_score(s, b, h, i, j):
+        return s.sinh()
+
+    refused(own_score, "own_score", block_mask=whole(causal, 8, 8))
+    refused(lambda s, b, h, i, j: s * s + -(s > 0), "negates", error=vd.GraphError)
+    with pytest.raises(vd.UnsupportedError, match="float16"):
+        vt.flex_attention(*drawn((1, 2, 8, 8), torch.float64, requires_grad=False), lambda s, b, h, i, j: s.half())

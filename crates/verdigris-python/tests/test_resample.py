@@ -302,3 +302,11 @@ def test_borders_of_what_is_left_out_whole_are_named():
         F.pad(torch.zeros(shape), sizes, mode)
         with pytest.raises(verdigris.UnsupportedError, match="an element is left"):
             vt.pad(torch.zeros(shape), sizes, mode)
+
+
+@pytest.mark.parametrize("mode, shape", [("linear", (1, 2, 5)), ("bilinear", (1, 2, 5, 4)), ("trilinear", (1, 2, 5, 4, 3))])
+def test_factors_that_change_no_size_copy(mode, shape):
+    x = _x(shape)
+    y = vt.interpolate(x, scale_factor=1.1, mode=mode)
+    assert y.shape == x.shape and torch.equal(y, x)
+    assert torch.equal(y, torch.nn.functional.interpolate(x, scale_factor=1.1, mode=mode))

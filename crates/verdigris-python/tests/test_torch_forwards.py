@@ -633,3 +633,22 @@ def test_networks_have_their_chains(name):
         model = getattr(models.video if hasattr(models.video, name) else models, name)(**keywords)
     chains = vt.convert(model, inplace=True)[1].chains
     assert (len(chains), sum(map(len, chains.values()))) == CHAINS[name]
+
+
+def scaled_by_the_greater(y):
+    return y * max(y.shape[1], 3)
+
+
+class TakesMax(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+
+    def forward(self, x, max=None):
+        return scaled_by_the_greater(self.norm(self.conv(x)))
+
+
+def test_a_parameter_that_hides_a_global_of_helpers_is_left_alone():
+    net, x = TakesMax().eval(), torch.randn(1, 4, 5, 5)
+    made, _ = vt.convert(net)
+    torch.testing.assert_close(made(x), net(x), rtol=1e-4, atol=1e-4)

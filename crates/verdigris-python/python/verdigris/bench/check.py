@@ -138,7 +138,8 @@ def _rows(pairs: Dict[str, _Pair], column: str, new: Dict[str, dict]) -> Tuple[i
     """Each row against the lease in which its ratio was best."""
     compared, worse, blind = 0, [], []
     for key, row in new.items():
-        known = sorted((pair for pair in pairs.values() if key in pair.old), key=lambda pair: -(columns.ratio(pair.old[key], column) or 0.0))
+        timed = (pair for pair in pairs.values() if key in pair.old and columns.us(pair.old[key], column))
+        known = sorted(timed, key=lambda pair: -(columns.ratio(pair.old[key], column) or 0.0))
         if not known:
             continue
         best = known[1 if len(known) > 2 else 0]

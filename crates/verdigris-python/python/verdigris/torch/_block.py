@@ -125,6 +125,9 @@ def attention_block(
     Where a gradient is wanted the functions run one by one, and have theirs; with a cache `UnsupportedError` says so. Pages, 8-bit floats and dropout are not
     taken: `flash_attn_with_kvcache` and `flash_attn_func` have them."""
     kv_heads = heads if kv_heads is None else kv_heads
+    for name, count in (("heads", heads), ("kv_heads", kv_heads)):
+        if count < 1:
+            raise GraphError(f"{name} is {count}; it is at least 1")
     if x.dim() != 3:
         raise GraphError(f"x of {tuple(x.shape)}; it has three dims: [batch, positions, features]")
     if rope is not None and len(rope) != 2:

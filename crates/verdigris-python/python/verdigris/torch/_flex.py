@@ -364,7 +364,10 @@ def _attend(query, key, value, score_mod, block_mask, scale, wants_total):
     score = trace.score() if score_mod is None else trace.call(score_mod, "score_mod", True)
     computed, conditions = Computed(trace, dims), []
     if block_mask is not None:
+        function = trace.function
         mask = trace.call(block_mask.mask_mod, "mask_mod", False)
+        # What is refused from here on is of the score.
+        trace.function = function or trace.function
         mask = _attended(block_mask, trace, trace.cast(mask, torch.bool), dims)
         conditions.append((mask, True))
     form = forms.form_of(trace, score)

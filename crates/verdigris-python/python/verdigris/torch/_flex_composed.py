@@ -31,7 +31,7 @@ _BINARY = {
 }
 #: Steps between whose jumps nothing varies; so are all that give truths.
 _CONSTANT = ("floor", "ceil", "round", "sign", "floor_divide")
-_OF_TRUTHS = {"bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "ne"}
+_OF_TRUTHS = {"add": "or", "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "ne"}
 
 
 class Steps:
@@ -73,7 +73,7 @@ class Steps:
 
     def _op(self, g, at, args, constants):
         op = at.op
-        if op in ("add", "sub", "mul") and any(isinstance(arg, _Later) for arg in args):
+        if op in ("add", "sub", "mul") and at.dtype != torch.bool and any(isinstance(arg, _Later) for arg in args):
             x, z = args
             number = next(arg.number for arg in args if isinstance(arg, _Later))
             if math.isfinite(number) and not (isinstance(x, _Later) and isinstance(z, _Later)):
@@ -85,12 +85,17 @@ class Steps:
         args = [_there(arg) for arg in args]
         if op in _UNARY:
             return g.unary(_UNARY[op], args[0])
+        if op in _OF_TRUTHS and at.dtype == torch.bool:
+            return g.binary(_OF_TRUTHS[op], *args)
+        if op == "pow":
+            exponent = at.args[1]
+            if exponent.holds(0) or not (exponent.is_number or exponent.dtype.is_floating_point):
+                # Of an exponent 0 the result is 1 and the gradient 0, and not 0 · 0⁻¹.
+                args[0] = g.ternary("select", constants.of(1.0), args[0], g.binary("eq", args[1], constants.of(0.0)))
         if op in _BINARY:
             if op == "logical_xor":
                 args = [g.unary("not", arg) for arg in args]
             return g.binary(_BINARY[op], *args)
-        if op in _OF_TRUTHS and at.dtype == torch.bool:
-            return g.binary(_OF_TRUTHS[op], *args)
         if op == "where":
             condition, x, z = args
             return g.ternary("select", x, z, condition)
@@ -119,6 +124,8 @@ class Steps:
             # Not of not: 1 for whatever is not 0.
             return g.unary("not", g.unary("not", x))
         if dtype in (torch.float16, torch.bfloat16):
+            if self.trace.score_dtype == torch.float64:
+                return self.trace.refuse(f"a score of float64 as {dtype}", "scores of float64 are not rounded to 16 bits")
             x = g.unary("identity", x)
             g.round_to(x, _NAMES[dtype])
             return x

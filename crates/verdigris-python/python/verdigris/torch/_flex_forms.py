@@ -286,7 +286,10 @@ def length_of(trace, value, sense):
         op, x, z = _TURNED[op], z, x
     if x.op != "key" or op not in ("lt", "le") or z.reads & ~(BATCH | CAPTURED) or z.dtype is None or z.dtype.is_floating_point or z.dtype == torch.bool:
         return None
-    return z if op == "lt" else trace.binary("add", z, trace.number(1))
+    if op == "lt":
+        return z
+    # One more than the greatest number of a type is its least.
+    return trace.binary("add", trace.binary("minimum", trace.cast(z, torch.int64), trace.number(_LARGEST)), trace.number(1))
 
 
 def slope_of(trace, factor, bias, band, shift):

@@ -37,9 +37,14 @@ class Value:
         return self.op == "number" and self.args[0] == number
 
 
-@functools.lru_cache(maxsize=1024)
 def _promoted(x, z):
     """The type of what is made of two values, each told by its type or, if it is a number of Python, by that of the number."""
+    return _promoted_by(x, z, torch.get_default_dtype())
+
+
+@functools.lru_cache(maxsize=1024)
+def _promoted_by(x, z, default):
+    """The same, under the type that PyTorch gives numbers of Python."""
     like = [torch.empty((), dtype=kind) if isinstance(kind, torch.dtype) else kind(1) for kind in (x, z)]
     return torch.result_type(*like)
 
@@ -102,6 +107,9 @@ class Trace:
 
     def number(self, number, dtype=None):
         """A number of Python, or one with a type of PyTorch's, as a tensor of no dims has."""
+        if dtype is not None:
+            # As it is in that type: without its fraction in an integer one, rounded in a narrow one.
+            number = torch.tensor(number, dtype=torch.float64 if isinstance(number, float) else None).to(dtype).item()
         return self.made("number", (number,), dtype)
 
     def place(self, name, reads):
@@ -145,6 +153,8 @@ class Trace:
         if op == "logical_not" and x.is_number:
             return self.number(not x.args[0], torch.bool)
         dtype = _promoted(_kind(x), _kind(x))
+        if op == "neg" and dtype == torch.bool:
+            raise GraphError(f"{self.function} negates a value of bool; `~` or `logical_not` say what is meant")
         return self.made(op, (x,), torch.bool if op in _TRUTH else _real(dtype) if op in _REAL else dtype)
 
     def binary(self, op, x, z):
@@ -491,9 +501,21 @@ def _clamp(trace, input, min=None, max=None):
     x = trace.value_of(input)
     if min is None and max is None:
         raise GraphError(f"{trace.function} calls clamp without a bound; it has at least one")
-    for op, bound in (("maximum", min), ("minimum", max)):
-        if bound is not None:
-            x = trace.binary(op, x, trace.value_of(bound))
+    for op, beyond, given in (("maximum", "lt", min), ("minimum", "gt", max)):
+        if given is None:
+            continue
+        bound = trace.value_of(given)
+        dtype = _promoted(_kind(x), _kind(bound))
+        if not dtype.is_floating_point:
+            x = trace.binary(op, x, bound)
+            continue
+        # A maximum halves its gradient between equals, where a clamp gives all to what is clamped. A bound that is NaN is the result.
+        x, bound = trace.cast(x, dtype), trace.cast(bound, dtype)
+        if bound.is_number:
+            is_beyond = trace.number(True, torch.bool) if bound.args[0] != bound.args[0] else trace.binary(beyond, x, bound)
+        else:
+            is_beyond = trace.binary("bitwise_or", trace.binary(beyond, x, bound), trace.unary("isnan", bound))
+        x = trace.where(is_beyond, bound, x)
     return x
 
 

@@ -196,6 +196,9 @@ class Reader:
                     raise Unread
             held[name] = self.graph.placeholder(name, default_value=default)
         self.graph.output(self.argument(self.body(tree, _Frame(function, held, _DEPTH))))
+        # In the generated code a parameter would stand before what helpers know by the same name.
+        if not {"torch", *_BUILTINS, *self.graph.python_code("self").globals}.isdisjoint(names):
+            raise Unread
         return self
 
     @staticmethod

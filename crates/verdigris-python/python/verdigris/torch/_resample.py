@@ -58,7 +58,9 @@ def _interpolation(shape, size, scale_factor, mode, align_corners, recompute):
         if not all(0.0 < factor < float("inf") for factor in factors):
             raise GraphError(f"scale_factor is {factors}; each is finite and above 0")
         out = tuple(int(extent * factor) for extent, factor in zip(shape[2:], factors))
-        if recompute or mode == "area" or align_corners:
+        # PyTorch copies an input of the same size, whatever the factors.
+        is_copied = mode in ("linear", "bilinear", "trilinear") and out == tuple(shape[2:])
+        if recompute or mode == "area" or align_corners or is_copied:
             factors = None
     if 0 in shape[1:] or any(extent < 1 for extent in out):
         raise GraphError(f"interpolation of {shape} to {out}; dims behind the batch, and those of the result, are not empty")
