@@ -55,6 +55,18 @@ pub enum Error {
         /// What is wrong with its layout.
         source: LayoutError,
     },
+    /// An element, or a step from one to the next, too many bytes away.
+    #[error(
+        "tensor `{tensor}` reaches over {elements} elements of {dtype}; a tensor ends less than 2^63 bytes behind the start of its buffer"
+    )]
+    Reach {
+        /// The tensor.
+        tensor: String,
+        /// From the start of its buffer to behind its last one, or from one to the next, where that is more.
+        elements: u128,
+        /// Their type.
+        dtype: DType,
+    },
     /// A uid that names no tensor of the graph.
     #[error("op `{op}` names tensor {uid}, which the graph does not have")]
     UnknownTensor {

@@ -401,19 +401,24 @@ fn is_label_name(name: &str) -> bool {
     is_metric_name(name) && !name.contains(':') && !name.starts_with("__")
 }
 
-/// Whether lines of a new metric would have the name of another's: a histogram's end in `_bucket`, `_sum` and `_count`, and OpenMetrics gives
-/// every counter the end `_total`.
+/// The names that a metric's lines have in either format: a histogram's end in `_bucket`, `_sum` and `_count`, and OpenMetrics tells the type of a counter by
+/// its name without the end `_total`, and its values with it.
+fn names_of_lines(name: &str, kind: MetricKind) -> Vec<String> {
+    match kind {
+        MetricKind::Gauge => vec![name.to_owned()],
+        MetricKind::Counter => {
+            let plain = name.strip_suffix("_total").unwrap_or(name);
+            vec![plain.to_owned(), format!("{plain}_total")]
+        }
+        MetricKind::Histogram => ["", "_bucket", "_sum", "_count"].iter().map(|end| format!("{name}{end}")).collect(),
+    }
+}
+
+/// Whether lines of a new metric would have the name of another's.
 fn clashes(families: &BTreeMap<Box<str>, Arc<Family>>, name: &str, kind: MetricKind) -> bool {
-    let has = |name: &str| families.contains_key(name);
-    let is_histogram = |name: &str| families.get(name).is_some_and(|family| family.kind == MetricKind::Histogram);
-    let ends: &[&str] = match kind {
-        MetricKind::Histogram => &["_bucket", "_sum", "_count"],
-        MetricKind::Counter => &["_total"],
-        MetricKind::Gauge => &[],
-    };
-    let mut taken = ends.iter().any(|end| has(&format!("{name}{end}")));
-    taken |= ["_bucket", "_sum", "_count"].iter().any(|end| name.strip_suffix(end).is_some_and(is_histogram));
-    taken | name.strip_suffix("_total").is_some_and(has)
+    let own = names_of_lines(name, kind);
+    let known = families.values().map(|family| (&*family.name, family.kind)).chain([(REFUSED, MetricKind::Counter)]);
+    known.flat_map(|(name, kind)| names_of_lines(name, kind)).any(|taken| own.contains(&taken))
 }
 
 pub(crate) fn read<T>(lock: &RwLock<T>) -> std::sync::RwLockReadGuard<'_, T> {
@@ -502,6 +507,50 @@ mod tests {
         refuse(&key("verdigris_plan_seconds_count", &[]));
         refuse(&key(REFUSED, &[]));
         assert_eq!(registry.series_count(), 0);
+    }
+
+    /// OpenMetrics has one line of a type for each name, which of a counter lacks the end `_total`.
+    #[test]
+    fn no_name_of_a_line_stands_for_two_metrics() {
+        let is_kept = |registry: &Registry, name: &'static str, kind: MetricKind| {
+            let (key, before) = (key(name, &[]), registry.refused_count());
+            match kind {
+                MetricKind::Counter => registry.register_counter(&key, &WHERE).increment(1),
+                MetricKind::Gauge => registry.register_gauge(&key, &WHERE).set(1.0),
+                MetricKind::Histogram => registry.register_histogram(&key, &WHERE).record(1.0),
+            }
+            registry.refused_count() == before
+        };
+        use MetricKind::{Counter, Gauge, Histogram};
+        for (one, other, are_two) in [
+            (("foo_total", Counter), ("foo", Gauge), false),
+            (("foo_total", Counter), ("foo", Histogram), false),
+            (("foo_total", Counter), ("foo", Counter), false),
+            (("foo_total", Gauge), ("foo", Counter), false),
+            (("foo_sum_total", Counter), ("foo", Histogram), false),
+            (("foo_count", Gauge), ("foo", Histogram), false),
+            (("foo_total", Counter), ("foo_total", Gauge), false),
+            (("foo_total", Counter), ("foo_bar", Gauge), true),
+            (("foo_sum", Gauge), ("foo", Gauge), true),
+            (("foo_total", Counter), ("foo_total_bytes", Histogram), true),
+        ] {
+            for (first, second) in [(one, other), (other, one)] {
+                let registry = Registry::new(Bounds::default());
+                assert!(is_kept(&registry, first.0, first.1), "{first:?} alone");
+                assert_eq!(is_kept(&registry, second.0, second.1), are_two, "{second:?} behind {first:?}");
+                let mut page = String::new();
+                registry.render(crate::Format::OpenMetrics, &mut page);
+                let mut types: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+                let count = types.len();
+                types.sort_unstable();
+                types.dedup();
+                assert_eq!(types.len(), count, "{page}");
+            }
+        }
+        let registry = Registry::new(Bounds::default());
+        for name in ["verdigris_plans", "verdigris_series_refused"] {
+            assert!(!is_kept(&registry, name, Gauge) && !is_kept(&registry, name, Histogram), "{name}");
+        }
     }
 
     #[test]

@@ -158,11 +158,16 @@ impl Conv {
     }
 
     /// The least size of `x` along spatial dim `i` that gives `out` outputs: `(out − 1) · s + d · (filter − 1) + 1 − p − q`. Every size
-    /// from there to `s − 1` more gives the same. `None` where it would be below 0 or `out` is 0.
+    /// from there to `s − 1` more gives the same. `None` where it would be below 0, `out` or `filter` is 0 or a number leaves 64 bits.
     pub fn least_extent(&self, i: usize, out: u64, filter: u64) -> Option<u64> {
+        self.signed_least_extent(i, out, filter).and_then(|least| u64::try_from(least).ok())
+    }
+
+    /// As [`Conv::least_extent`], and below 0 where padding alone holds more than the outputs read.
+    pub fn signed_least_extent(&self, i: usize, out: u64, filter: u64) -> Option<i128> {
         let reach = filter.checked_sub(1)?.checked_mul(self.dilations[i])?.checked_add(1)?;
         let padded = out.checked_sub(1)?.checked_mul(self.strides[i])?.checked_add(reach)?;
-        padded.checked_sub(self.pads_before[i])?.checked_sub(self.pads_after[i])
+        Some(i128::from(padded) - i128::from(self.pads_before[i]) - i128::from(self.pads_after[i]))
     }
 
     /// The dims of `y`, from the dims of `x` and `w`; the attributes are checked on the way.

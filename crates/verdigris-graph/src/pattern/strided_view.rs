@@ -45,6 +45,8 @@ impl StridedView {
         let new = dims.len().saturating_sub(self.dims.len());
         let strides = (0..dims.len())
             .map(|i| match i.checked_sub(new) {
+                // Nothing is read along an empty dim; a stride of 0 would tell that it is repeated.
+                Some(i) if self.dims[i] == 0 => self.strides[i].max(1),
                 Some(i) if self.dims[i] != 1 => self.strides[i],
                 _ => 0,
             })
@@ -126,6 +128,16 @@ pub(super) fn sources(op: &Op) -> Vec<Uid> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A stride of 0 tells that a dim is repeated, which an empty one is not.
+    #[test]
+    fn empty_dims_are_not_repeated() {
+        for strides in [[0, 0, 0], [5, 0, 1], [0, 9, 1]] {
+            let view = StridedView { uid: Uid(0), dtype: DType::F32, offset: 0, dims: vec![1, 0, 5], strides: strides.to_vec() };
+            let over = view.over(&[2, 3, 0, 5], Slot(0)).strides;
+            assert_eq!(over, [0, 0, strides[1].max(1), strides[2]]);
+        }
+    }
 
     #[test]
     fn reshapes_are_seen_where_strides_can_say_them() {

@@ -50,7 +50,7 @@ pub enum AttentionPass {
         dk: Option<View>,
         /// Written; `[b, h_kv, s_kv, d_v]`.
         dv: Option<View>,
-        /// Written; `[b, h, s_q, s_kv]`, or 1 in a dim of stride 0, over which it is summed.
+        /// Written; `[b, h, s_q, s_kv]`, or 1 in a dim of stride 0, over which it is summed. Canonical: stride 1 in an empty dim that is its own.
         dbias: Option<View>,
         /// Written; one a head.
         dsinks: Option<View>,
@@ -244,7 +244,7 @@ impl AttentionProblem {
         }
     }
 
-    /// The dims that an operand of this name lies over; those of `dbias` have 1 where `view` repeats it.
+    /// The dims that an operand of this name lies over; those of `dbias` have 1 where `view` repeats it, even over nothing.
     pub fn dims(&self, name: &str, view: &View) -> [u64; 4] {
         let &AttentionProblem { b, h, h_kv, s_q, s_kv, d, d_v, .. } = self;
         let [own_b, q_rows] = if self.is_ragged() { [1, self.q_rows] } else { [b, s_q] };
@@ -266,10 +266,10 @@ impl AttentionProblem {
             "q_descale" | "k_descale" | "v_descale" => [b, h_kv, 1, 1],
             "sinks" | "dsinks" => [1, h, 1, 1],
             "q_lengths" | "kv_lengths" => [b, 1, 1, 1],
-            // Where it has no elements it is repeated over nothing.
+            // What is repeated over nothing is there once all the same, and its sum is 0.
             "dbias" => {
                 let whole = [b, h, s_q, s_kv];
-                std::array::from_fn(|i| if view.strides.get(i) == Some(&0) { whole[i].min(1) } else { whole[i] })
+                std::array::from_fn(|i| if view.strides.get(i) == Some(&0) { 1 } else { whole[i] })
             }
             _ => [b, h, s_q, s_kv],
         }
@@ -451,11 +451,12 @@ impl AttentionProblem {
             views::check_dtype("attention", name, view.dtype, is_right, rule)?;
         }
         // Strides of dims without a second element.
-        let dims: Vec<[u64; 4]> = self.operands().into_iter().map(|(name, view, _)| self.dims(name, view)).collect();
-        for (view, dims) in self.views_mut().into_iter().zip(dims) {
+        let dims: Vec<_> = self.operands().into_iter().map(|(name, view, _)| (name, self.dims(name, view))).collect();
+        for (view, (name, dims)) in self.views_mut().into_iter().zip(dims) {
             for (stride, extent) in view.strides.iter_mut().zip(dims) {
                 if extent <= 1 {
-                    *stride = 0;
+                    // A dim of dbias that is empty itself is not one that it is repeated over.
+                    *stride = u64::from(name == "dbias" && extent == 0);
                 }
             }
         }
@@ -484,7 +485,39 @@ impl AttentionProblem {
 
 #[cfg(test)]
 mod tests {
-    use crate::problem::Problem;
+    use crate::problem::attention::AttentionPass;
+    use crate::problem::{Problem, View};
+
+    /// A bias of [2, 3, 1, 5] that is repeated over no queries has a gradient of 0; one of [2, 3, 0, 5] has a gradient without elements.
+    #[test]
+    fn a_gradient_of_a_bias_that_is_repeated_over_nothing_is_written() {
+        let words = "attention backward f32 b=2 h=3 s_q=0 s_kv=5 d=4 bias=f32:key log_sum_exp=f32 dq=bhsd dbias=f32:key";
+        let read: Problem = words.parse().unwrap_or_else(|error| panic!("{error}"));
+        let mut all = Vec::new();
+        for (strides, dims, canonical) in [
+            ([15, 5, 0, 1], [2, 3, 1, 5], [15, 5, 0, 1]),
+            ([15, 5, 9, 1], [2, 3, 0, 5], [15, 5, 1, 1]),
+            ([0, 0, 0, 1], [1, 1, 1, 5], [0, 0, 0, 1]),
+            ([0, 0, 1, 0], [1, 1, 0, 1], [0, 0, 1, 0]),
+        ] {
+            let Problem::Attention(mut problem) = read.clone() else { panic!("{read:?}") };
+            let AttentionPass::Backward { dq, dbias: Some(dbias), .. } = &mut problem.pass else { panic!("{problem:?}") };
+            dbias.strides = strides.to_vec();
+            // Nothing else is written.
+            assert!(dq.is_some());
+            let problem = Problem::Attention(problem).canonical().expect("legal");
+            let Problem::Attention(attention) = &problem else { panic!("{problem:?}") };
+            let dbias: &View = attention.operand("dbias").expect("written");
+            assert_eq!((attention.dims("dbias", dbias), &dbias.strides[..]), (dims, &canonical[..]));
+            assert_eq!(attention.is_empty(), dims.contains(&0));
+            assert_eq!(problem.clone().canonical().as_ref(), Ok(&problem));
+            assert_eq!(problem.to_string().parse::<Problem>().and_then(Problem::canonical).as_ref(), Ok(&problem), "{problem}");
+            let json = serde_json::to_string(&problem).expect("prints");
+            assert_eq!(serde_json::from_str::<Problem>(&json).expect("reads").canonical().as_ref(), Ok(&problem), "{json}");
+            assert!(!all.contains(&problem), "{problem}");
+            all.push(problem);
+        }
+    }
 
     #[test]
     fn pairs_are_those_of_the_window() {

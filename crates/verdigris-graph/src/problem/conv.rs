@@ -487,11 +487,11 @@ impl ConvProblem {
                 _ if is_stored => Access::ReadBefore(self.result().slot),
                 _ => Access::ReadInPlace,
             };
-            list.push(Operand { name, slot: tensor.slot, dtype: tensor.dtype, offset: 0, layout, access });
+            list.push(super::views::within_addresses(Operand { name, slot: tensor.slot, dtype: tensor.dtype, offset: 0, layout, access })?);
         }
         let mut vector = |name: &'static str, vector: &Channels, channels: u64, access| {
             let layout = vector.layout(channels).map_err(|source| Error::Layout { tensor: name.to_owned(), source })?;
-            list.push(Operand { name, slot: vector.slot, dtype: vector.dtype, offset: 0, layout, access });
+            list.push(super::views::within_addresses(Operand { name, slot: vector.slot, dtype: vector.dtype, offset: 0, layout, access })?);
             Ok(())
         };
         for step in &self.prologue {
@@ -566,6 +566,8 @@ impl ConvProblem {
         super::simplify(&mut self.prologue, epilogue, activations);
         super::simplify(&mut self.epilogue, epilogue, stored);
         self.for_each_tensor(&mut |tensor, extents| tensor.normalize_strides(extents));
+        // Each lies within what addresses count.
+        self.buffers()?;
         Ok(self)
     }
 

@@ -206,7 +206,7 @@ impl GemmProblem {
                 _ if is_stored => Access::ReadBefore(self.d.slot),
                 _ => Access::ReadInPlace,
             };
-            Ok(Operand { name, slot: matrix.slot, dtype: matrix.dtype, offset: 0, layout, access })
+            super::views::within_addresses(Operand { name, slot: matrix.slot, dtype: matrix.dtype, offset: 0, layout, access })
         };
         let mut list = self.matrices().into_iter().map(operand).collect::<Result<Vec<_>, Error>>()?;
         for (name, scale) in [("scale_a", &self.scale_a), ("scale_b", &self.scale_b)] {
@@ -256,6 +256,8 @@ impl GemmProblem {
         self.normalize_batch();
         let (m, n, k) = (self.m, self.n, self.k);
         self.for_each_matrix(&mut |matrix, rows, columns| matrix.normalize_strides(rows, columns), m, n, k);
+        // Each lies within what addresses count.
+        self.buffers()?;
         Ok(self)
     }
 

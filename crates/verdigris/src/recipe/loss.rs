@@ -268,7 +268,7 @@ mod tests {
         }
         let conv = Convolution { strides: vec![1], pads_before: vec![1], pads_after: vec![1], dilations: vec![5], groups: 1, precision };
         let (y, w, bias) = (input(DType::F16, &[2, 4, 6]), input(DType::F16, &[4, 3, 2]), input(DType::F16, &[3]));
-        let of = Function::ConvDgrad(conv, Extents::Spatial(vec![13]));
+        let of = Function::ConvDgrad(conv.clone(), Extents::Spatial(vec![13]));
         for bias in [bias, None] {
             is_taken(&of, &[y, w, bias]);
         }
@@ -276,6 +276,15 @@ mod tests {
             let saved = vec![Saved::Tensor(0), Saved::Tensor(1), Saved::Tensor(2)];
             let gradient = Gradient { of: of.clone(), with_respect_to, saved, dims: None, dtype: None };
             is_taken(&Function::Gradient(Box::new(gradient)), &[input(DType::F16, &[2, 3, 13]), y, w, bias]);
+        }
+        // A result that no output reaches, and whose input has no pixels.
+        let of = Function::ConvDgrad(Convolution { pads_before: vec![4], pads_after: vec![4], ..conv }, Extents::Spatial(vec![1]));
+        let (y, w) = (input(DType::F16, &[2, 4, 1]), input(DType::F16, &[4, 3, 1]));
+        is_taken(&of, &[y, w, bias]);
+        for with_respect_to in 0..3 {
+            let saved = vec![Saved::Tensor(0), Saved::Tensor(1), Saved::Tensor(2)];
+            let gradient = Gradient { of: of.clone(), with_respect_to, saved, dims: None, dtype: None };
+            is_taken(&Function::Gradient(Box::new(gradient)), &[input(DType::F16, &[2, 3, 1]), y, w, bias]);
         }
     }
 

@@ -1,9 +1,10 @@
 //! Pooling.
 
 use verdigris_graph::{BinaryOp, HostScalar, PoolMode, PoolWindows, Real, Uid, UnaryOp};
+use verdigris_tensor::DType;
 
 use super::view::is_channels_last;
-use super::{Divisor, Drawing, Function, unfit};
+use super::{Divisor, Drawing, Function, Input, unfit};
 use crate::error::Error;
 
 impl Drawing {
@@ -30,7 +31,7 @@ impl Drawing {
             Function::AveragePool(windows, divisor) => {
                 let mode = PoolMode::Average { count_include_pad: *divisor != Divisor::Elements };
                 let mean = self.g.pool("average pool", mode, windows.clone(), x)?;
-                let y = self.divided(mean, windows, divisor, given.layout.dims())?;
+                let y = self.divided(mean, windows, divisor, given)?;
                 self.store_in(y, "y", given.dtype, last)
             }
             _ => Ok(()),
@@ -38,7 +39,7 @@ impl Drawing {
     }
 
     /// A mean over all taps of each window, as one over what the divisor says.
-    fn divided(&mut self, mean: Uid, windows: &PoolWindows, divisor: &Divisor, x_dims: &[u64]) -> Result<Uid, Error> {
+    fn divided(&mut self, mean: Uid, windows: &PoolWindows, divisor: &Divisor, given: Input) -> Result<Uid, Error> {
         let PoolWindows::Sliding { window, strides, dilations, pads_before, .. } = windows else { return Ok(mean) };
         match divisor {
             Divisor::Elements | Divisor::Taps => Ok(mean),
@@ -48,7 +49,7 @@ impl Drawing {
                 Ok(self.g.scale("divided", mean, HostScalar::Fixed(Real(taps / *divisor as f64)))?)
             }
             Divisor::Within(after) => {
-                let dims = self.dims_of(mean);
+                let (dims, x_dims) = (self.dims_of(mean), given.layout.dims());
                 let mut y = mean;
                 for (i, (&taps, &after)) in window.iter().zip(after).enumerate() {
                     let end = x_dims[i + 2].saturating_add(pads_before[i]).saturating_add(after);
@@ -65,6 +66,10 @@ impl Drawing {
                         let mut line = vec![1; dims.len()];
                         line[i + 2] = dims[i + 2];
                         let at = self.g.gen_index("window", &line, i as u32 + 2)?;
+                        // An op computes in f64 where an operand is of it; by numbers of windows alone the factor would be of f32.
+                        if given.dtype == DType::F64 {
+                            self.g.set_dtype(at, DType::F64)?;
+                        }
                         let beyond = self.g.unary("window", UnaryOp::Affine { scale: Real(1.0), shift: Real(-(o as f64)) }, at)?;
                         let is_it = self.g.unary("window", UnaryOp::Not, beyond)?;
                         let factor = taps as f64 / counted as f64;

@@ -100,18 +100,20 @@ impl Drawing {
                 };
                 let mut conv = conv(Uid(0), w, y);
                 let x_dims = extents.dims(n, channels.saturating_mul(c.groups));
-                // `greatest` is the largest input that gives y. A larger result first takes away padding at the end; elements beyond that are
-                // seen by no output, so they are 0.
+                // `greatest` is the largest input that gives y, below 0 where padding alone holds more. A larger result first takes away padding at the
+                // end; elements beyond that are seen by no output, so they are 0. Where those are all and more, outputs begin behind them: padding
+                // before goes too.
                 let mut reached = x_dims.clone();
                 let mut beyond = vec![0; x_dims.len()];
                 let is_whole = filter.len() == out.len() && x_dims.len() == out.len() + 2 && conv.spatial() == out.len();
                 for i in (0..out.len()).filter(|_| is_whole) {
-                    let Some(least) = conv.least_extent(i, out[i], filter[i]) else { continue };
-                    let greatest = least.saturating_add(conv.strides[i].saturating_sub(1));
-                    let excess = x_dims[i + 2].saturating_sub(greatest);
+                    let Some(least) = conv.signed_least_extent(i, out[i], filter[i]) else { continue };
+                    let greatest = least + i128::from(conv.strides[i].saturating_sub(1));
+                    let Ok(excess) = u64::try_from(i128::from(x_dims[i + 2]) - greatest) else { continue };
                     let unpadded = excess.min(conv.pads_after[i]);
                     conv.pads_after[i] -= unpadded;
-                    beyond[i + 2] = excess - unpadded;
+                    beyond[i + 2] = (excess - unpadded).min(x_dims[i + 2]);
+                    conv.pads_before[i] -= (excess - unpadded - beyond[i + 2]).min(conv.pads_before[i]);
                     reached[i + 2] = x_dims[i + 2] - beyond[i + 2];
                 }
                 let mut x = self.g.conv_dgrad("conv", conv, &reached)?;
