@@ -98,6 +98,13 @@ def test_what_was_right_and_no_longer_is_fails(trouble):
     assert not verdict.passes and verdict.regressions[0].after is None
 
 
+def test_a_row_that_one_lease_of_three_had_right_fails_when_it_breaks():
+    old = [row("a", 1.0), row("a", refused="no engine"), row("a", refused="no engine")]
+    history = [run([one], date=f"2026-01-0{day}T00:00:00Z", chip=f"GPU-{day}") for day, one in enumerate(old, 1)]
+    verdict = check.check([run([row("a", fault="element 3")], date=NEXT)], history)
+    assert not verdict.passes and "was right and timed" in str(verdict)
+
+
 def test_rows_that_are_absent_fail_unless_a_selection_was_asked_for():
     part = lease(9, date=NEXT, skip=KEYS[:3])
     verdict = check.check([part], HISTORY)
