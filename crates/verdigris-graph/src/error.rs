@@ -62,8 +62,8 @@ pub enum Error {
     Reach {
         /// The tensor.
         tensor: String,
-        /// From the start of its buffer to behind its last one, or from one to the next, where that is more.
-        elements: u128,
+        /// From the start of its buffer to behind its last one, or from one to the next, where that is more; at most 2^64 − 1 is told.
+        elements: u64,
         /// Their type.
         dtype: DType,
     },

@@ -38,6 +38,10 @@ verdigris_kir::parameters! {
     }
 }
 
+/// The greatest soft cap: scores are formed as the cap less something ([`SoftCap`]), and off by the cap's roundoff, 2⁻²⁴ of it, however small they are. By
+/// this one it is 2⁻¹², as much as of a score of that size.
+const MOST_CAP: f32 = 4096.0;
+
 /// Whether a problem has anything of it.
 pub(super) fn is_needed(p: &AttentionProblem) -> bool {
     let is_plain = matches!(p.scale, HostScalar::Fixed(scale) if (scale.0 as f32).is_normal() && scale.0 > 0.0);
@@ -77,6 +81,8 @@ pub(super) fn require(id: EngineId, p: &AttentionProblem) -> Result<(), Refusal>
         let cap = cap.0 as f32;
         let is_taken = cap.is_normal() && cap > 0.0 && (2.0 * LOG2_E / cap).is_normal();
         id.require(is_taken, Reason::Scale, format_args!("a soft cap of {cap}, taken is a normal number above 0"))?;
+        let rule = format_args!("a soft cap of {cap}, taken up to {MOST_CAP}: each score is off by its roundoff, of 2^-24 times as much");
+        id.require(cap <= MOST_CAP, Reason::Scale, rule)?;
     }
     for (name, view, types) in [("bias", &p.bias, &[p.q.dtype, DType::F32][..]), ("mask", &p.mask, &[DType::U8])] {
         let Some(view) = view else { continue };

@@ -293,8 +293,13 @@ impl<'a> Scores<'a> {
         let (mut s, mut tanh) = (t, Bounded::exact(0.0));
         if let Some(Real(cap)) = self.spec.soft_cap {
             let value = (t.value / cap).tanh();
-            // A tangent of exponentials loses what lies below its roundoff.
-            let own = if compute == DType::F64 { power_of_two(-46) } else { power_of_two(-20) };
+            // A tangent keeps its digits, but that of tensor cores, which take caps of up to 4,096: it loses what lies below the roundoff of 1, by a few
+            // approximate instructions. Below the normal numbers only places are left.
+            let (relative, absolute) = match compute {
+                DType::F64 => (power_of_two(-46), f64::MIN_POSITIVE),
+                _ => (power_of_two(-20), if cap <= 4096.0 { power_of_two(-21) } else { power_of_two(-147) }),
+            };
+            let own = relative * value.abs() + absolute;
             // A product whose partial sums leave the range may be no number.
             let is_known = !t.value.is_nan() && t.error.is_finite();
             tanh = if !is_known { t } else { Bounded { value, error: (t.error / cap).min(2.0) + own } };

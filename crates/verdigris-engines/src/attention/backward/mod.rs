@@ -14,7 +14,7 @@
 //!
 //! **When it wins.** On compute capability 9.0, wherever it takes the problem.
 //!
-//! **Numbers.** Scores and sums are in f32; the probabilities and the gradients of the scores are rounded to the type of the queries before they are
+//! **Numbers.** Scores under a soft cap, of up to 4,096, are off by 2⁻²⁴ of the cap. Scores and sums are in f32; the probabilities and the gradients of the scores are rounded to the type of the queries before they are
 //! multiplied; one beyond the range of f16 is infinite there. Results repeat bit for bit where shares are added in order; elsewhere the gradients of keys, values and
 //! bias do. The latter is summed of scores that are not rounded.
 //!

@@ -17,7 +17,7 @@
 //!
 //! **When it wins.** On compute capability 9.0, wherever it takes the problem.
 //!
-//! **Numbers.** Scores and sums are in f32; `e^(s − L)` is rounded to the type of the values before it is multiplied, its row's sum is not. Exponentials below
+//! **Numbers.** Scores under a soft cap, of up to 4,096, are off by 2⁻²⁴ of the cap. Scores and sums are in f32; `e^(s − L)` is rounded to the type of the values before it is multiplied, its row's sum is not. Exponentials below
 //! the normal numbers of f32 become 0. Keys that are not attended to have the factor 0: beyond a length anything may stand, but a value that is not finite
 //! and in one block with attended ones reaches the rows of that block. Results repeat bit for bit.
 //!

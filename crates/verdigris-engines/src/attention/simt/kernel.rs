@@ -435,8 +435,9 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
         let tanh = spec.soft_cap.then(|| {
             let cap = T::from_f64(self.values.soft_cap);
             let x = T::quotient(s, cap);
-            let e = T::fast_exp(x.abs() * self.number(-2.0));
-            let size = (self.number(1.0) - e) * T::reciprocal(self.number(1.0) + e);
+            // −n / (n + 2) with n = e^−2|x| − 1, which keeps its digits where x is small: under a large cap all scores are there.
+            let n = math::exp_m1(x.abs() * self.number(-2.0));
+            let size = -n * T::reciprocal(n + self.number(2.0));
             k.select(x.lt(self.number(0.0)), -size, size)
         });
         if let Some(tanh) = tanh {

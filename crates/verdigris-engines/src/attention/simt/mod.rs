@@ -15,6 +15,7 @@
 //! **When it wins.** f32 and f64; what no other engine takes.
 //!
 //! **Numbers.** In f32, in f64 where an operand is f64: weights are not rounded. Products are summed in the order of elements, results in that of partners.
+//! A score under a cap is off by some roundings of its own size, whatever the cap, which is a normal number of the type.
 //!
 //! Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Rabe and Staats, "Self-attention does not need O(n²) memory", 2021.
 
@@ -58,6 +59,14 @@ impl Algorithm for Simt {
         Self::ID.require(longest < 1 << 28, Reason::Extent, format_args!("{longest} positions, taken below 2^28"))?;
         let widest = problem.d.max(problem.d_v);
         Self::ID.require(widest < 1 << 24, Reason::Extent, format_args!("heads of {widest} elements, taken below 2^24"))?;
+        if let Some(cap) = problem.soft_cap.filter(|_| problem.compute == DType::F32) {
+            let is_held = (cap.0 as f32).is_normal();
+            Self::ID.require(
+                is_held,
+                Reason::Scale,
+                format_args!("a soft cap of {:e}, taken in f32 is one of its normal numbers", cap.0),
+            )?;
+        }
         let accepted = Simt { problem: problem.clone(), arch: arch.clone() };
         for pass in accepted.passes() {
             let (spec, ctas) = (accepted.spec(pass), accepted.ctas(pass));
@@ -314,6 +323,12 @@ mod tests {
     fn what_is_too_large_is_refused_by_name() {
         let long = accepted("attention forward bf16 b=1 h=1 s_q=1 s_kv=268435456 d=64").expect_err("too many keys");
         assert_eq!(long.reason, Reason::Extent);
+        for (cap, is_taken) in [("1e-50", false), ("1e-40", false), ("1e-37", true), ("1e38", true), ("1e39", false)] {
+            let capped = accepted(&format!("attention forward bf16 b=1 h=1 s_q=1 s_kv=9 d=64 soft_cap={cap}")).map_err(|no| no.reason);
+            assert_eq!(capped.map(|_| ()), if is_taken { Ok(()) } else { Err(Reason::Scale) }, "{cap}");
+            let wide = format!("attention forward f64 b=1 h=1 s_q=1 s_kv=9 d=64 compute=f64 soft_cap={cap}");
+            accepted(&wide).unwrap_or_else(|no| panic!("{wide}: {no}"));
+        }
         let other = accepted("gemm bf16 m=4 n=4 k=4").expect_err("a product");
         assert_eq!(other.reason, Reason::Problem);
     }
