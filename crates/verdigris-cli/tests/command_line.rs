@@ -262,14 +262,19 @@ fn inspect_shows_who_takes_a_problem_and_what_runs() {
 /// Extents of which a list of all launches would never end are refused, by name and at once.
 #[test]
 fn inspect_comes_back_whatever_the_extents() {
-    for extent in ["35184372088832", "9223372036854775807"] {
-        for [m, n] in [[extent, "1"], ["1", extent]] {
-            let words = ["inspect", "-m", m, "-n", n, "-k", "1", "--arch", "h200"];
-            let output = run(&words);
-            assert_eq!(output.status.code(), Some(0), "{output:?}");
-            let text = stdout(&output);
-            assert!(text.contains("no engine takes the problem") && text.contains("launches, taken are 1024"), "{text}");
-        }
+    let inspected = |[m, n]: [&str; 2]| run(&["inspect", "-m", m, "-n", n, "-k", "1", "--arch", "h200"]);
+    let (far, beyond) = ("35184372088832", "9223372036854775807");
+    for extents in [[far, "1"], ["1", far]] {
+        let output = inspected(extents);
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        let text = stdout(&output);
+        assert!(text.contains("no engine takes the problem") && text.contains("launches, taken are 1024"), "{text}");
+    }
+    // More bytes than addresses count.
+    for extents in [[beyond, "1"], ["1", beyond]] {
+        let output = inspected(extents);
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains("ends less than 2^63 bytes behind"), "{output:?}");
     }
 }
 

@@ -25,6 +25,7 @@ struct Scores<'a, 's, T: Real> {
     v: Loaded<'a, 's, T>,
     bias: Option<Spread<'a, 's, T>>,
     mask: Option<Spread<'a, 's, T>>,
+    blocks: Option<Blocks>,
     slopes: Option<Spread<'a, 's, T>>,
     sinks: Option<Vec<f64>>,
     /// Queries and keys of each batch that count.
@@ -107,6 +108,41 @@ fn spread(layout: &Layout) -> [usize; 4] {
     strides
 }
 
+/// Which blocks of pairs are attended to, and the bits of those that are in part.
+struct Blocks {
+    map: Vec<i64>,
+    /// Of the map, broadcast to batch, head, block of queries and block of keys.
+    strides: [usize; 4],
+    masks: Vec<u8>,
+    /// Masks, and queries and bytes of keys of each.
+    extents: [usize; 3],
+}
+
+impl Blocks {
+    fn load(context: &Context<'_>, map: Uid, masks: Uid) -> Blocks {
+        let integers = |uid: Uid| {
+            let view = context.view(uid);
+            let integer = |n: u64| view.integer(view.layout.offset_of_position(n).unwrap_or(0) as usize);
+            (0..view.layout.elements()).map(integer).collect::<Vec<_>>()
+        };
+        let dims = context.tensor(masks).layout.dims();
+        let extents = [0, 2, 3].map(|dim| dims[dim] as usize);
+        let strides = spread(&context.tensor(map).layout);
+        Blocks { map: integers(map), strides, masks: integers(masks).into_iter().map(|byte| byte as u8).collect(), extents }
+    }
+
+    /// Whether key `j` is attended from a query.
+    fn holds(&self, [b, h, i]: [usize; 3], j: usize) -> bool {
+        let ([of_b, of_h, of_row, of_column], [count, block_q, bytes]) = (self.strides, self.extents);
+        let entry = self.map[b * of_b + h * of_h + i / block_q * of_row + j / (8 * bytes) * of_column];
+        if entry <= 0 {
+            return entry < 0;
+        }
+        let mask = (entry as usize).min(count) - 1;
+        self.masks[(mask * block_q + i % block_q) * bytes + j / 8 % bytes] >> (j % 8) & 1 == 1
+    }
+}
+
 /// `Σ a · b`, in several sums at a time.
 fn dot<T: Real>(a: &[T], b: &[T]) -> f64 {
     const LANES: usize = 16;
@@ -161,6 +197,7 @@ impl<'a, 's, T: Real> Scores<'a, 's, T> {
             scale: context.scalar(op.spec.scale),
             bias: spread(op.bias),
             mask: spread(op.mask),
+            blocks: op.block_map.zip(op.mask_blocks).map(|(map, masks)| Blocks::load(context, map, masks)),
             slopes: spread(op.slopes),
             sinks: op.sinks.map(|uid| load(uid).data().iter().map(|sink| sink.to_f64()).collect()),
             lengths,
@@ -255,7 +292,8 @@ impl<'a, 's, T: Real> Scores<'a, 's, T> {
         let [s_q, s_kv] = self.lengths[at[0]];
         let scale = self.scale * self.descale(0, at) * self.descale(1, at);
         for j in range.clone() {
-            if self.mask.as_ref().is_some_and(|mask| mask.at(at, j) == 0.0) {
+            let is_hidden = self.mask.as_ref().is_some_and(|mask| mask.at(at, j) == 0.0);
+            if is_hidden || self.blocks.as_ref().is_some_and(|blocks| !blocks.holds(at, j)) {
                 scores.push(f64::NEG_INFINITY);
                 tangents.push(0.0);
                 continue;
@@ -479,8 +517,8 @@ impl<T: Real> Gradients<'_, '_, T> {
 
 fn backward<T: Real>(op: &AttentionBackward, context: &Context<'_>, mut results: Results<'_>) {
     let &AttentionBackward { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, .. } = op;
-    let &AttentionBackward { dropout_state, dropout_offset, .. } = op;
-    let plain = Attention { dropout_state, dropout_offset, ..Attention::new(spec, q, k, v) };
+    let &AttentionBackward { dropout_state, dropout_offset, block_map, mask_blocks, .. } = op;
+    let plain = Attention { dropout_state, dropout_offset, block_map, mask_blocks, ..Attention::new(spec, q, k, v) };
     let forward = Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };
     let of = Scores::<T>::new(&forward, context, context.scratch);
     let [o, d_o, totals] = [op.o, op.d_o, op.log_sum_exp].map(|uid| context.view(uid).load_row_major::<T>(context.scratch));

@@ -650,11 +650,13 @@ impl Graph {
     /// `[pages, h_kv, page_size, d]` and `v` likewise: entries are the pages that hold a sequence's keys, of which `kv_lengths` say how many there are;
     /// with `q_offsets` alone the queries of those sequences lie behind each other.
     /// With `dropout`, probabilities are dropped at random: `dropout_state` is the random state, i32 `[4]`, or with `dropout_offset` the seed, host scalars of i64.
+    /// With a `block_map`, i32, which broadcasts to `[b, h, ⌈s_q / block_q⌉, ⌈s_kv / block_kv⌉]`, and `mask_blocks`, u8 `[n, 1, block_q, block_kv / 8]`, pairs are attended to by
+    /// blocks: an entry of 0 leaves a block out, -1 takes all of it, `m` the pairs whose bit in mask block `m - 1` is 1.
     /// Queries, keys and values of 8 bits may have factors, `q_descale`, `k_descale` and `v_descale`, f32, which broadcast to `[b, h_kv, 1, 1]`.
     #[pyo3(signature = (q, k, v, *, scale = None, causal = "none", left = None, right = None, soft_cap = None, bias = None, mask = None,
         slopes = None, sinks = None, q_lengths = None, kv_lengths = None, q_offsets = None, kv_offsets = None, longest_q = None,
         longest_kv = None, page_table = None, dropout = None, dropout_state = None, dropout_offset = None, q_descale = None,
-        k_descale = None, v_descale = None, name = "attention"))]
+        k_descale = None, v_descale = None, block_map = None, mask_blocks = None, name = "attention"))]
     fn attention(
         &mut self,
         q: Uid,
@@ -682,14 +684,16 @@ impl Graph {
         q_descale: Option<Uid>,
         k_descale: Option<Uid>,
         v_descale: Option<Uid>,
+        block_map: Option<Uid>,
+        mask_blocks: Option<Uid>,
         name: &str,
     ) -> PyResult<(Uid, Uid)> {
         let spec = self.attention_spec(q, scale, causal, [left, right], [longest_q, longest_kv], [soft_cap, dropout])?;
         let [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, dropout_state, dropout_offset] =
             [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, dropout_state, dropout_offset].map(of);
-        let [q_descale, k_descale, v_descale] = [q_descale, k_descale, v_descale].map(of);
+        let [q_descale, k_descale, v_descale, block_map, mask_blocks] = [q_descale, k_descale, v_descale, block_map, mask_blocks].map(of);
         let plain = Attention { q_descale, k_descale, v_descale, ..Attention::new(spec, q.0, k.0, v.0) };
-        let plain = Attention { dropout_state, dropout_offset, ..plain };
+        let plain = Attention { dropout_state, dropout_offset, block_map, mask_blocks, ..plain };
         let attention = Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, ..plain };
         let Attended { o, log_sum_exp } = self.builder()?.attention(name, attention).map_err(refuse)?;
         Ok((Uid(o), Uid(log_sum_exp)))
@@ -698,7 +702,8 @@ impl Graph {
     /// The gradients of `attention`: `(dq, dk, dv, dbias, dsinks)`, the last two with what they are of. `d_o` is the gradient of `o`.
     #[pyo3(signature = (q, k, v, o, log_sum_exp, d_o, *, scale = None, causal = "none", left = None, right = None, soft_cap = None,
         bias = None, mask = None, slopes = None, sinks = None, q_lengths = None, kv_lengths = None, q_offsets = None, kv_offsets = None,
-        longest_q = None, longest_kv = None, dropout = None, dropout_state = None, dropout_offset = None, name = "attention_backward"))]
+        longest_q = None, longest_kv = None, dropout = None, dropout_state = None, dropout_offset = None, block_map = None, mask_blocks = None,
+        name = "attention_backward"))]
     #[expect(clippy::type_complexity, reason = "what Python sees")]
     fn attention_backward(
         &mut self,
@@ -726,13 +731,16 @@ impl Graph {
         dropout: Option<f64>,
         dropout_state: Option<Uid>,
         dropout_offset: Option<Uid>,
+        block_map: Option<Uid>,
+        mask_blocks: Option<Uid>,
         name: &str,
     ) -> PyResult<(Uid, Uid, Uid, Option<Uid>, Option<Uid>)> {
         let spec = self.attention_spec(q, scale, causal, [left, right], [longest_q, longest_kv], [soft_cap, dropout])?;
         let [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, dropout_state, dropout_offset] =
             [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, dropout_state, dropout_offset].map(of);
         let plain = AttentionBackward::new(spec, [q.0, k.0, v.0], o.0, log_sum_exp.0, d_o.0);
-        let plain = AttentionBackward { dropout_state, dropout_offset, ..plain };
+        let [block_map, mask_blocks] = [block_map, mask_blocks].map(of);
+        let plain = AttentionBackward { dropout_state, dropout_offset, block_map, mask_blocks, ..plain };
         let back = AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };
         let made = self.builder()?.attention_backward(name, back).map_err(refuse)?;
         Ok((Uid(made.dq), Uid(made.dk), Uid(made.dv), made.dbias.map(Uid), made.dsinks.map(Uid)))

@@ -10,6 +10,8 @@ import verdigris.torch as vt
 F = torch.nn.functional
 # Of queries, keys and values.
 NO_FACTORS = (None, None, None)
+#: No map of blocks and no masks of them.
+NO_BLOCKS = (None, None)
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -234,17 +236,17 @@ def test_gradcheck():
 def test_operators_are_what_they_declare():
     q, k = torch.randn(1, 4, 3, 8, requires_grad=True), torch.randn(1, 2, 5, 8, requires_grad=True)
     bias, slopes = torch.randn(3, 5), torch.rand(1, 4, 1, 1)
-    torch.library.opcheck(torch.ops.verdigris.attention.default, (q, k, k, bias, slopes, None, None, None, None, None, *NO_FACTORS, "scale=0.5 causal=bottom_right left=2 cap=3.0"))
+    torch.library.opcheck(torch.ops.verdigris.attention.default, (q, k, k, bias, slopes, None, None, None, None, None, *NO_FACTORS, *NO_BLOCKS, "scale=0.5 causal=bottom_right left=2 cap=3.0"))
     inside = torch.randn(1, 3, 4, 8).transpose(1, 2).requires_grad_()
-    torch.library.opcheck(torch.ops.verdigris.attention.default, (inside, k, k, None, None, None, None, None, None, None, *NO_FACTORS, "scale=0.5"))
-    o, total = torch.ops.verdigris.attention(q.detach(), k.detach(), k.detach(), bias, None, None, None, None, None, None, *NO_FACTORS, "scale=0.5")
-    given = (torch.randn_like(o), q.detach(), k.detach(), k.detach(), o, total, bias, None, None, None, None, "scale=0.5 wanted=1111")
+    torch.library.opcheck(torch.ops.verdigris.attention.default, (inside, k, k, None, None, None, None, None, None, None, *NO_FACTORS, *NO_BLOCKS, "scale=0.5"))
+    o, total = torch.ops.verdigris.attention(q.detach(), k.detach(), k.detach(), bias, None, None, None, None, None, None, *NO_FACTORS, *NO_BLOCKS, "scale=0.5")
+    given = (torch.randn_like(o), q.detach(), k.detach(), k.detach(), o, total, bias, None, None, None, None, *NO_BLOCKS, "scale=0.5 wanted=1111")
     torch.library.opcheck(torch.ops.verdigris.attention_backward.default, given)
     offsets = torch.tensor([0, 1, 3], dtype=torch.int32).reshape(3, 1, 1, 1)
     words = "scale=0.5 longest_q=2 longest_kv=2"
-    torch.library.opcheck(torch.ops.verdigris.attention.default, (q, q, q, None, None, offsets, offsets, None, None, None, *NO_FACTORS, words))
+    torch.library.opcheck(torch.ops.verdigris.attention.default, (q, q, q, None, None, offsets, offsets, None, None, None, *NO_FACTORS, *NO_BLOCKS, words))
     state = torch.tensor([1, 2, 3, 4], dtype=torch.int32)
-    torch.library.opcheck(torch.ops.verdigris.attention.default, (q, k, k, None, None, None, None, None, None, state, *NO_FACTORS, "scale=0.5 dropout=0.25"))
+    torch.library.opcheck(torch.ops.verdigris.attention.default, (q, k, k, None, None, None, None, None, None, state, *NO_FACTORS, *NO_BLOCKS, "scale=0.5 dropout=0.25"))
 
 
 def test_autocast():

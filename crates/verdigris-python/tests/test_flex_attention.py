@@ -358,7 +358,7 @@ def calls(monkeypatch):
 
     def attention(q, k, v, beside, slopes, *rest):
         words = dict(word.split("=") for word in rest[-1].split())
-        made.append({**words, "beside": beside, "slopes": slopes, "lengths": rest[2]})
+        made.append({**words, "beside": beside, "slopes": slopes, "lengths": rest[2], "blocks": rest[8:10]})
         return own(q, k, v, beside, slopes, *rest)
 
     monkeypatch.setattr(_flex._ops, "attention", attention)
@@ -414,6 +414,81 @@ def test_scores_are_options(calls):
     run_quietly(alibi(H))
     told = calls.pop()
     assert told["slopes"] is None and tuple(told["beside"].shape) == (1, H, S, S)
+
+
+# Block masks that are the op's map of blocks.
+
+#: Ragged at both ends.
+LONG_Q, LONG_KV = 300, 420
+
+
+def documents(sizes, batch):
+    generator = torch.Generator().manual_seed(7)
+    return torch.randint(0, 4, (batch, sizes), generator=generator).sort(1)[0]
+
+
+def block_masks():
+    of_q, of_kv = documents(LONG_Q, B), documents(LONG_KV, B)
+    return {
+        "documents": ((B, None), lambda b, h, q, kv: of_q[b, q] == of_kv[b, kv]),
+        "causal documents": ((B, H), lambda b, h, q, kv: (of_q[b, q] == of_kv[b, kv]) & (q >= kv)),
+        "prefix": ((None, None), lambda b, h, q, kv: (kv < 100) | (q >= kv)),
+        "steps": ((None, None), lambda b, h, q, kv: (q - kv) % 3 == 0),
+        "by head": ((None, H), lambda b, h, q, kv: (kv // 128) % H == h),
+        "rows without keys": ((None, None), lambda b, h, q, kv: (q > 150) & (kv > 290)),
+        "nothing": ((None, None), lambda b, h, q, kv: (q < 0) | (kv < 0)),
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", list(block_masks()))
+def test_blocks_of_a_mask_are_a_map(calls, name, dtype):
+    dims, mask_mod = block_masks()[name]
+    mask = create_block_mask(mask_mod, *dims, LONG_Q, LONG_KV, device="cpu")
+    q, k, v = drawn((B, H, LONG_Q, 32), keys=LONG_KV, dtype=dtype)
+    o = vt.flex_attention(q, k, v, soft_cap(2.0), mask, enable_gqa=True)
+    told = calls.pop()
+    block_map, masks = told["blocks"]
+    assert told["beside"] is None and block_map.dtype == torch.int32 and masks.dtype == torch.uint8
+    assert tuple(masks.shape[1:]) == (1, 128, 16) and tuple(block_map.shape[2:]) == (3, 4)
+    wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    want = reference(*wide, soft_cap(2.0), mask_mod)
+    want = want[0] if isinstance(want, tuple) else want
+    d_o = torch.randn(o.shape, generator=torch.Generator().manual_seed(3)).to(dtype)
+    given, wanted = torch.autograd.grad(o, (q, k, v), d_o), torch.autograd.grad(want, wide, d_o.double())
+    for one, other in zip((o, *given), (want, *wanted)):
+        scale = other.abs().max().clamp(min=1e-3)
+        assert (one.double() - other).abs().max() <= 8.0 * torch.finfo(dtype).eps * scale, name
+
+
+def test_a_map_of_blocks_is_kept_and_made_again_where_its_tensors_changed(calls):
+    of = documents(LONG_Q, 1)[0]
+    mask = create_block_mask(lambda b, h, q, kv: of[q] == of[kv], None, None, LONG_Q, LONG_Q, device="cpu")
+    q, k, v = (x.detach() for x in drawn((B, H, LONG_Q, 32), keys=LONG_Q, dtype=torch.bfloat16))
+    first = vt.flex_attention(q, k, v, None, mask, enable_gqa=True)
+    vt.flex_attention(q, k, v, None, mask, enable_gqa=True)
+    assert calls[0]["blocks"][0] is calls[1]["blocks"][0] and calls[0]["blocks"][1] is calls[1]["blocks"][1]
+    # Blocks stay where they were, as PyTorch's do; within them the function says what it now says.
+    of[:LONG_Q // 2] = 0
+    again = vt.flex_attention(q, k, v, None, mask, enable_gqa=True)
+    assert calls[2]["blocks"][0] is not calls[0]["blocks"][0] and not torch.equal(first, again)
+
+
+def test_masks_that_kernels_do_not_go_through_by_blocks_are_tensors(calls):
+    prefix = block_masks()["prefix"][1]
+    def run(dtype=torch.bfloat16, elements=32, size=128, trained=False):
+        mask = create_block_mask(prefix, None, None, LONG_Q, LONG_KV, device="cpu", BLOCK_SIZE=size)
+        q, k, v = drawn((B, H, LONG_Q, elements), keys=LONG_KV, dtype=dtype, requires_grad=trained)
+        vt.flex_attention(q, k, v, None, mask, enable_gqa=True)
+        return calls.pop()
+    assert run()["blocks"][0] is not None
+    assert all(run(**given)["beside"] is not None for given in ({"dtype": torch.float32}, {"size": 64}, {"elements": 136, "trained": True}))
+    assert run(elements=136)["blocks"][0] is not None
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert run(trained=True)["beside"] is not None and run()["blocks"][0] is not None
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_infinities_that_hide_nothing_are_no_conditions():

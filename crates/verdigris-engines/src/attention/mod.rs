@@ -2,6 +2,7 @@
 
 mod backward;
 mod band;
+mod blocks;
 mod decode;
 mod dropout;
 mod forward;

@@ -142,7 +142,8 @@ pub(super) fn lower(cut: &Cut<'_>, node: usize) -> Result<Subgraph, Error> {
             let read = floats.into_iter().chain(descales).flatten().collect::<Vec<_>>();
             let options = [op.bias, op.mask, op.slopes, op.sinks, op.q_lengths, op.kv_lengths, op.q_offsets, op.kv_offsets, op.page_table];
             let dropout = [op.dropout_state, op.dropout_offset];
-            attention(cut, &op.spec, [op.q, op.k, op.v], (options, dropout, descales), &read, |[queries, _, values], _, view| {
+            let blocks = [op.block_map, op.mask_blocks];
+            attention(cut, &op.spec, [op.q, op.k, op.v], (options, dropout, descales, blocks), &read, |[queries, _, values], _, view| {
                 let [b, h, s_q, _] = queries;
                 Ok(AttentionPass::Forward {
                     o: view(op.o, [b, h, s_q, values[3]])?,
@@ -155,20 +156,28 @@ pub(super) fn lower(cut: &Cut<'_>, node: usize) -> Result<Subgraph, Error> {
             let read = floats.chain([op.o, op.log_sum_exp, op.d_o]).collect::<Vec<_>>();
             let options = [op.bias, op.mask, op.slopes, op.sinks, op.q_lengths, op.kv_lengths, op.q_offsets, op.kv_offsets, None];
             let dropout = [op.dropout_state, op.dropout_offset];
-            attention(cut, &op.spec, [op.q, op.k, op.v], (options, dropout, [None; 3]), &read, |[queries, keys, values], scores, view| {
-                let [b, h, s_q, _] = queries;
-                let results = [b, h, s_q, values[3]];
-                Ok(AttentionPass::Backward {
-                    o: view(op.o, results)?,
-                    log_sum_exp: view(op.log_sum_exp, [b, h, s_q, 1])?,
-                    d_o: view(op.d_o, results)?,
-                    dq: op.dq.map(|uid| view(uid, queries)).transpose()?,
-                    dk: op.dk.map(|uid| view(uid, keys)).transpose()?,
-                    dv: op.dv.map(|uid| view(uid, values)).transpose()?,
-                    dbias: op.dbias.map(|uid| view(uid, scores)).transpose()?,
-                    dsinks: op.dsinks.map(|uid| view(uid, [1, h, 1, 1])).transpose()?,
-                })
-            })
+            let blocks = [op.block_map, op.mask_blocks];
+            attention(
+                cut,
+                &op.spec,
+                [op.q, op.k, op.v],
+                (options, dropout, [None; 3], blocks),
+                &read,
+                |[queries, keys, values], scores, view| {
+                    let [b, h, s_q, _] = queries;
+                    let results = [b, h, s_q, values[3]];
+                    Ok(AttentionPass::Backward {
+                        o: view(op.o, results)?,
+                        log_sum_exp: view(op.log_sum_exp, [b, h, s_q, 1])?,
+                        d_o: view(op.d_o, results)?,
+                        dq: op.dq.map(|uid| view(uid, queries)).transpose()?,
+                        dk: op.dk.map(|uid| view(uid, keys)).transpose()?,
+                        dv: op.dv.map(|uid| view(uid, values)).transpose()?,
+                        dbias: op.dbias.map(|uid| view(uid, scores)).transpose()?,
+                        dsinks: op.dsinks.map(|uid| view(uid, [1, h, 1, 1])).transpose()?,
+                    })
+                },
+            )
         }
         other => Err(Error::NoProblem { op: node.name.clone(), kind: other.spec().name }),
     }
@@ -214,15 +223,16 @@ fn over_with_last(cut: &Cut<'_>, uid: Uid, dims: &[u64], last: usize, slots: &mu
 /// A tensor of attention over these dims.
 type AttentionViewer<'v> = &'v mut dyn FnMut(Uid, [u64; 4]) -> Result<View, Error>;
 
-/// What attention may have beside queries, keys and values: its options, the state of dropout and the offset in it, and the factors of 8-bit floats.
-type AttentionOptions = ([Option<Uid>; 9], [Option<Uid>; 2], [Option<Uid>; 3]);
+/// What attention may have beside queries, keys and values: its options, the state of dropout and the offset in it, the factors of 8-bit
+/// floats, and the map of blocks with their masks.
+type AttentionOptions = ([Option<Uid>; 9], [Option<Uid>; 2], [Option<Uid>; 3], [Option<Uid>; 2]);
 
 /// The problem of attention; `pass` is given the dims of queries, keys and values, and of scores.
 fn attention(
     cut: &Cut<'_>,
     spec: &AttentionSpec,
     operands: [Uid; 3],
-    (options, [state, offset], descales): AttentionOptions,
+    (options, [state, offset], descales, blocks): AttentionOptions,
     read: &[Uid],
     pass: impl FnOnce([[u64; 4]; 3], [u64; 4], AttentionViewer<'_>) -> Result<AttentionPass, Error>,
 ) -> Result<Subgraph, Error> {
@@ -260,6 +270,13 @@ fn attention(
     let mut descales = descales.map(|uid| uid.map(|uid| view(uid, [b, h_kv, 1, 1], &mut slots)).transpose()).into_iter();
     let mut descale = || descales.next().unwrap_or(Ok(None));
     let (q_descale, k_descale, v_descale) = (descale()?, descale()?, descale()?);
+    let masks = blocks[1].map(|uid| Ok::<_, Error>(cut.tensor(uid)?.layout.dims().to_vec())).transpose()?;
+    let (blocks_given, block_q, block_kv) = masks.map_or((0, 0, 0), |dims| (dims[0], dims[2], dims[3].saturating_mul(8)));
+    let grid = [b, h, s_q.div_ceil(block_q.max(1)), s_kv.div_ceil(block_kv.max(1))];
+    let of_blocks = [grid, [blocks_given, 1, block_q, block_kv / 8]];
+    let mut views = blocks.into_iter().zip(of_blocks).map(|(uid, dims)| uid.map(|uid| view(uid, dims, &mut slots)).transpose());
+    let mut next = || views.next().unwrap_or(Ok(None));
+    let (block_map, mask_blocks) = (next()?, next()?);
     let (in_memory, by_value) = (state.filter(|_| offset.is_none()), state.zip(offset));
     let dropout_state = in_memory.map(|uid| {
         let seen = cut.see(uid)?;
@@ -283,6 +300,9 @@ fn attention(
         kv_rows,
         pages: if entries.is_some() { pages } else { 0 },
         page_size: if entries.is_some() { kv_rows } else { 0 },
+        blocks: blocks_given,
+        block_q,
+        block_kv,
         d,
         d_v,
         compute: computed(cut, read)?,
@@ -309,6 +329,8 @@ fn attention(
         q_descale,
         k_descale,
         v_descale,
+        block_map,
+        mask_blocks,
         scale,
         pass,
     }

@@ -2,7 +2,7 @@
 //!
 //! The formulas are those of [`crate::ops::attention`]. Every operand lies over four dims: batch, head, position of the query (of queries, scores and results)
 //! or of the key (of keys and values), and element (of scores: position of the key). A dim that an operand does not have, or in which it is repeated, has
-//! stride 0. With a table of pages, keys and values lie over page, head, position in the page and element. With offsets queries, keys, values and what lies as they do are ragged: of batch 1 and as many positions as they have rows; with those of queries
+//! stride 0. A map of blocks lies over batch, head, block of queries and block of keys, and masks of blocks over mask, 1, query and byte of keys. With a table of pages, keys and values lie over page, head, position in the page and element. With offsets queries, keys, values and what lies as they do are ragged: of batch 1 and as many positions as they have rows; with those of queries
 //! and a table of pages, queries and what lies as they do alone. Slots are numbered in the order of the fields.
 
 use serde::{Deserialize, Serialize};
@@ -79,6 +79,12 @@ pub struct AttentionProblem {
     pub pages: u64,
     /// Keys of a page, of which `s_kv` is a multiple. Canonical: 0 where there is no table of pages.
     pub page_size: u64,
+    /// Masks of blocks. Canonical: 0 where there is no map of blocks.
+    pub blocks: u64,
+    /// Queries of a block. Canonical: 0 where there is no map of blocks.
+    pub block_q: u64,
+    /// Keys of a block, a multiple of 8. Canonical: 0 where there is no map of blocks.
+    pub block_kv: u64,
     /// Elements of a query and of a key.
     pub d: u64,
     /// Elements of a value.
@@ -131,6 +137,10 @@ pub struct AttentionProblem {
     pub k_descale: Option<View>,
     /// Read; f32, one a batch and head of keys: the factor of values of 8 bits.
     pub v_descale: Option<View>,
+    /// Read; i32, over `[b, h, ⌈s_q / block_q⌉, ⌈s_kv / block_kv⌉]`: which blocks of pairs are attended to.
+    pub block_map: Option<View>,
+    /// Read; u8, `[blocks, 1, block_q, block_kv / 8]`: of blocks that are attended to in part, a bit for each pair.
+    pub mask_blocks: Option<View>,
     /// Factor of the products.
     pub scale: HostScalar<Slot>,
     /// What is computed.
@@ -221,6 +231,8 @@ impl AttentionProblem {
             ("q_descale", &self.q_descale),
             ("k_descale", &self.k_descale),
             ("v_descale", &self.v_descale),
+            ("block_map", &self.block_map),
+            ("mask_blocks", &self.mask_blocks),
         ];
         let options = options.into_iter().filter_map(|(name, view)| Some((name, view.as_ref()?)));
         [("q", q), ("k", k), ("v", v)].into_iter().chain(options)
@@ -235,7 +247,8 @@ impl AttentionProblem {
         let AttentionProblem { q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, .. } = self;
         let options = [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, &mut self.page_table];
         let last = [&mut self.dropout_state, &mut self.q_descale, &mut self.k_descale, &mut self.v_descale];
-        let read = [q, k, v].into_iter().chain(options.into_iter().chain(last).flatten());
+        let blocks = [&mut self.block_map, &mut self.mask_blocks];
+        let read = [q, k, v].into_iter().chain(options.into_iter().chain(last).chain(blocks).flatten());
         match &mut self.pass {
             AttentionPass::Forward { o, log_sum_exp } => read.chain([o]).chain(log_sum_exp).collect(),
             AttentionPass::Backward { o, log_sum_exp, d_o, dq, dk, dv, dbias, dsinks } => {
@@ -264,6 +277,8 @@ impl AttentionProblem {
             "dropout_state" => [4, 1, 1, 1],
             "slopes" => [b, h, 1, 1],
             "q_descale" | "k_descale" | "v_descale" => [b, h_kv, 1, 1],
+            "block_map" => [b, h, s_q.div_ceil(self.block_q.max(1)), s_kv.div_ceil(self.block_kv.max(1))],
+            "mask_blocks" => [self.blocks, 1, self.block_q, self.block_kv / 8],
             "sinks" | "dsinks" => [1, h, 1, 1],
             "q_lengths" | "kv_lengths" => [b, 1, 1, 1],
             // What is repeated over nothing is there once all the same, and its sum is 0.
@@ -372,6 +387,21 @@ impl AttentionProblem {
             }
             super::check_extents("attention", &[self.pages, h, self.page_size, d.max(d_v)])?;
         }
+        if self.block_map.is_some() != self.mask_blocks.is_some() {
+            return structure("block_map", "a map of blocks and the masks of its blocks come together");
+        }
+        if self.block_map.is_some() {
+            if self.is_ragged() || self.is_paged() {
+                return structure("block_map", "a map of blocks is of queries and keys that are neither ragged nor paged");
+            }
+            if self.blocks == 0 || self.block_q == 0 || self.block_kv == 0 || !self.block_kv.is_multiple_of(8) {
+                return structure(
+                    "mask_blocks",
+                    "there is at least one mask of a block, of at least one query, and its keys fill whole bytes",
+                );
+            }
+            super::check_extents("attention", &[self.blocks, self.block_q, self.block_kv])?;
+        }
         if d == 0 || d_v == 0 {
             return structure(if d == 0 { "q" } else { "v" }, "a head has at least one element");
         }
@@ -440,6 +470,8 @@ impl AttentionProblem {
                 "k" | "v" => (view.dtype == self.q.dtype, "queries, keys and values are of one type"),
                 "q_descale" | "k_descale" | "v_descale" => (view.dtype == DType::F32, "factors of queries, keys and values are f32"),
                 "mask" => (view.dtype == DType::U8, "a mask is of truth values, which are stored in u8"),
+                "block_map" => (view.dtype == DType::I32, "a map of blocks is i32"),
+                "mask_blocks" => (view.dtype == DType::U8, "masks of blocks are bits, eight in a u8"),
                 "slopes" => (view.dtype == DType::F32, "slopes are f32"),
                 "q_lengths" | "kv_lengths" => (view.dtype == DType::I32, "lengths are i32"),
                 "q_offsets" | "kv_offsets" => (view.dtype == DType::I32, "offsets are i32"),
@@ -475,6 +507,9 @@ impl AttentionProblem {
         }
         if !self.is_paged() {
             (self.pages, self.page_size) = (0, 0);
+        }
+        if self.block_map.is_none() {
+            (self.blocks, self.block_q, self.block_kv) = (0, 0, 0);
         }
         if is_one_corner || (self.left.is_none() && self.right.is_none()) {
             self.corner = Corner::TopLeft;

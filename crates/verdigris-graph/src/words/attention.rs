@@ -22,6 +22,9 @@ pub(super) fn blank() -> AttentionProblem {
         kv_rows: 0,
         pages: 0,
         page_size: 0,
+        blocks: 0,
+        block_q: 0,
+        block_kv: 0,
         d: 0,
         d_v: 0,
         compute: DType::F32,
@@ -48,6 +51,8 @@ pub(super) fn blank() -> AttentionProblem {
         q_descale: None,
         k_descale: None,
         v_descale: None,
+        block_map: None,
+        mask_blocks: None,
         scale: HostScalar::ONE,
         pass: blank_forward(),
     }
@@ -106,6 +111,10 @@ pub(super) fn describe(text: &mut Text<'_>, problem: &mut AttentionProblem) -> R
     // Told of paged keys alone.
     text.field("pages", &mut problem.pages, Some(0))?;
     text.field("page_size", &mut problem.page_size, Some(0))?;
+    // Told of a map of blocks alone.
+    text.field("blocks", &mut problem.blocks, Some(0))?;
+    text.field("block_q", &mut problem.block_q, Some(0))?;
+    text.field("block_kv", &mut problem.block_kv, Some(0))?;
     text.field("d", &mut problem.d, None)?;
     text.field("d_v", &mut problem.d_v, Some(problem.d))?;
     text.choice("compute", &mut problem.compute, Some(DType::F32))?;
@@ -151,6 +160,16 @@ pub(super) fn describe(text: &mut Text<'_>, problem: &mut AttentionProblem) -> R
     text.optional("q_descale", &mut problem.q_descale, &descales)?;
     text.optional("k_descale", &mut problem.k_descale, &descales)?;
     text.optional("v_descale", &mut problem.v_descale, &descales)?;
+    let [of_b, of_h, rows_of_blocks, blocks_of_row] = problem.dims("block_map", &nowhere());
+    let maps: Layouts = vec![
+        of("pair", [1, 1, rows_of_blocks, blocks_of_row]),
+        of("head", [1, of_h, rows_of_blocks, blocks_of_row]),
+        of("batch", [of_b, 1, rows_of_blocks, blocks_of_row]),
+        of("scores", [of_b, of_h, rows_of_blocks, blocks_of_row]),
+    ];
+    text.optional("block_map", &mut problem.block_map, &maps)?;
+    let masks: Layouts = vec![of("packed", [problem.blocks, 1, problem.block_q, problem.block_kv / 8])];
+    text.optional("mask_blocks", &mut problem.mask_blocks, &masks)?;
     text.factor("scale", &mut problem.scale, HostScalar::ONE)?;
     seed(text, &mut problem.dropout_seed)?;
     match &mut problem.pass {

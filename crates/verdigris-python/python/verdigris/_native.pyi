@@ -316,6 +316,8 @@ class Graph:
         q_descale: Uid | None = None,
         k_descale: Uid | None = None,
         v_descale: Uid | None = None,
+        block_map: Uid | None = None,
+        mask_blocks: Uid | None = None,
         name: str = "attention",
     ) -> tuple[Uid, Uid]: ...
     def attention_backward(
@@ -345,6 +347,8 @@ class Graph:
         dropout: float | None = None,
         dropout_state: Uid | None = None,
         dropout_offset: Uid | None = None,
+        block_map: Uid | None = None,
+        mask_blocks: Uid | None = None,
         name: str = "attention_backward",
     ) -> tuple[Uid, Uid, Uid, Uid | None, Uid | None]: ...
     def reshape(self, x: Uid, dims: Sequence[int], *, name: str = "reshape") -> Uid: ...

@@ -217,6 +217,24 @@ impl Group {
                     let dims = if value == "batch" { [b, h, 1, 1] } else { [1, h, 1, 1] };
                     op.slopes = Some(self.tensor(draft, "slopes", DType::F32, "bhsd", dims)?);
                 }
+                // Of squares of so many pairs a side, in as many maps as scores, one for each head or batch, or one.
+                ("blocks", _) => {
+                    let (spread, size) = value.split_once('/').unwrap_or((value, ""));
+                    let (Ok(size), maps) = (size.parse::<u64>(), [b, h]) else { return wrong() };
+                    let [of_b, of_h] = match spread {
+                        "scores" => maps,
+                        "head" => [1, h],
+                        "batch" => [b, 1],
+                        "one" => [1, 1],
+                        _ => return wrong(),
+                    };
+                    if size == 0 || !size.is_multiple_of(8) {
+                        return wrong();
+                    }
+                    let grid = [of_b, of_h, s_q.div_ceil(size), s_kv.div_ceil(size)];
+                    op.block_map = Some(self.tensor(draft, "block map", DType::I32, "bhsd", grid)?);
+                    op.mask_blocks = Some(self.tensor(draft, "mask blocks", DType::U8, "bhsd", [3, 1, size, size / 8])?);
+                }
                 // Of a batch and head of keys, or one for all.
                 ("descales", _) if value.is_empty() || value == "one" => {
                     let dims = if value == "one" { [1; 4] } else { [b, of.h_kv, 1, 1] };
@@ -283,8 +301,14 @@ impl Group {
         let d_o = self.tensor(&mut draft, "d o", dtype, word, results)?;
         let Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, .. } = with;
         let bias_dims = bias.and_then(|bias| draft.builder.dims(bias));
-        let Attention { dropout_state, dropout_offset, .. } = with;
-        let plain = AttentionBackward { dropout_state, dropout_offset, ..AttentionBackward::new(spec, read, o, total, d_o) };
+        let Attention { dropout_state, dropout_offset, block_map, mask_blocks, .. } = with;
+        let plain = AttentionBackward {
+            dropout_state,
+            dropout_offset,
+            block_map,
+            mask_blocks,
+            ..AttentionBackward::new(spec, read, o, total, d_o)
+        };
         let back = AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };
         let made = draft.builder.attention_backward("backward", back);
         let made = draft.ok(made)?;

@@ -55,7 +55,7 @@
 //! `options`, each a list of words in one string: `top_left`, `bottom_right`, `left=3`, `right=0`, `cap=30`, `scale=0.5` or `bound`, `bias` and `mask` (by
 //! themselves or `=head`, `batch`, `pair`, `key`, `query`, `one`), `slopes` (`=batch`), `sinks`, `q_lengths`, `kv_lengths`,
 //! `ragged` (`=60`: batches are sequences behind each other, of at most so many queries and keys, in 60 % of the rows that they could have; with `page` queries alone), `page` (`=16`: keys in pages of
-//! so many, which the last one fills, as many pages as there are entries), `dropout=0.1` (with a random state in memory), `descales` (of 8-bit queries, keys and values, one of each batch and head of keys; `=one` for all), `latent` (values are a slice of the
+//! so many, which the last one fills, as many pages as there are entries), `dropout=0.1` (with a random state in memory), `blocks=head/128` (a map of blocks of so many queries and keys, one for each of `scores`, `head`, `batch` or `one`, with three masks), `descales` (of 8-bit queries, keys and values, one of each batch and head of keys; `=one` for all), `latent` (values are a slice of the
 //! keys, their first elements); `of_rows` (the type of the
 //! log-sum-exp and of the gradients of bias and sinks), `of_options` (of bias and sinks). Layouts are `bhsd`, `bshd`, `packed`, `strided` and `reversed`.
 //! **`resample.toml`**: `modes` (`nearest`, `nearest_exact`, `linear`, `cubic`, the latter two also with `_corners`, and the borders `reflect`, `replicate`,

@@ -104,6 +104,8 @@ struct Scores<'a> {
     ragged: Option<Option<Vec<[Sequence; 2]>>>,
     /// Where keys are paged, the numbers of their pages.
     page_table: Option<Source<'a>>,
+    /// Which blocks of pairs are attended to, and the bits of those that are in part.
+    blocks: Option<[Source<'a>; 2]>,
     /// The probability that a pair is dropped, and what it is drawn from.
     dropout: Option<(f64, State)>,
     /// The factors of queries, keys and values of 8 bits.
@@ -142,8 +144,14 @@ impl<'a> Scores<'a> {
             (Some(state), None) => Some(State::in_memory(&at.source(state)?)),
             _ => None,
         };
+        let masks = op.mask_blocks.map(|uid| at.source(uid)).transpose()?;
         let mut over = |uid: Option<Uid>, dims: [u64; 4]| uid.map(|uid| Ok::<_, GraphError>(at.source(uid)?.broadcast(&dims))).transpose();
         let ([b, h, ..], h_kv) = (scores, keys[1]);
+        let blocks = masks.map(|masks| {
+            let (block_q, block_kv) = (masks.dims()[2], 8 * masks.dims()[3]);
+            let grid = [b, h, scores[2].div_ceil(block_q), scores[3].div_ceil(block_kv)];
+            Ok::<_, GraphError>(over(op.block_map, grid)?.map(|map| [map, masks]))
+        });
         let of_heads = [b, h_kv, 1, 1];
         let descales = [over(op.q_descale, of_heads)?, over(op.k_descale, of_heads)?, over(op.v_descale, of_heads)?];
         Ok(Scores {
@@ -157,6 +165,7 @@ impl<'a> Scores<'a> {
             kv_lengths: over(op.kv_lengths, [b, 1, 1, 1])?,
             ragged,
             page_table,
+            blocks: blocks.transpose()?.flatten(),
             dropout: op.spec.dropout.map(|p| p.0).zip(state),
             descales,
             extents,
@@ -329,6 +338,9 @@ impl<'a> Scores<'a> {
         let mut scores = Vec::new();
         if i < lengths[0] {
             for j in (0..lengths[1]).filter(|&j| self.in_window(i, j, lengths)) {
+                if !self.is_in_blocks([b, h, i, j])? {
+                    continue;
+                }
                 let mask = self.mask.as_ref().map_or(Bounded::exact(1.0), |mask| mask.at(&[b, h, i, j]));
                 if mask.error > 0.0 {
                     return None;
@@ -347,6 +359,21 @@ impl<'a> Scores<'a> {
         let row = Rc::new(Row { scores, greatest, sum, parts, relatives });
         self.known.borrow_mut().insert(at, Rc::clone(&row));
         Some(row)
+    }
+
+    /// Whether the map of blocks lets a pair through; `None` if that is not known.
+    fn is_in_blocks(&self, [b, h, i, j]: [u64; 4]) -> Option<bool> {
+        let Some([map, masks]) = &self.blocks else { return Some(true) };
+        let [count, _, block_q, bytes] = std::array::from_fn(|dim| masks.dims()[dim]);
+        let entry = map.at(&[b, h, i / block_q, j / (8 * bytes)]);
+        if entry.error > 0.0 {
+            return None;
+        }
+        if entry.value <= 0.0 {
+            return Some(entry.value < 0.0);
+        }
+        let byte = masks.at(&[(entry.value as u64).min(count) - 1, 0, i % block_q, j / 8 % bytes]);
+        (byte.error == 0.0).then(|| byte.value as u64 >> (j % 8) & 1 == 1)
     }
 
     fn sink(&self, h: u64) -> Option<Bounded> {
@@ -766,6 +793,11 @@ fn data_of<'g>(op: &Attention, graph: &Graph, uid: Uid) -> Data<'g> {
         Data::Offsets(rows(op.k), extent(op.k))
     } else if op.page_table == Some(uid) {
         Data::Pages(dim(Some(op.k), 0).unwrap_or(1))
+    } else if op.block_map == Some(uid) {
+        // Of each kind, and beyond the last mask.
+        Data::Labels(dim(op.mask_blocks, 0).unwrap_or(1) + 2, Some(-1))
+    } else if op.mask_blocks == Some(uid) {
+        Data::Labels(256, None)
     } else if op.mask == Some(uid) {
         Data::Truth
     } else if [op.q_descale, op.k_descale, op.v_descale].contains(&Some(uid)) {
@@ -778,8 +810,8 @@ fn data_of<'g>(op: &Attention, graph: &Graph, uid: Uid) -> Data<'g> {
 /// The forward op of a backward one.
 fn forward_of(op: &AttentionBackward) -> Attention {
     let &AttentionBackward { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, .. } = op;
-    let &AttentionBackward { dropout_state, dropout_offset, .. } = op;
-    let plain = Attention { dropout_state, dropout_offset, ..Attention::new(spec, q, k, v) };
+    let &AttentionBackward { dropout_state, dropout_offset, block_map, mask_blocks, .. } = op;
+    let plain = Attention { dropout_state, dropout_offset, block_map, mask_blocks, ..Attention::new(spec, q, k, v) };
     Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain }
 }
 

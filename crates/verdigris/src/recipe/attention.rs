@@ -90,7 +90,8 @@ impl Drawing {
         let (kv_lengths, page_table) = (self.told(7, "kv_lengths")?, self.told(8, "page_table")?);
         let plain = Attention { dropout_state: self.told(9, "dropout_state")?, ..Attention::new(spec, q, k, v) };
         let [q_descale, k_descale, v_descale] = [self.told(10, "q_descale")?, self.told(11, "k_descale")?, self.told(12, "v_descale")?];
-        let plain = Attention { q_descale, k_descale, v_descale, ..plain };
+        let (block_map, mask_blocks) = (self.told(13, "block_map")?, self.told(14, "mask_blocks")?);
+        let plain = Attention { q_descale, k_descale, v_descale, block_map, mask_blocks, ..plain };
         let attention = Attention { bias, mask, slopes, q_offsets, kv_offsets, kv_lengths, page_table, ..plain };
         let made = self.g.attention("attention", attention)?;
         let wide = self.g.described(made.log_sum_exp).map_or(DType::F32, |tensor| tensor.dtype);
@@ -110,7 +111,8 @@ impl Drawing {
         }
         let [q_offsets, kv_offsets] = self.offsets(8)?;
         let dropout_state = self.told(10, "dropout_state")?;
-        let plain = AttentionBackward { dropout_state, ..AttentionBackward::new(spec, read, o, total, d_o) };
+        let (block_map, mask_blocks) = (self.told(11, "block_map")?, self.told(12, "mask_blocks")?);
+        let plain = AttentionBackward { dropout_state, block_map, mask_blocks, ..AttentionBackward::new(spec, read, o, total, d_o) };
         let back = AttentionBackward { bias, mask, slopes, q_offsets, kv_offsets, ..plain };
         let made = self.g.attention_backward("attention_backward", back)?;
         let gradients = [Some(made.dq), Some(made.dk), Some(made.dv), made.dbias];

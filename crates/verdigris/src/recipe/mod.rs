@@ -96,7 +96,7 @@ pub(crate) use view::layout_error;
 use view::{View, in_format, in_order_of, is_channels_last, like};
 
 /// Most tensors that a function reads.
-pub const MAX_INPUTS: usize = 13;
+pub const MAX_INPUTS: usize = 15;
 
 /// A function of tensors, with its attributes.
 #[derive(Clone, PartialEq, Debug)]
@@ -241,11 +241,11 @@ pub enum Function {
         /// Whether x is the gradient of the result.
         is_gradient: bool,
     },
-    /// `q, k, v, bias or mask?, slopes?, q_offsets?, kv_offsets?, kv_lengths?, page_table?, dropout state?, q_descale?, k_descale?, v_descale?` → o, laid out as q (in bf16, of queries of 8 bits), and the log-sum-exp of each query in f32 or f64. A mask is of u8; dims are those of the op.
+    /// `q, k, v, bias or mask?, slopes?, q_offsets?, kv_offsets?, kv_lengths?, page_table?, dropout state?, q_descale?, k_descale?, v_descale?, block_map?, mask_blocks?` → o, laid out as q (in bf16, of queries of 8 bits), and the log-sum-exp of each query in f32 or f64. A mask is of u8; dims are those of the op.
     Attention(AttentionSpec),
     /// The same, of values that are so many elements of the keys, the first ones: the third tensor is not given.
     LatentAttention(AttentionSpec, u64),
-    /// `d_o, q, k, v, o, log_sum_exp, bias or mask?, slopes?, q_offsets?, kv_offsets?, dropout state?` → the gradients that are wanted.
+    /// `d_o, q, k, v, o, log_sum_exp, bias or mask?, slopes?, q_offsets?, kv_offsets?, dropout state?, block_map?, mask_blocks?` → the gradients that are wanted.
     AttentionBackward(AttentionGradient),
     /// `x [b, s, c], w [(h + 2 h_kv) · d, c], bias?, w' [n, h · d], bias'?, residual?, cos?, sin?, k_cache?, v_cache?, kv_lengths?, bias or mask of the scores?, slopes?` →
     /// `attention(x · wᵀ + bias) · w'ᵀ + bias' + residual`, `[b, s, n]`: heads of queries come first among the outputs of `w`, those of keys and of values behind them. With
@@ -587,7 +587,7 @@ impl Drawing {
     fn of(function: &Function, given: &[Option<Input>], wanted: Option<usize>) -> Result<Drawing, Error> {
         let mut room = [None; MAX_INPUTS];
         let Some(places) = room.get_mut(..given.len()) else {
-            return Err(unfit(format_args!("{} tensors", given.len()), "a function reads at most 13"));
+            return Err(unfit(format_args!("{} tensors", given.len()), "a function reads at most 15"));
         };
         places.copy_from_slice(given);
         let g = GraphBuilder::new(function.name());

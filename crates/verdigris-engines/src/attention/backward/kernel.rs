@@ -6,15 +6,16 @@
 //! that `dK` and `dV` are whole in registers.
 
 use std::f32::consts::LOG2_E;
+use std::ops::Range;
 
-use verdigris_kir::face::{Kernel, LoadOptions, Role, SharedPiece, Val, Var, WgmmaA};
+use verdigris_kir::face::{Kernel, Role, Val, Var, WgmmaA};
 use verdigris_kir::inst::{Atomic, BulkReduce, Cache, Fence, Order as MemoryOrder, Scope};
 use verdigris_kir::ir::{Access, Ty};
 use verdigris_kir::params::{AtExecution, Map, Read, ReadWrite};
 use verdigris_kir::tile::fragment::Fragment;
-use verdigris_kir::tile::ring::{Cursor, Ring, RingScope};
 use verdigris_kir::tile::staging::{STAGE_BYTES, Staging};
 
+use super::super::blocks::{Entry, ListedArgs};
 use super::super::dropout::{DropoutArgs, HeadDraws, KeptQueries};
 use super::super::order::{OrderArgs, Place};
 use super::super::ragged::RowsOutArgs;
@@ -22,11 +23,12 @@ use super::super::score_mod::{KeyRows, ScoreModArgs, elements};
 use super::super::tile::{HeadTile, PANEL, descriptor};
 use super::kept::{Kept, Operand};
 use super::sequences::{Own, SequencesArgs};
+use super::slots::Slots;
 use super::spec::{
     BOTH, CONSUMERS, Mask, NUMBERS_BYTES, OWN_KEYS, QUERIES, ROOM, SENDER_BARRIERS, STAGING, Spec, WRITTEN, own_columns, piece_bytes,
     values_of,
 };
-use crate::hopper::{WARPGROUP, roles};
+use crate::hopper::WARPGROUP;
 
 /// A consumer and the warp that sends its piece, or keeps its order.
 pub(super) const SENDER_AND_CONSUMER: u32 = WARPGROUP + 32;
@@ -65,6 +67,7 @@ verdigris_kir::parameters! {
         pub(super) score_mod: Option<ModArgs> = spec.score_mod.then_some(()),
         pub(super) ragged: Option<RaggedArgs> = spec.ragged.then_some(()),
         pub(super) dropout: Option<DropoutArgs> = spec.dropout.then_some(()),
+        pub(super) listed: Option<ListedArgs> = spec.listed.then_some(()),
     }
 }
 
@@ -132,6 +135,7 @@ pub(super) struct Tile<'k> {
     /// Blocks below this one attend to none of the keys.
     pub(super) first_attending: Val<'k, u32>,
     pub(super) end_attending: Val<'k, u32>,
+    is_listed: bool,
 }
 
 /// Query `i` of the batch attends to keys from `i + before` to below `i + behind`; those from `queries` on to none.
@@ -148,108 +152,11 @@ struct Member<'k> {
     draws: Option<HeadDraws<'k>>,
 }
 
-/// Where the loads go.
-pub(super) struct Slots<'k> {
-    pub(super) keys: SharedPiece<'k>,
-    pub(super) values: SharedPiece<'k>,
-    pub(super) queries: SharedPiece<'k>,
-    pub(super) d_o: SharedPiece<'k>,
-    pub(super) lse: SharedPiece<'k>,
-    pub(super) delta: SharedPiece<'k>,
-    tile: SharedPiece<'k>,
-    pub(super) q_ring: Ring<'k>,
-    pub(super) d_o_ring: Ring<'k>,
-}
-
-impl<'k> Slots<'k> {
-    pub(super) fn new(k: Kernel<'k>, spec: &Spec) -> Self {
-        Slots {
-            keys: k.shared("keys", spec.key_tile().bytes(), 1024),
-            values: k.shared("values", spec.value_tile().bytes(), 1024),
-            queries: k.shared("queries", spec.stages * spec.query_tile().bytes(), 1024),
-            d_o: k.shared("gradients of results", spec.stages * spec.result_tile().bytes(), 1024),
-            lse: k.shared("log-sum-exp", spec.stages * NUMBERS_BYTES, 128),
-            delta: k.shared("delta", spec.stages * NUMBERS_BYTES, 128),
-            tile: k.shared("tile", 4, 4),
-            q_ring: Ring::new(k, spec.stages, CONSUMERS, RingScope::Cta),
-            d_o_ring: Ring::new(k, spec.stages, CONSUMERS, RingScope::Cta),
-        }
-    }
-
-    /// The start of all threads.
-    pub(super) fn start(&self, k: Kernel<'k>, params: &Params<'k>) {
-        let init = || {
-            [self.q_ring, self.d_o_ring].iter().for_each(|ring| ring.init());
-            [&params.q, &params.k, &params.v, &params.d_o].into_iter().for_each(|map| k.prefetch_tensormap(map));
-        };
-        roles::start(k, init, || {});
-    }
-
-    /// The warp that loads: queries, gradients of results and their numbers, a block of a head after the other. Keys land with the first queries, values with
-    /// the first gradients.
-    pub(super) fn load(&self, k: Kernel<'k>, spec: &Spec, params: &Params<'k>, tile: &Tile<'k>) {
-        let (key_tile, value_tile, query_tile, result_tile) = (spec.key_tile(), spec.value_tile(), spec.query_tile(), spec.result_tile());
-        let (q_cursor, d_o_cursor) = (self.q_ring.cursor(), self.d_o_ring.cursor());
-        let options = LoadOptions::default();
-        k.when(k.elect(), || {
-            let at_keys = [tile.key_row(tile.first_key), tile.place.head, tile.map_batch(k)];
-            // Keys and values come once.
-            let has_keys = k.var_named("has_keys", 0u32);
-            k.range(params.group, |member| {
-                let head = tile.first_head + member;
-                k.range_step(tile.first, tile.end, 1, |block| {
-                    let numbers = tile.block_number(params, head, block);
-                    let at = [tile.query_row(block * QUERIES), head, tile.map_batch(k)];
-                    let full = q_cursor.acquire(k.select(has_keys.eq(0), key_tile.bytes(), 0u32) + (query_tile.bytes() + NUMBERS_BYTES));
-                    k.when(has_keys.eq(0), || key_tile.load(self.keys.address(), &params.k, at_keys, full, options));
-                    let stage = q_cursor.stage();
-                    query_tile.load(self.queries.address() + stage * query_tile.bytes(), &params.q, at, full, options);
-                    let to = self.lse.address() + stage * NUMBERS_BYTES;
-                    k.bulk_load(to, params.lse_log2.at(numbers, NUMBERS_BYTES), NUMBERS_BYTES, full);
-                    q_cursor.advance();
-                    let full =
-                        d_o_cursor.acquire(k.select(has_keys.eq(0), value_tile.bytes(), 0u32) + (result_tile.bytes() + NUMBERS_BYTES));
-                    k.when(has_keys.eq(0), || value_tile.load(self.values.address(), &params.v, at_keys, full, options));
-                    has_keys.set(1u32);
-                    let stage = d_o_cursor.stage();
-                    result_tile.load(self.d_o.address() + stage * result_tile.bytes(), &params.d_o, at, full, options);
-                    let to = self.delta.address() + stage * NUMBERS_BYTES;
-                    k.bulk_load(to, params.delta.at(numbers, NUMBERS_BYTES), NUMBERS_BYTES, full);
-                    d_o_cursor.advance();
-                });
-            });
-        });
-    }
-
-    /// Keys behind the last one of a sequence become 0: what is there is the next one's, and no factor of 0 hides what is not finite. All consumers call it, when
-    /// keys have arrived; values there reach no key that counts.
-    pub(super) fn clear_keys(&self, k: Kernel<'k>, spec: &Spec, tile: &Tile<'k>) {
-        let Some(own) = &tile.own else { return };
-        k.when(own.keys.count.lt(tile.first_key + spec.keys()), || {
-            spec.key_tile().clear(self.keys.address(), own.keys.count - tile.first_key, CONSUMER_THREADS);
-            meet(k);
-        });
-    }
-
-    /// The same of queries and gradients of results in a stage each, where a block has the last query. Waits for the latter, where it has.
-    pub(super) fn clear_queries(&self, k: Kernel<'k>, spec: &Spec, tile: &Tile<'k>, block: Val<'k, u32>, [q, d_o]: [&Cursor<'k>; 2]) {
-        let Some(own) = &tile.own else { return };
-        let first_query = block * QUERIES;
-        k.when(own.queries.count.lt(first_query + QUERIES), || {
-            d_o.wait();
-            for (of, slots, cursor) in [(spec.query_tile(), &self.queries, q), (spec.result_tile(), &self.d_o, d_o)] {
-                of.clear(slots.address() + cursor.stage() * of.bytes(), own.queries.count - first_query, CONSUMER_THREADS);
-            }
-            meet(k);
-        });
-    }
-}
-
 /// Pieces of a consumer in shared memory: one is written while memory reads the other.
 const PIECES: u32 = 2;
 
 /// The first thread that multiplies, and how many do.
-const CONSUMER_THREADS: [u32; 2] = [WARPGROUP, CONSUMERS * WARPGROUP];
+pub(super) const CONSUMER_THREADS: [u32; 2] = [WARPGROUP, CONSUMERS * WARPGROUP];
 
 /// What either consumer has written to shared memory is seen by the products of both.
 pub(super) fn meet(k: Kernel<'_>) {
@@ -332,8 +239,26 @@ impl<'k> Tile<'k> {
                 end_whole,
                 first_attending,
                 end_attending,
+                is_listed: params.listed.is_some(),
             }
         }
+    }
+
+    /// Runs `body` for each block of queries of a head that the tile goes through, and its entry, where they are listed.
+    #[track_caller]
+    pub(super) fn each_block(
+        &self,
+        k: Kernel<'k>,
+        params: &Params<'k>,
+        head: Val<'k, u32>,
+        body: impl Fn(Val<'k, u32>, Option<Entry<'k>>),
+    ) {
+        let Some(listed) = &params.listed else { return k.range_step(self.first, self.end, 1, |block| body(block, None)) };
+        let list = listed.of_keys(k, [self.place.batch, head, self.first_key]);
+        k.range(list.count, |at| {
+            let entry = list.entry(k, at);
+            body(entry.block, Some(entry));
+        });
     }
 
     /// Of all blocks of queries of all heads.
@@ -345,7 +270,7 @@ impl<'k> Tile<'k> {
     }
 
     /// The row of the tensors that has a query of this batch, and the one that has a key.
-    fn query_row(&self, query: Val<'k, u32>) -> Val<'k, u32> {
+    pub(super) fn query_row(&self, query: Val<'k, u32>) -> Val<'k, u32> {
         self.own.map_or(query, |own| own.queries.begin + query)
     }
 
@@ -358,8 +283,12 @@ impl<'k> Tile<'k> {
         if self.own.is_some() { k.constant(0) } else { self.place.batch }
     }
 
-    /// Whether the keys have a share in the gradient of a block of queries.
+    /// Whether the keys have a share in the gradient of a block of queries. Of listed blocks each counts as one, be it 0: senders count on a reduction in each turn
+    /// but the first.
     pub(super) fn adds(&self, block: Val<'k, u32>) -> Val<'k, bool> {
+        if self.is_listed {
+            return block.kernel().constant(true);
+        }
         block.ge(self.first_attending) & block.lt(self.end_attending)
     }
 }
@@ -451,7 +380,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
         };
         k.range(params.group, |member| {
             let head = first_head + member;
-            k.range_step(tile.first, tile.end, 1, |block| {
+            tile.each_block(k, &params, head, |block, _| {
                 if spec.in_order {
                     k.when(turn_parity.eq(sender), || send_turn(head, block));
                 } else {
@@ -564,7 +493,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
         };
 
         // The head is that of the queries, where something between the products depends on it.
-        let turn = |of: &Member<'k>, block: Val<'k, u32>, masked: bool, mods: Option<&Mod<'k>>| {
+        let turn = |of: &Member<'k>, block: Val<'k, u32>, entry: Option<Entry<'k>>, masked: bool, mods: Option<&Mod<'k>>| {
             q_cursor.wait();
             if masked {
                 slots.clear_queries(k, spec, &tile, block, [&q_cursor, &d_o_cursor]);
@@ -596,7 +525,21 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
             };
             k.wgmma_wait(1);
             // Whether a block has a cap alone between its products and its probabilities, and no mask.
-            let is_capped = |score_mod: &Mod<'k>| score_mod.of.is_cap_alone() & block.ge(tile.first_whole) & block.lt(tile.end_whole);
+            let is_capped = |score_mod: &Mod<'k>| {
+                let is_whole = block.ge(tile.first_whole) & block.lt(tile.end_whole);
+                let is_listed_whole = entry.map(|entry| !entry.is_in_part());
+                score_mod.of.is_cap_alone() & is_listed_whole.map_or(is_whole, |listed| is_whole & listed)
+            };
+            // Of some blocks of 8 queries, what becomes of the pairs that the bits of a block leave out.
+            let hide = |parts: Range<u32>, hidden: &dyn Fn(u32, u32, u32, Val<'k, bool>)| {
+                let (Some(listed), Some(entry)) = (&params.listed, entry) else { return };
+                k.when(entry.is_in_part(), || {
+                    let columns = listed.columns(entry, first_query.unsigned() + column, own_key());
+                    for (part, odd) in parts.clone().flat_map(|part| [(part, 0), (part, 1)]) {
+                        (0..).zip(columns.are_hidden(k, 8 * part + odd)).for_each(|(half, is_hidden)| hidden(part, half, odd, is_hidden));
+                    }
+                });
+            };
             // Probabilities of one block of 8 queries, of scores with this factor.
             let exponentiate = |part: u32, factor: Val<'k, f32>, masked: bool| {
                 let lse = of_queries(&all_lse, lse_slot, part);
@@ -621,6 +564,10 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
             let p: Vec<[Val<'k, u32>; 4]> = match mods.zip(of.head) {
                 None => {
                     (0..QUERIES / 8).for_each(|part| exponentiate(part, scale_log2, masked));
+                    hide(0..QUERIES / 8, &|part, half, odd, is_hidden| {
+                        let element = s.element(part, half, odd);
+                        element.set(k.select(is_hidden, 0.0, element));
+                    });
                     let of_step = |step: u32| {
                         let ([a, b], [c, d]) = (packed_part(2 * step), packed_part(2 * step + 1));
                         [a, b, c, d]
@@ -641,6 +588,11 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                     let of_part = |part: u32| {
                         let own = elements(&s, part..part + 1);
                         score_mod.of.apply(k, spec.ty, of_head, &own, &places, &bends);
+                        hide(part..part + 1, &|_, half, odd, is_hidden| {
+                            let (element, bend) = (&own[(2 * half + odd) as usize].0, &bends[(2 * half + odd) as usize]);
+                            element.set(k.select(is_hidden, f32::NEG_INFINITY, *element));
+                            bend.set(k.select(is_hidden, 0.0, *bend));
+                        });
                         exponentiate(part, k.constant(LOG2_E), true);
                         let packed = packed_part(part);
                         for ((element, ..), bend) in own.iter().zip(&bends) {
@@ -703,7 +655,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                 }
             };
             match mods {
-                None => differentiate_scores(masked, false),
+                None => differentiate_scores(masked, spec.listed),
                 Some(score_mod) => {
                     k.when_else(is_capped(score_mod), || differentiate_scores(false, false), || differentiate_scores(true, true));
                 }
@@ -787,13 +739,18 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
             let of = Member { head, draws };
             if spec.score_mod {
                 // Beside what makes the scores, a mask costs little, and a second loop much room for instructions.
-                k.range_step(tile.first, tile.end, 1, |block| turn(&of, block, true, params.score_mod.as_ref()));
+                let head = first_head + member;
+                tile.each_block(k, &params, head, |block, entry| turn(&of, block, entry, true, params.score_mod.as_ref()));
                 return;
             }
-            k.range_step(tile.first, tile.first_whole, 1, |block| turn(&of, block, true, None));
-            k.range_step(tile.first_whole, tile.end_whole, 1, |block| turn(&of, block, false, None));
+            if spec.listed {
+                tile.each_block(k, &params, first_head + member, |block, entry| turn(&of, block, entry, true, None));
+                return;
+            }
+            k.range_step(tile.first, tile.first_whole, 1, |block| turn(&of, block, None, true, None));
+            k.range_step(tile.first_whole, tile.end_whole, 1, |block| turn(&of, block, None, false, None));
             if spec.mask == Mask::Band {
-                k.range_step(tile.end_whole.max(tile.first_whole), tile.end, 1, |block| turn(&of, block, true, None));
+                k.range_step(tile.end_whole.max(tile.first_whole), tile.end, 1, |block| turn(&of, block, None, true, None));
             }
         });
 

@@ -25,7 +25,8 @@ use verdigris_kir::tile::staging::Staging;
 use super::super::dropout::{HeadDraws, KeptQueries};
 use super::super::score_mod::{KeyRows, elements};
 use super::super::tile::{HeadTile, PANEL, descriptor};
-use super::kernel::{Mod, NEVER, Params, SENDER_AND_CONSUMER, Slots, Tile, Turns, meet};
+use super::kernel::{Mod, NEVER, Params, SENDER_AND_CONSUMER, Tile, Turns, meet};
+use super::slots::Slots;
 use super::spec::{BOTH, CONSUMERS, Mask, NUMBERS_BYTES, Part, QUERIES, ROOM, STAGING, Spec, WRITTEN, own_columns, piece_bytes, values_of};
 use crate::hopper::WARPGROUP;
 

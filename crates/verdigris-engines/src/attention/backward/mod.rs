@@ -26,6 +26,7 @@ mod kept;
 mod kernel;
 mod long;
 mod sequences;
+mod slots;
 mod spec;
 
 #[cfg(test)]
@@ -36,6 +37,7 @@ use verdigris_kir::ir::{Access, Target};
 use verdigris_kir::program::{Address, KernelRef, Launch, Program, Step};
 use verdigris_tensor::DType;
 
+use super::blocks::{self, ListOf};
 use super::dropout::{self, DropoutArgs};
 use super::half::Half;
 use super::mapped::{self, UNBOUNDED};
@@ -57,6 +59,9 @@ use spec::{Around, CONSUMERS, HEADS, Mask, QUERIES, Spec, is_long, keys_of, may_
 
 /// Blocks of queries in shared memory at a time.
 const STAGES: u32 = 2;
+
+/// Of a map of blocks, what its blocks' queries and keys are multiples of.
+const LISTED: u32 = 128;
 
 /// Heads of keys that are gone through together where tiles are unlike.
 const TOGETHER: u32 = 4;
@@ -105,6 +110,12 @@ impl Algorithm for Backward {
         let ty = mapped::require(Self::ID, p, mapped::MOST_ELEMENTS, &mapped)?;
         // The longest take whatever is left.
         let (head, value) = HEADS.into_iter().find(|&(d, d_v)| p.d <= d.into() && p.d_v <= d_v.into()).unwrap_or(HEADS[HEADS.len() - 1]);
+        if p.block_map.is_some() {
+            blocks::require(Self::ID, p, LISTED, LISTED)?;
+            let given = format_args!("heads of {} and {} elements beside a map of blocks, taken are up to 128", p.d, p.d_v);
+            Self::ID.require(!spec::is_long(head), Reason::Extent, given)?;
+            Self::ID.require(dbias.is_none(), Reason::Epilogue, "a gradient of a bias beside a map of blocks, taken without")?;
+        }
         let score_mod = score_mod::is_needed(p);
         score_mod::require(Self::ID, p)?;
         let scale = if score_mod { 1.0 } else { score_mod::plain_scale(Self::ID, p)? };
@@ -132,8 +143,8 @@ impl Algorithm for Backward {
             Reason::Extent,
             format_args!("{padded} rows of all heads in whole blocks of each sequence, taken are fewer than 2^31"),
         )?;
-        let mask =
-            if score_mod || p.is_ragged() || p.dropout.is_some() || p.left.is_some() || p.right.is_some() { Mask::Band } else { Mask::End };
+        let is_banded = p.left.is_some() || p.right.is_some() || p.block_map.is_some();
+        let mask = if score_mod || p.is_ragged() || p.dropout.is_some() || is_banded { Mask::Band } else { Mask::End };
         Ok(Backward {
             problem: p.clone(),
             o: o.clone(),
@@ -154,7 +165,11 @@ impl Algorithm for Backward {
     fn configs(&self) -> Vec<Spec> {
         let Backward { ty, head, value, mask, score_mod, .. } = *self;
         let (ragged, dropout) = (self.problem.is_ragged(), self.problem.dropout.is_some());
-        [false, true].map(|in_order| Spec { ty, head, value, stages: STAGES, mask, in_order, score_mod, ragged, dropout }).to_vec()
+        let listed = self.problem.block_map.is_some();
+        // Lists say which blocks a tile adds to, not how many others do.
+        let orders: &[bool] = if listed { &[false] } else { &[false, true] };
+        let spec = |&in_order| Spec { ty, head, value, stages: STAGES, mask, in_order, score_mod, ragged, dropout, listed };
+        orders.iter().map(spec).collect()
     }
 
     fn knobs(spec: &Spec) -> Knobs {
@@ -285,6 +300,7 @@ impl Algorithm for Backward {
         let grid = [tiles as u32, 1, 1];
         program.launch(Launch::new(Around::Before(self.ty, spec.ragged).kernel(), grid, before.bound(&spec.ragged)));
 
+        let listed = blocks::list(p, &mut program, ListOf::Queries(QUERIES));
         let map = |name: &str, view: &View, decl| mapped::map(decl, view, p.dims(name, view));
         // Each sequence has its own corner.
         let corner = if p.corner == Corner::BottomRight && !spec.ragged { p.s_kv as i32 - p.s_q as i32 } else { 0 };
@@ -330,6 +346,7 @@ impl Algorithm for Backward {
                 RaggedArgs { sequences, dk: rows(dk, &p.k, p.d), dv: rows(dv, &p.v, p.d_v) }
             }),
             dropout: DropoutArgs::of(p),
+            listed,
         };
         program.launch(Launch::new(spec.kernel(), [order.tiles, 1, 1], args.bound(spec)).overlapping());
 
@@ -370,7 +387,12 @@ impl Algorithm for Backward {
                 let (end, band) = (Mask::End, Mask::Band);
                 let of = [(end, false, false), (band, false, false), (band, true, false), (band, false, true), (band, true, true)];
                 for (mask, score_mod, ragged) in of {
-                    let spec = |in_order, dropout| Spec { ty, head, value, stages: STAGES, mask, in_order, score_mod, ragged, dropout };
+                    let plain =
+                        Spec { ty, head, value, stages: STAGES, mask, in_order: false, score_mod, ragged, dropout: false, listed: false };
+                    let spec = |in_order, dropout| Spec { in_order, dropout, ..plain };
+                    if mask == band && !ragged && !spec::is_long(head) {
+                        kernels.push(Spec { listed: true, ..plain }.kernel());
+                    }
                     kernels.extend([false, true].map(|in_order| spec(in_order, false).kernel()));
                     if mask == band {
                         kernels.extend([false, true].map(|in_order| spec(in_order, true).kernel()));
@@ -386,6 +408,7 @@ impl Algorithm for Backward {
             }
             kernels.extend([false, true].map(|ragged| Around::Before(ty, ragged).kernel()));
         }
+        kernels.push(blocks::listing());
         kernels.extend(BiasGradient::catalog());
         kernels
     }

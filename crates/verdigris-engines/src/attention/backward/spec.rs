@@ -107,6 +107,8 @@ pub(in crate::attention) struct Spec {
     pub(super) ragged: bool,
     /// Some pairs are dropped; with a mask of bands.
     pub(super) dropout: bool,
+    /// Tiles go through lists of blocks; with a mask of bands, of heads that are not long.
+    pub(super) listed: bool,
 }
 
 impl fmt::Display for Spec {
@@ -118,8 +120,9 @@ impl fmt::Display for Spec {
             write!(f, "_v{value}")?;
         }
         write!(f, "_m{QUERIES}_n{keys}_s{stages}_{}", self.mask.name())?;
-        let marks = [(self.in_order, "_ordered"), (self.score_mod, "_scoremod"), (self.ragged, "_ragged"), (self.dropout, "_dropout")];
-        marks.iter().filter(|(has, _)| *has).try_for_each(|(_, name)| f.write_str(name))
+        let of_order = [(self.in_order, "_ordered"), (self.score_mod, "_scoremod")];
+        let marks = of_order.into_iter().chain([(self.ragged, "_ragged"), (self.dropout, "_dropout"), (self.listed, "_listed")]);
+        marks.filter(|(has, _)| *has).try_for_each(|(_, name)| f.write_str(name))
     }
 }
 
@@ -151,7 +154,7 @@ impl Spec {
 
     /// Whether keys and values are operands in registers, and pieces are rows of 32 queries: where registers are left for them.
     pub(super) const fn keeps_keys(&self) -> bool {
-        may_keep_keys(self.head) && !self.adds_values_first()
+        may_keep_keys(self.head) && !self.adds_values_first() && !self.listed
     }
 
     pub(super) const fn key_tile(&self) -> HeadTile {

@@ -35,6 +35,7 @@ use verdigris_kir::program::{KernelRef, Launch, Program};
 use verdigris_tensor::DType;
 
 use super::band::{self, BandArgs, SinkArgs};
+use super::blocks;
 use super::dropout;
 use super::half::Half;
 use super::mapped;
@@ -95,6 +96,7 @@ impl Algorithm for Decode {
             format_args!("compute capability {:?}, needs (9, 0)", arch.capability),
         )?;
         dropout::require_none(Self::ID, p)?;
+        blocks::require_none(Self::ID, p)?;
         Self::ID.require(p.s_q <= MOST_QUERIES, Reason::Extent, format_args!("{} queries, taken up to {MOST_QUERIES}", p.s_q))?;
         let is_long = p.d.max(p.d_v) > 256;
         let latent = is_long && p.has_values_in_keys();

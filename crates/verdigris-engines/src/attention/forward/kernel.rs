@@ -16,6 +16,7 @@ use verdigris_kir::tile::ring::{Ring, RingScope};
 use verdigris_kir::tile::staging::{STAGE_BYTES, Staging};
 
 use super::super::band::{BandArgs, SinkArgs};
+use super::super::blocks::{Entry, ListedArgs};
 use super::super::dropout::{DropoutArgs, WordsOfKeys};
 use super::super::order::OrderArgs;
 use super::super::paged::PagesArgs;
@@ -58,6 +59,7 @@ verdigris_kir::parameters! {
         pub(super) next_tile: Option<ReadWrite> = spec.dynamic.then_some(4),
         pub(super) pages: Option<PagesArgs> = spec.paged.then_some(()),
         pub(super) dropout: Option<DropoutArgs> = spec.dropout.then_some(()),
+        pub(super) listed: Option<ListedArgs> = spec.listed.then_some(()),
         /// The factors of queries, keys and values of 8 bits.
         pub(super) descales: Option<DescaleArgs> = spec.fp8.then_some(()),
     }
@@ -91,8 +93,8 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
     let k_ring = Ring::new(k, spec.stages, spec.consumers, RingScope::Cta);
     let v_ring = Ring::new(k, spec.stages, spec.consumers, RingScope::Cta);
     let handout = params.next_tile.map(|next| Handout::new(k, params.order.tiles, next, TILES_AHEAD, 4 * spec.consumers));
-    let (order, group, offsets) = (params.order, params.group, params.offsets);
-    let tiles = Tiles { kernel: k, spec: *spec, order, group, bounds, offsets, queries, keys, key_blocks, handout };
+    let (order, group, offsets, listed) = (params.order, params.group, params.offsets, params.listed);
+    let tiles = Tiles { kernel: k, spec: *spec, order, group, bounds, offsets, listed, queries, keys, key_blocks, handout };
     let init = || {
         [q_ring, k_ring, v_ring].iter().for_each(|ring| ring.init());
         tiles.handout.iter().for_each(|handout| handout.init());
@@ -116,7 +118,7 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
                 let bring_block = |turn: Val<'k, u32>| {
                     // Of paged keys the table is read at the sequence.
                     let batch = if spec.paged { tile.batch } else { tile.map_batch(k) };
-                    let at = [tile.key_row((tile.end_block - 1 - turn) * spec.block), tile.kv_head, batch];
+                    let at = [tile.key_row(tile.block(k, tile.end_block - 1 - turn) * spec.block), tile.kv_head, batch];
                     let bring = |of: &HeadTile, slot: Val<'k, u32>, map: &TensorMap<'k>, full: Mbarrier<'k>| match &params.pages {
                         None => of.load(slot, map, at, full, options),
                         Some(pages) => pages.load(of, slot, map, at, tile.keys, full),
@@ -217,6 +219,23 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
                     }
                 }
             };
+            // Of a block that is attended to in part, what its bits leave out.
+            let hide = |entry: Option<Entry<'k>>| {
+                let (Some(listed), Some(entry)) = (&tiles.listed, entry) else { return };
+                k.when(entry.is_in_part(), || {
+                    let words = listed.words(k, entry, own_row + row, entry.block * spec.block, spec.block);
+                    for (half, words) in (0..).zip(words) {
+                        let of_column = words.into_iter().map(|word| word.shr(column)).collect::<Vec<_>>();
+                        for part in 0..spec.block / 8 {
+                            for odd in [0, 1] {
+                                let is_hidden = (of_column[part as usize / 4] & (1 << (8 * (part % 4) + odd))).eq(0);
+                                let score = scores.element(part, half, odd);
+                                score.set(k.select(is_hidden, f32::NEG_INFINITY, score));
+                            }
+                        }
+                    }
+                });
+            };
             let mods = params.score_mod.as_ref().map(|score_mod| (score_mod, score_mod.of_head(k, tile.batch, tile.head)));
             // Makes scores of the products of a block, of which the last may reach beyond the last key.
             let make_scores = |block: Val<'k, u32>, is_last: bool| {
@@ -232,6 +251,14 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
             };
             let draws = state.map(|state| state.of_head(k, tile.batch, tile.head));
             let block = k.var_named("block", tile.end_block - 1);
+            // The block of keys whose turn it is; where blocks are listed, `block` counts entries.
+            let current = || match tile.list {
+                None => (block.get(), None),
+                Some(list) => {
+                    let entry = list.entry(k, block.get());
+                    (entry.block, Some(entry))
+                }
+            };
             let words = |blocks: Range<u32>| match &draws {
                 None => vec![],
                 Some(draws) => draws.words_of_keys(own_row + row, block * spec.block, column, blocks),
@@ -253,8 +280,10 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
             k.wgmma_wait(0);
             k_cursor.release(k_cursor.stage(), thread);
             k_cursor.advance();
-            make_scores(block.get(), true);
-            mask(block.get());
+            let (last, entry) = current();
+            make_scores(last, true);
+            mask(last);
+            hide(entry);
             softmax.first(&scores);
             drop_some(vec![]);
             pack();
@@ -273,6 +302,7 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
 
             let turn = |masked: bool| {
                 block.set(block - 1);
+                let (at, entry) = current();
                 k_cursor.wait();
                 let (k_stage, v_stage) = (k_cursor.stage(), v_cursor.stage());
                 begin_turn();
@@ -288,12 +318,13 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
                 k.wgmma_wait(1);
                 k_cursor.release(k_stage, thread);
                 k_cursor.advance();
-                make_scores(block.get(), false);
+                make_scores(at, false);
                 if masked && spec.branches_to_mask() {
-                    k.when(block.lt(tile.first_whole) | block.ge(tile.end_whole), || mask(block.get()));
+                    k.when(at.lt(tile.first_whole) | at.ge(tile.end_whole), || mask(at));
                 } else if masked {
-                    mask(block.get());
+                    mask(at);
                 }
+                hide(entry);
                 let correction = softmax.next(&scores);
                 drop_some(drawn);
                 k.wgmma_wait(0);

@@ -6,6 +6,9 @@
 //! their own: where a sequence ends they store row by row, and values of the next one become 0; and paged keys ([`super::paged`]) in pages of any multiple of 8,
 //! of ragged queries too; and dropout ([`super::dropout`]), in kernels of their own, of keys that are not paged.
 //!
+//! With a map of blocks whose queries and keys are multiples of 128, tiles go through the blocks that it lists ([`super::blocks`]), in kernels of their own: without
+//! lengths, dropout, pages and offsets.
+//!
 //! And e4m3 with factors of heads and results in bf16 or f16 ([`fp8`]), without what stands between the products, of tensors that are neither ragged nor paged, and
 //! without dropout.
 //!
@@ -37,6 +40,7 @@ use verdigris_kir::program::{KernelRef, Launch, Program, Step};
 use verdigris_tensor::DType;
 
 use super::band::{self, BandArgs, SinkArgs};
+use super::blocks::{self, ListOf, ListedArgs};
 use super::dropout::{self, DropoutArgs};
 use super::half::Half;
 use super::mapped::{self, UNBOUNDED};
@@ -125,6 +129,10 @@ const FEW_KEYS: u64 = 2560;
 const TOGETHER: u64 = 16;
 const MOST_OF_L2: u64 = 4;
 
+/// Of a map of blocks, what its blocks' queries and keys are multiples of.
+const LISTED_ROWS: u32 = 128;
+const LISTED_KEYS: u32 = 128;
+
 /// What all blocks are multiples of.
 const BLOCK_STEP: u32 = 16;
 
@@ -150,6 +158,12 @@ impl Shape {
         Spec { dropout: true, block, mask: Mask::Band, dynamic: true, ..spec }
     }
 
+    /// One of the others that goes through lists of blocks, whose keys divide those of the map.
+    fn listing(&self, spec: Spec) -> Spec {
+        let is_short = self.block < LISTED_KEYS || (spec.score_mod && self.value >= 128);
+        Spec { listed: true, block: if is_short { LISTED_KEYS / 2 } else { LISTED_KEYS }, mask: Mask::Band, dynamic: true, ..spec }
+    }
+
     /// The same for ragged tensors, for paged keys, and for ragged queries with paged keys.
     fn spec_among(&self, ty: Half, score_mod: bool, [ragged, paged]: [bool; 2]) -> Spec {
         self.spec_of(ty, Mask::Band, [true, score_mod], [ragged, paged])
@@ -173,6 +187,7 @@ impl Shape {
             ragged,
             paged,
             dropout: false,
+            listed: false,
         }
     }
 
@@ -249,6 +264,10 @@ impl Algorithm for Forward {
         let scale = if score_mod { 1.0 } else { score_mod::plain_scale(Self::ID, p)? };
         band::require(Self::ID, p, log_sum_exp)?;
         ragged::require(Self::ID, p)?;
+        if p.block_map.is_some() {
+            Self::ID.require(!fp8, Reason::DType, "8 bits beside a map of blocks, taken are bf16 and f16")?;
+            blocks::require(Self::ID, p, LISTED_ROWS, LISTED_KEYS)?;
+        }
         paged::require(Self::ID, p, BLOCK_STEP)?;
         if p.is_paged() {
             dropout::require_none(Self::ID, p)?;
@@ -260,6 +279,7 @@ impl Algorithm for Forward {
             || p.is_ragged()
             || p.is_paged()
             || p.dropout.is_some()
+            || p.block_map.is_some()
             || [&p.sinks, &p.q_lengths, &p.kv_lengths].iter().any(|view| view.is_some());
         let mask = match p.right {
             _ if is_band => Mask::Band,
@@ -283,8 +303,9 @@ impl Algorithm for Forward {
         let (d, d_v) = (self.problem.d as u32, self.problem.d_v as u32);
         let is_paged = self.problem.is_paged();
         let has_dropout = self.problem.dropout.is_some();
-        let is_alone = self.problem.is_ragged() || is_paged || has_dropout;
-        let of_two = self.score_mod || self.problem.is_ragged() || is_paged;
+        let is_listed = self.problem.block_map.is_some();
+        let is_alone = self.problem.is_ragged() || is_paged || has_dropout || is_listed;
+        let of_two = self.score_mod || self.problem.is_ragged() || is_paged || is_listed;
         let holds = |shape: &Shape| shape.head >= d && shape.value >= d_v && (!of_two || shape.takes_score_mod());
         let shapes = if self.fp8 { FP8_SHAPES } else { SHAPES };
         let Some(class) = shapes.iter().find(|shape| holds(shape)) else { return Vec::new() };
@@ -294,6 +315,7 @@ impl Algorithm for Forward {
             let config = |shape: &Shape| {
                 let spec = shape.spec_of(self.ty, self.mask, [true, self.score_mod], [self.problem.is_ragged(), is_paged]);
                 let spec = if has_dropout { shape.dropping(spec) } else { spec };
+                let spec = if is_listed { shape.listing(spec) } else { spec };
                 Config { shape: shape.number, spec, persistence: Persistence::Dynamic }
             };
             return suits.map(config).collect();
@@ -416,6 +438,7 @@ impl Algorithm for Forward {
             true => fp8::add_turning(p, &mut program, spec.v_map()),
             false => paged::map(p, "v", &p.v, spec.v_tile()),
         };
+        let listed: Option<ListedArgs> = blocks::list(p, &mut program, ListOf::Keys(spec.block));
         let strides_bytes = |view: &View| [0, 1, 2].map(|i| view.strides[i] * view.dtype.bytes() as u64);
         let args = ParamsArgs {
             q: map("q", &p.q, spec.q_tile().map(Access::Read)),
@@ -441,6 +464,7 @@ impl Algorithm for Forward {
             next_tile,
             pages: PagesArgs::of(p, spec.block),
             dropout: DropoutArgs::of(p),
+            listed,
             descales: spec.fp8.then(|| DescaleArgs::of(p)),
         };
         let grid = if config.persistence == Persistence::None { order.tiles } else { order.tiles.min(self.arch.sm_count) };
@@ -473,12 +497,17 @@ impl Algorithm for Forward {
                 all.filter(|spec| shape.takes_score_mod() || !(spec.score_mod || spec.ragged))
             })
         });
+        let listing = Half::ALL.into_iter().flat_map(|ty| {
+            let shapes = SHAPES.iter().filter(|shape| shape.takes_score_mod() && shape.masks.contains(&Mask::Band));
+            shapes.flat_map(move |shape| [false, true].map(|score_mod| shape.listing(shape.spec(ty, Mask::Band, true, score_mod))))
+        });
         let of_8_bits = Half::ALL.into_iter().flat_map(|ty| {
             let all = FP8_SHAPES.iter().flat_map(|shape| shape.masks.iter().map(move |&mask| (shape, mask)));
             all.flat_map(move |(shape, mask)| [false, true].map(|dynamic| shape.spec_of_8_bits(ty, mask, dynamic)))
         });
-        let specs = orders.flat_map(|(ty, dynamic)| of(ty, dynamic)).chain(ragged.flatten()).chain(dropping).chain(of_8_bits);
-        specs.map(Spec::kernel).chain([fp8::turning()]).collect()
+        let specs =
+            orders.flat_map(|(ty, dynamic)| of(ty, dynamic)).chain(ragged.flatten()).chain(dropping).chain(listing).chain(of_8_bits);
+        specs.map(Spec::kernel).chain([fp8::turning(), blocks::listing()]).collect()
     }
 }
 

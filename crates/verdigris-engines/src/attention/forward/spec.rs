@@ -71,6 +71,8 @@ pub(super) struct Spec {
     pub(super) paged: bool,
     /// Some pairs are dropped; with a mask of bands, and tiles that are handed out.
     pub(super) dropout: bool,
+    /// Tiles go through lists of blocks; with a mask of bands, and tiles that are handed out.
+    pub(super) listed: bool,
 }
 
 impl fmt::Display for Spec {
@@ -86,7 +88,12 @@ impl fmt::Display for Spec {
             self.mask.name()
         )?;
         let of_scores = [(self.ping_pong, "_pingpong"), (self.dynamic, "_dynamic"), (self.score_mod, "_scoremod")];
-        let marks = of_scores.into_iter().chain([(self.ragged, "_ragged"), (self.paged, "_paged"), (self.dropout, "_dropout")]);
+        let marks = of_scores.into_iter().chain([
+            (self.ragged, "_ragged"),
+            (self.paged, "_paged"),
+            (self.dropout, "_dropout"),
+            (self.listed, "_listed"),
+        ]);
         marks.filter(|(has, _)| *has).try_for_each(|(_, name)| f.write_str(name))
     }
 }
@@ -94,7 +101,7 @@ impl fmt::Display for Spec {
 impl Spec {
     /// Whether something is done to each score for which a second loop, without a mask, takes much room for instructions.
     pub(super) const fn has_one_loop(&self) -> bool {
-        self.score_mod
+        self.score_mod || self.listed
     }
 
     /// Whether blocks that need a mask branch to it, where there is one loop. Sums of the longest values leave no register for that.

@@ -65,6 +65,7 @@ const SMALL: Spec = Spec {
     ragged: false,
     paged: false,
     dropout: false,
+    listed: false,
 };
 
 fn case(spec: Spec, queries: usize, keys: usize) -> Case {
@@ -225,6 +226,9 @@ fn run(case: Case) {
             q_rows: queries as u64,
             pages: 0,
             page_size: 0,
+            blocks: 0,
+            block_q: 0,
+            block_kv: 0,
             kv_rows: keys as u64,
             d: head as u64,
             d_v: value as u64,
@@ -249,6 +253,8 @@ fn run(case: Case) {
             q_offsets: None,
             kv_offsets: None,
             page_table: None,
+            block_map: None,
+            mask_blocks: None,
             dropout: None,
             dropout_state: None,
             dropout_seed: None,

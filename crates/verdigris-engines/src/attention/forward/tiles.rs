@@ -8,6 +8,7 @@ use verdigris_kir::params::Divide;
 use verdigris_kir::tile::dynamic::Handout;
 
 use super::super::band::{Band, BatchBand, Limits};
+use super::super::blocks::{List, Listed};
 use super::super::order::{Order, Place};
 use super::super::ragged::{Offsets, Sequence};
 use super::spec::{Mask, Spec};
@@ -49,6 +50,8 @@ pub(super) struct Tile<'k> {
     pub(super) behind: Val<'k, i32>,
     /// Of ragged tensors, the rows of queries and of keys of this batch; of paged keys, all from 0 on.
     pub(super) own: Option<[Sequence<'k>; 2]>,
+    /// The blocks that the tile goes through, where these are listed: then `first_block` and `end_block` count entries.
+    pub(super) list: Option<List<'k>>,
 }
 
 impl<'k> Tile<'k> {
@@ -64,6 +67,11 @@ impl<'k> Tile<'k> {
     /// The batch of the tensors.
     pub(super) fn map_batch(&self, k: Kernel<'k>) -> Val<'k, u32> {
         if self.own.is_some() { k.constant(0) } else { self.batch }
+    }
+
+    /// Block `turn` of those that the tile goes through.
+    pub(super) fn block(&self, k: Kernel<'k>, turn: Val<'k, u32>) -> Val<'k, u32> {
+        self.list.map_or(turn, |list| list.entry(k, turn).block)
     }
 
     /// Runs `body` where the batch has queries of this tile.
@@ -86,6 +94,8 @@ pub(super) struct Tiles<'k> {
     pub(super) bounds: Bounds<'k>,
     /// Where sequences lie, if tensors are ragged.
     pub(super) offsets: Option<Offsets<'k>>,
+    /// Where blocks are listed.
+    pub(super) listed: Option<Listed<'k>>,
     pub(super) queries: Val<'k, u32>,
     pub(super) keys: Val<'k, u32>,
     pub(super) key_blocks: Val<'k, u32>,
@@ -150,6 +160,7 @@ impl<'k> Tiles<'k> {
             before: none,
             behind: none,
             own: None,
+            list: None,
         };
         match &self.bounds {
             Bounds::End => whole,
@@ -162,7 +173,14 @@ impl<'k> Tiles<'k> {
                 let from = |query: Val<'k, u32>| (query.signed() + before).max(0).unsigned();
                 let first_block = band.block.quotient(from(first_query));
                 let first_whole = band.block.quotient(from(first_query + (self.spec.queries() - 1)) + (self.spec.block - 1));
-                Tile { first_block, first_whole: first_whole.max(first_block), end_block: tile.end_block.max(first_block + 1), ..tile }
+                let first_whole = first_whole.max(first_block);
+                match &self.listed {
+                    None => Tile { first_block, first_whole, end_block: tile.end_block.max(first_block + 1), ..tile },
+                    Some(listed) => {
+                        let list = listed.of_tile(k, [batch, head, first_query]);
+                        Tile { first_whole, end_block: list.count, list: Some(list), ..tile }
+                    }
+                }
             }
         }
     }

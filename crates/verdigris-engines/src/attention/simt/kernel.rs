@@ -76,6 +76,7 @@ impl Pass {
     pub(super) const fn has(self, name: Name) -> bool {
         match name {
             Name::Q | Name::K | Name::Bias | Name::Mask | Name::Slopes | Name::KvLengths | Name::KvOffsets => self.has_scores(),
+            Name::BlockMap | Name::MaskBlocks => self.has_scores(),
             Name::V => self.has_gradient() || matches!(self, Pass::Forward),
             Name::QLengths | Name::QOffsets => self.has_scores() || matches!(self, Pass::Sinks),
             Name::Sinks => matches!(self, Pass::Forward | Pass::Sinks),
@@ -156,6 +157,11 @@ impl Spec {
         self.operands.iter().any(|(name, _)| *name == Name::PageTable)
     }
 
+    /// Whether pairs are attended to by blocks.
+    pub(super) fn has_blocks(&self) -> bool {
+        self.operands.iter().any(|(name, _)| *name == Name::BlockMap)
+    }
+
     fn name(&self) -> String {
         let flag = |set: bool, word: &str| if set { format!("_{word}") } else { String::new() };
         let flags = [
@@ -220,6 +226,16 @@ verdigris_kir::parameters! {
 }
 
 verdigris_kir::parameters! {
+    /// Blocks of pairs.
+    pub(super) struct Blocks / #[derive(Clone, Copy, Debug)] BlocksArgs of () as _spec {
+        /// The number of the last mask.
+        pub last: u32,
+        pub block_q: Divide,
+        pub block_kv: Divide,
+    }
+}
+
+verdigris_kir::parameters! {
     /// Of every pass.
     pub(super) struct Values / KernelArgs of Spec as spec {
         /// Tiles of the rows of a head; of the gradient of the bias, of its columns.
@@ -236,6 +252,7 @@ verdigris_kir::parameters! {
         pub s_kv: u32,
         pub ragged: Option<RaggedArgs> = spec.is_ragged().then_some(()),
         pub paged: Option<PagedArgs> = spec.is_paged().then_some(()),
+        pub blocks: Option<BlocksArgs> = spec.has_blocks().then_some(()),
         pub d: u32,
         pub d_v: u32,
         pub left: i32,
@@ -427,6 +444,14 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
         }
         if let Some(mask) = self.operand(Name::Mask) {
             is_attended = is_attended & mask.load_integer(&[b, head, i, j]).unsigned().low32().ne(0);
+        }
+        if let Some(blocks) = &self.values.blocks {
+            let ((row, i), (column, j)) = (blocks.block_q.split(i), blocks.block_kv.split(j));
+            let entry = self.must(Name::BlockMap).load_integer(&[b, head, row, column]).unsigned().low32().signed();
+            let mask = (entry.max(1) - 1).min(blocks.last.signed()).unsigned();
+            let byte = self.must(Name::MaskBlocks).load_integer(&[mask, self.zero(), i, j >> 3]).unsigned().low32();
+            let is_in_part = entry.gt(0) & (byte.shr(j & 7) & 1).ne(0);
+            is_attended = is_attended & (entry.lt(0) | is_in_part);
         }
         let mut s = product * self.scale.expect("scores have a scale");
         for descale in [Name::QDescale, Name::KDescale].into_iter().filter_map(|name| self.descale(name, b, head)) {

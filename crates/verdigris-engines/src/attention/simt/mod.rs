@@ -35,7 +35,7 @@ use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::steps::host_number;
 use crate::fuse::strided;
 use crate::layout::space::divisor;
-use kernel::{KernelArgs, PagedArgs, Pass, RaggedArgs, Spec, WARPS};
+use kernel::{BlocksArgs, KernelArgs, PagedArgs, Pass, RaggedArgs, Spec, WARPS};
 use name::Name;
 
 /// An accepted problem.
@@ -56,6 +56,12 @@ impl Algorithm for Simt {
         };
         let longest =
             [problem.s_q, problem.s_kv, problem.q_rows, problem.kv_rows, problem.pages, problem.page_size].into_iter().max().unwrap_or(0);
+        let of_blocks = problem.blocks.max(problem.block_q).max(problem.block_kv);
+        Self::ID.require(
+            of_blocks < 1 << 28,
+            Reason::Extent,
+            format_args!("{of_blocks} masks of blocks or pairs of one, taken below 2^28"),
+        )?;
         Self::ID.require(longest < 1 << 28, Reason::Extent, format_args!("{longest} positions, taken below 2^28"))?;
         let widest = problem.d.max(problem.d_v);
         Self::ID.require(widest < 1 << 24, Reason::Extent, format_args!("heads of {widest} elements, taken below 2^24"))?;
@@ -283,6 +289,11 @@ impl Simt {
             s_kv: p.s_kv as u32,
             paged: spec.is_paged().then(|| PagedArgs { last: p.pages as u32 - 1, page_size: divisor(p.page_size) }),
             ragged: spec.is_ragged().then_some(RaggedArgs { q_rows: p.q_rows as u32, kv_rows: p.kv_rows as u32 }),
+            blocks: spec.has_blocks().then(|| BlocksArgs {
+                last: p.blocks as u32 - 1,
+                block_q: divisor(p.block_q),
+                block_kv: divisor(p.block_kv),
+            }),
             d: p.d as u32,
             d_v: p.d_v as u32,
             left: p.left.unwrap_or(0) as i32,

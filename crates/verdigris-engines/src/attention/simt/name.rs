@@ -21,6 +21,8 @@ pub(super) enum Name {
     QDescale,
     KDescale,
     VDescale,
+    BlockMap,
+    MaskBlocks,
     O,
     LogSumExp,
     Do,
@@ -32,7 +34,7 @@ pub(super) enum Name {
 }
 
 impl Name {
-    const ALL: [Name; 23] = [
+    const ALL: [Name; 25] = [
         Name::Q,
         Name::K,
         Name::V,
@@ -48,6 +50,8 @@ impl Name {
         Name::QDescale,
         Name::KDescale,
         Name::VDescale,
+        Name::BlockMap,
+        Name::MaskBlocks,
         Name::O,
         Name::LogSumExp,
         Name::Do,
@@ -76,6 +80,8 @@ impl Name {
             Name::QDescale => "q_descale",
             Name::KDescale => "k_descale",
             Name::VDescale => "v_descale",
+            Name::BlockMap => "block_map",
+            Name::MaskBlocks => "mask_blocks",
             Name::O => "o",
             Name::LogSumExp => "log_sum_exp",
             Name::Do => "d_o",

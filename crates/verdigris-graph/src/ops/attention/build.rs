@@ -1,6 +1,7 @@
 //! Attention in a graph that is being built.
 
-use super::{Attention, AttentionBackward, four};
+use super::read::four;
+use super::{Attention, AttentionBackward};
 use crate::error::Error;
 use crate::graph::GraphBuilder;
 use crate::op::Op;

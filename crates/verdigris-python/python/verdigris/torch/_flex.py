@@ -6,6 +6,7 @@ biases and masks as one tensor beside it; else scores are computed between two p
 
 import collections
 import contextlib
+import functools
 import math
 import threading
 import weakref
@@ -13,11 +14,12 @@ import weakref
 import torch
 
 from .._errors import GraphError, UnsupportedError
+from . import _flex_blocks as block_maps
 from . import _flex_composed as composed
 from . import _flex_forms as forms
 from . import _ops
 from ._flex_trace import BATCH, CAPTURED, HEAD, KEY, QUERY, Computed, Trace
-from .functional import _NO_DESCALES, _attention_words, _rows_of_keys
+from .functional import _NO_BLOCKS, _NO_DESCALES, _attention_words, _rows_of_keys
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 #: What PyTorch's kernels are told about tiles, warps and the order of their work, which no result depends on; ours choose for themselves.
@@ -253,7 +255,7 @@ class _WithTotal(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, words, q, k, v, beside, slopes):
-        o, total = _ops.attention(q, k, v, beside, slopes, *[None] * 5, *_NO_DESCALES, words)
+        o, total = _ops.attention(q, k, v, beside, slopes, *[None] * 5, *_NO_DESCALES, *_NO_BLOCKS, words)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, o, total, beside, slopes)
         ctx.words, ctx.policy = words, _ops._current_policy()
@@ -279,7 +281,7 @@ class _WithTotal(torch.autograd.Function):
         wanted = needs[1:5]
         words = f"{ctx.words} wanted={''.join('01'[want] for want in wanted)}"
         policy = _ops._made_deterministic(ctx.policy) if torch.are_deterministic_algorithms_enabled() else ctx.policy
-        found = _ops._each_result(_ops.attention_backward.again(policy, d_o, q, k, v, o, total, beside, slopes, None, None, None, words))
+        found = _ops._each_result(_ops.attention_backward.again(policy, d_o, q, k, v, o, total, beside, slopes, None, None, None, *_NO_BLOCKS, words))
         found = iter(found)
         gradients[1:5] = [next(found) if want else None for want in wanted]
         if gradients[3] is not None:
@@ -287,8 +289,8 @@ class _WithTotal(torch.autograd.Function):
         return tuple(gradients)
 
 
-def _by_op(trace, form, conditions, scale, tensors, computed, wants_total):
-    """The op of attention with its options and, where more is left, one tensor beside it."""
+def _by_op(trace, form, conditions, scale, tensors, computed, wants_total, blocks=None):
+    """The op of attention with its options, `blocks` among them, and, where more is left, one tensor beside it."""
     q, k, v = tensors
     b, _, queries, keys = computed.dims
     is_trained = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
@@ -304,7 +306,7 @@ def _by_op(trace, form, conditions, scale, tensors, computed, wants_total):
                 band = narrow
                 continue
         # The op has no gradients with lengths of a cache, which these are.
-        own = forms.length_of(trace, value, sense) if length is None and not is_trained else None
+        own = forms.length_of(trace, value, sense) if length is None and not is_trained and blocks is None else None
         if own is not None:
             length, of_length = own, (value, sense)
         else:
@@ -337,7 +339,7 @@ def _by_op(trace, form, conditions, scale, tensors, computed, wants_total):
     if wants_total and is_trained and length is None:
         return _WithTotal.apply(words, q, k, v, beside, slopes)
     lengths = None if length is None else computed.of(length).clamp(0, keys).to(torch.int32).expand(b, 1, 1, 1).contiguous()
-    return _ops.attention(q, k, v, beside, slopes, None, None, lengths, None, None, *_NO_DESCALES, words)
+    return _ops.attention(q, k, v, beside, slopes, None, None, lengths, None, None, *_NO_DESCALES, *(blocks or _NO_BLOCKS), words)
 
 
 def _composed(trace, value, conditions, scale, tensors, computed):
@@ -358,25 +360,37 @@ def _composed(trace, value, conditions, scale, tensors, computed):
     return composed.attention(steps, scale, q, k, v, mask, operands)
 
 
+def _blocks_of(block_mask, trace, form, mask, tensors, dims):
+    """The map of blocks that this mask is to the op, where its kernels go through one."""
+    is_trained = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    if torch._C._are_functorch_transforms_active() or _wants_gradient(trace, [bias for _, bias in form.biases]):
+        return None
+    if not block_maps.takes(block_mask, trace, mask, tensors, is_trained):
+        return None
+    structure = functools.cache(lambda: _Blocks(block_mask, dims[3]))
+    return block_maps.of_mask(block_mask, trace, mask, lambda: structure().listed, lambda: structure().full, dims, _is_capturing(trace.device))
+
+
 def _attend(query, key, value, score_mod, block_mask, scale, wants_total):
     dims = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     trace = Trace(query.device, torch.float64 if query.dtype == torch.float64 else torch.float32)
     score = trace.score() if score_mod is None else trace.call(score_mod, "score_mod", True)
-    computed, conditions = Computed(trace, dims), []
+    computed, conditions, blocks = Computed(trace, dims), [], None
+    tensors = (query, key, value)
+    form = forms.form_of(trace, score)
     if block_mask is not None:
         function = trace.function
-        mask = trace.call(block_mask.mask_mod, "mask_mod", False)
+        mask = trace.cast(trace.call(block_mask.mask_mod, "mask_mod", False), torch.bool)
         # What is refused from here on is of the score.
         trace.function = function or trace.function
-        mask = _attended(block_mask, trace, trace.cast(mask, torch.bool), dims)
-        conditions.append((mask, True))
-    form = forms.form_of(trace, score)
-    tensors = (query, key, value)
+        blocks = None if form is None or wants_total else _blocks_of(block_mask, trace, form, mask, tensors, dims)
+        if blocks is None:
+            conditions.append((_attended(block_mask, trace, mask, dims), True))
     is_transformed = torch._C._are_functorch_transforms_active()
     if is_transformed and (form is None or wants_total):
         raise UnsupportedError(f"{trace.function or 'flex_attention'} under a transform of torch.func: it takes score functions that are options of attention, without return_lse")
     if form is not None:
-        return _by_op(trace, form, conditions, scale, tensors, computed, wants_total)
+        return _by_op(trace, form, conditions, scale, tensors, computed, wants_total, blocks)
     return _composed(trace, score, conditions, scale, tensors, computed)
 
 
@@ -394,7 +408,8 @@ def flex_attention(
     and tensors indexed in each of their dims (`slopes[h]`, `document[q_idx]`, `table[q_idx - kv_idx]`), to which gradients go. What has no form raises `UnsupportedError`, which names the operation and the function.
 
     Bounds of `kv_idx - q_idx` (causal, windows) are the op's window, so that tiles outside are not computed; a soft cap by `tanh` and ALiBi's slopes are its options, without gradients for slopes so
-    taken. Other masks and biases become one tensor over the dims in which they differ, up to `batch * heads * queries * keys` elements; those of places and numbers alone are remembered (256 MiB of them at most).
+    taken. Other masks of a `BlockMask` whose blocks are multiples of 128, of 16-bit types, are the op's map of blocks: blocks without a pair are skipped, full ones read no mask, and
+    of others a bit for each pair is kept with the mask. Other masks and biases become one tensor over the dims in which they differ, up to `batch * heads * queries * keys` elements; those of places and numbers alone are remembered (256 MiB of them at most).
     Score functions of another kind are computed between two products, with all scores in memory.
 
     Gradients are there for `query`, `key`, `value`, captured tensors and the log-sum-exp; a second derivative raises `UnsupportedError`. `kernel_options` are hints to PyTorch's kernels and change nothing here.

@@ -707,8 +707,8 @@ class Computed:
             number = value.args[0]
             # Without a type it has no dims either, so that it yields to what it meets.
             return torch.tensor(number) if value.dtype is None else torch.full((1, 1, 1, 1), number, dtype=value.dtype, device=device)
-        if op in _AXES:
-            axis = _AXES[op]
+        if op in AXES:
+            axis = AXES[op]
             shape = [1] * 4
             shape[axis] = self.dims[axis]
             first = self.first_query if op == "query" else 0
@@ -735,4 +735,4 @@ class Computed:
         return made
 
 
-_AXES = {"batch": 0, "head": 1, "query": 2, "key": 3}
+AXES = {"batch": 0, "head": 1, "query": 2, "key": 3}

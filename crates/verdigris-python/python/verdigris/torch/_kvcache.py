@@ -4,7 +4,7 @@ import torch
 
 from .._errors import GraphError, UnsupportedError
 from . import _ops
-from .functional import _NO_DESCALES, _descales, _flash_words
+from .functional import _NO_BLOCKS, _NO_DESCALES, _descales, _flash_words
 
 
 def _rotated(x, cos, sin, positions, interleaved):
@@ -62,7 +62,7 @@ def _behind_padding(q, k_cache, v_cache, lengths, index, leftpad, slopes, descal
         slopes, *descales = (x if x is None or x.shape[0] == 1 else x.repeat_interleave(2, 0)[:-1] for x in (slopes, *descales))
     given = (x if x is None else x[:, None, None, None] for x in (of_q, of_k, used))
     rows = q.reshape(batch * count, *q.shape[2:]).transpose(0, 1)[None]
-    o, total = _ops.attention(rows, k, v, None, slopes, *given, None, None, *descales, f"{words} longest_q={count} longest_kv={positions}")
+    o, total = _ops.attention(rows, k, v, None, slopes, *given, None, None, *descales, *_NO_BLOCKS, f"{words} longest_q={count} longest_kv={positions}")
     o = o[0].transpose(0, 1).reshape(batch, count, *o.shape[1::2])
     return o, total.reshape(total.shape[1], batch, count, 1).transpose(0, 1)
 
@@ -186,7 +186,7 @@ def flash_attn_with_kvcache(
     beside = (None, alibi_slopes, None, None)
     lengths = None if lengths is None else lengths[:, None, None, None]
     table = None if table is None else table[:, :, None, None]
-    o, total = _ops.attention(*(x.transpose(1, 2) for x in (q, k_cache, v_cache)), *beside, lengths, table, None, *descales, words)
+    o, total = _ops.attention(*(x.transpose(1, 2) for x in (q, k_cache, v_cache)), *beside, lengths, table, None, *descales, *_NO_BLOCKS, words)
     o = o.transpose(1, 2)
     return (o, total.squeeze(-1)) if return_softmax_lse else o
 
@@ -214,6 +214,6 @@ def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, s
         _told("block_table", block_table, ["batch", "pages of a sequence"], batch, device)
         block_table = block_table[:, :, None, None]
     words, _ = _flash_words(q, softmax_scale, causal, (-1, -1), 0.0, None)
-    tensors = (q.transpose(1, 2), k_cache.transpose(1, 2), None, None, None, None, None, cache_seqlens, block_table, None, *_NO_DESCALES)
+    tensors = (q.transpose(1, 2), k_cache.transpose(1, 2), None, None, None, None, None, cache_seqlens, block_table, None, *_NO_DESCALES, *_NO_BLOCKS)
     o, total = _ops.attention(*tensors, f"{words} values={int(head_dim_v)}")
     return o.transpose(1, 2), total.squeeze(-1)

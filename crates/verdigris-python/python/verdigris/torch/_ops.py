@@ -844,7 +844,7 @@ def _in_order_of(x, shape):
     return torch.empty_permuted(shape, order, dtype=x.dtype, device=x.device)
 
 
-def _attention_fake(q, k, v, beside, slopes, q_offsets, kv_offsets, kv_lengths, page_table, state, q_descale, k_descale, v_descale, attributes):
+def _attention_fake(q, k, v, beside, slopes, q_offsets, kv_offsets, kv_lengths, page_table, state, q_descale, k_descale, v_descale, block_map, mask_blocks, attributes):
     wide = torch.float64 if torch.float64 in (q.dtype, beside.dtype if beside is not None else None) else torch.float32
     elements = int(parse(attributes)["values"]) if v is None else v.shape[3]
     o = _in_order_of(q, (*q.shape[:3], elements))
@@ -856,14 +856,14 @@ def _attention_fake(q, k, v, beside, slopes, q_offsets, kv_offsets, kv_lengths, 
 _OF_8_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
-def _attention_backward_fake(d_o, q, k, v, o, total, beside, slopes, q_offsets, kv_offsets, state, attributes):
+def _attention_backward_fake(d_o, q, k, v, o, total, beside, slopes, q_offsets, kv_offsets, state, block_map, mask_blocks, attributes):
     return [_in_order_of(of, of.shape) for of, wanted in zip((q, k, v, beside), parse(attributes)["wanted"]) if wanted == "1"]
 
 
 def _keep_of_attention(ctx, inputs, used, output):
-    q, k, v, beside, slopes, q_offsets, kv_offsets, kv_lengths, page_table, state, *_, attributes = inputs
+    q, k, v, beside, slopes, q_offsets, kv_offsets, kv_lengths, page_table, state, *_, block_map, mask_blocks, attributes = inputs
     # The state draws the same mask again.
-    ctx.save_for_backward(q, k, v, *output, beside, slopes, q_offsets, kv_offsets, state)
+    ctx.save_for_backward(q, k, v, *output, beside, slopes, q_offsets, kv_offsets, state, block_map, mask_blocks)
     ctx.attributes, ctx.policy = attributes, _current_policy()
     ctx.is_of_8_bits = q.dtype in _OF_8_BITS
     ctx.reads_cache, ctx.is_latent = kv_lengths is not None or page_table is not None, v is None
@@ -915,6 +915,8 @@ attention = _operator(
         "Tensor? q_descale",
         "Tensor? k_descale",
         "Tensor? v_descale",
+        "Tensor? block_map",
+        "Tensor? mask_blocks",
     ],
     "(Tensor, Tensor)",
     False,
@@ -935,6 +937,8 @@ attention_backward = _operator(
         "Tensor? q_offsets",
         "Tensor? kv_offsets",
         "Tensor? state",
+        "Tensor? block_map",
+        "Tensor? mask_blocks",
     ],
     "Tensor[]",
     False,

@@ -63,7 +63,7 @@ def transformers_attention(module, query, key, value, attention_mask, dropout=0.
         # The kernels that decode read no mask, and no keys behind the length.
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         words = functional._attention_words(scale, None, None, None, options.get("softcap"))
-        o = _ops.attention(query, key, value, None, None, None, None, lengths[:, None, None, None], None, None, *functional._NO_DESCALES, words)[0]
+        o = _ops.attention(query, key, value, None, None, None, None, lengths[:, None, None, None], None, None, *functional._NO_DESCALES, *functional._NO_BLOCKS, words)[0]
         return o.transpose(1, 2).contiguous(), None
     # Without a mask, one query attends to all keys that there are.
     causal = bool(causal) and attention_mask is None and query.shape[2] > 1

@@ -923,7 +923,7 @@ def attention_dropout_mask(state, dims, dropout_p):
     q, k = (torch.zeros(shape, device=state.device) for shape in ((b, h, s_q, 1), (b, h, s_kv, 1)))
     v = torch.eye(s_kv, device=state.device).expand(b, h, s_kv, s_kv)
     words = _attention_words(1.0, None, None, None, None, float(dropout_p))
-    return _ops.attention(q, k, v, None, None, None, None, None, None, state, *_NO_DESCALES, words)[0] != 0
+    return _ops.attention(q, k, v, None, None, None, None, None, None, state, *_NO_DESCALES, *_NO_BLOCKS, words)[0] != 0
 
 
 def _in_heads(x):
@@ -983,13 +983,15 @@ def attention_of_heads(query, key, value, mask=None, is_causal=False, scale=None
     scale = query.shape[-1] ** -0.5 if scale is None and query.shape[-1] else scale
     causal, cap = "top_left" if is_causal else None, float(soft_cap) if soft_cap else None
     words = _attention_words(1.0 if scale is None else scale, causal, None, None, cap, dropout)
-    return _ops.attention(query, key, value, mask, None, None, None, None, None, state, *_NO_DESCALES, words)[0]
+    return _ops.attention(query, key, value, mask, None, None, None, None, None, state, *_NO_DESCALES, *_NO_BLOCKS, words)[0]
 
 
 #: PyTorch's own, whose name within `sdpa_kernel` is ours.
 _their_attention = torch.nn.functional.scaled_dot_product_attention
 #: Of attention without factors of queries, keys and values.
 _NO_DESCALES = (None, None, None)
+#: No map of blocks, and no masks of them.
+_NO_BLOCKS = (None, None)
 
 
 def _descales(q, k, given):
@@ -1063,7 +1065,7 @@ def flash_attn_func(
     words, alibi_slopes = _flash_words(q, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout)
     with _policy.policy(_policy.get_policy().made_deterministic()) if deterministic else contextlib.nullcontext():
         descales = _descales(q, k, (q_descale, k_descale, v_descale))
-        o, total = _ops.attention(*(x.transpose(1, 2) for x in (q, k, v)), None, alibi_slopes, None, None, None, None, state, *descales, words)
+        o, total = _ops.attention(*(x.transpose(1, 2) for x in (q, k, v)), None, alibi_slopes, None, None, None, None, state, *descales, *_NO_BLOCKS, words)
     o = o.transpose(1, 2)
     return (o, total.squeeze(-1), None) if return_attn_probs else o
 
@@ -1143,7 +1145,7 @@ def flash_attn_varlen_func(
     words, alibi_slopes = _flash_words(q, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout)
     with _policy.policy(_policy.get_policy().made_deterministic()) if deterministic else contextlib.nullcontext():
         q = q.transpose(0, 1)[None]
-        o, total = _ops.attention(q, k, v, None, alibi_slopes, of_q, of_k, lengths, table, state, *_NO_DESCALES, words + longest)
+        o, total = _ops.attention(q, k, v, None, alibi_slopes, of_q, of_k, lengths, table, state, *_NO_DESCALES, *_NO_BLOCKS, words + longest)
     o = o[0].transpose(0, 1)
     return (o, total[0].squeeze(-1), None) if return_attn_probs else o
 

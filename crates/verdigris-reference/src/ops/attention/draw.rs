@@ -150,9 +150,15 @@ impl Draft {
             Some(_) => Some(self.input(DType::I32, &[b, entries, 1, 1])?.uid),
             None => None,
         };
+        let blocks = match ragged || page_size.is_some() || !self.one_in(rarely) {
+            true => None,
+            false => Some(self.blocks(in_rows, [b, h, s_q, s_kv])?),
+        };
+        let (block_map, mask_blocks) = blocks.unzip();
         let dropout_state = spec.dropout.map(|_| self.state()).transpose()?;
         let name = self.name("attention");
         let plain = Attention { dropout_state, q_descale, k_descale, v_descale, ..Attention::new(spec, q.uid, k.uid, v.uid) };
+        let plain = Attention { block_map, mask_blocks, ..plain };
         let attention = Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, ..plain };
         let made = self.builder.attention(&name, attention)?;
         let uids: Vec<Uid> = read.iter().map(|value| value.uid).collect();
@@ -163,7 +169,12 @@ impl Draft {
             return Ok(());
         }
         let d_o = self.value(fits(results), dtype, &results)?;
-        let plain = AttentionBackward { dropout_state, ..AttentionBackward::new(spec, [q.uid, k.uid, v.uid], o.uid, total.uid, d_o.uid) };
+        let plain = AttentionBackward {
+            dropout_state,
+            block_map,
+            mask_blocks,
+            ..AttentionBackward::new(spec, [q.uid, k.uid, v.uid], o.uid, total.uid, d_o.uid)
+        };
         let back = AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };
         let name = self.name("attention_backward");
         let made = self.builder.attention_backward(&name, back)?;
@@ -183,5 +194,15 @@ impl Draft {
             }
         }
         Ok(())
+    }
+
+    /// A map of blocks beside scores of these dims, and masks of its blocks.
+    fn blocks(&mut self, in_rows: bool, [b, h, s_q, s_kv]: [u64; 4]) -> Result<(Uid, Uid), Error> {
+        let (count, block_q) = (1 + self.below(3), if in_rows { self.pick(&[64, 128, 128, 256]) } else { 1 + self.below(5) });
+        let block_kv = if in_rows { self.pick(&[64, 128, 128, 256]) } else { 8 * (1 + self.below(2)) };
+        let dims = self.narrower(&[b, h, s_q.div_ceil(block_q), s_kv.div_ceil(block_kv)]);
+        let map = self.input(DType::I32, &dims)?.uid;
+        let masks = self.input(DType::U8, &[count, 1, block_q, block_kv / 8])?.uid;
+        Ok((map, masks))
     }
 }

@@ -40,6 +40,13 @@
 //! rows from offset `n` to below offset `n + 1`, at most `longest_q` of them, and the keys that line `n` of the table and `kv_lengths` tell. `b` is that of
 //! the table, one less than offsets, and everything else is as above.
 //!
+//! With a `block_map` and `mask_blocks` pairs are attended to by blocks, of queries and keys that are neither ragged nor paged: `mask_blocks` are bits, u8
+//! `[n, 1, block_q, block_kv / 8]`, key `j` of a block the bit `j % 8` of byte `j / 8`, and `block_map` is i32 and broadcasts to
+//! `[b, h, ⌈s_q / block_q⌉, ⌈s_kv / block_kv⌉]`. Its entry of the block that has query `i` and key `j` says whether `j` is attended from `i`, with all that is said
+//! above: of an entry of 0 it is not, of one below 0 it is, and of an entry `m` above 0 it is if its bit in mask block `m − 1` is 1. Entries come with the data, and
+//! nothing is read outside of tensors whatever they are: one above `n` counts as `n`. Engines skip blocks that no query attends to, and read no mask of those that are
+//! attended to as a whole.
+//!
 //! Values may be a part of the keys: where `v` is a slice of `k`, its first `d_v` elements, as of latent attention in its absorbed form, engines read it where
 //! it lies ([`AttentionProblem::has_values_in_keys`](crate::AttentionProblem::has_values_in_keys)), and some of them once for both.
 //!
@@ -69,6 +76,7 @@
 
 mod build;
 mod dropout;
+mod read;
 
 use serde::{Deserialize, Serialize};
 use verdigris_tensor::DType;
@@ -80,7 +88,8 @@ use crate::op::{HostScalar, Operation, Real, Role};
 use crate::ops::pointwise::RandomState;
 use crate::spec::{AttributeSpec, Form, Method, OpSpec, OperandSpec};
 use crate::tensor::{TensorDesc, Uid};
-use crate::validate::{attribute, broadcasts_to, data, factor, of_type, same_dims};
+use crate::validate::{data, of_type, same_dims};
+use read::{Read, check_result};
 
 pub use build::{Attended, AttentionGradients};
 pub use dropout::DropoutMask;
@@ -108,6 +117,10 @@ const Q_OFFSETS: &str = "i32, `[b + 1, 1, 1, 1]`; with `kv_offsets` or a `page_t
 const KV_OFFSETS: &str = "i32, `[b + 1, 1, 1, 1]`; with `q_offsets`";
 
 const TABLE: &str = "i32, `[b, entries, 1, 1]`, without `kv_offsets`. `k` is then `[pages, h_kv, page_size, d]`, `v` likewise, and `s_kv` is `entries · page_size`";
+
+const BLOCK_MAP: &str = "with `mask_blocks`: i32, broadcasts to `[b, h, ⌈s_q / block_q⌉, ⌈s_kv / block_kv⌉]`; 0 leaves a block of pairs out, −1 takes all of it, `m` those of mask block `m − 1`";
+const MASK_BLOCKS: &str =
+    "with a `block_map`: u8, `[n, 1, block_q, block_kv / 8]`, a bit for each pair of a block, the first key in the lowest";
 
 const DESCALE: &str = "of 8-bit floats: f32, broadcasts to `[b, h_kv, 1, 1]`; 1 where it is left out";
 
@@ -276,6 +289,12 @@ pub struct Attention {
     /// Read; f32, broadcasts to `[b, h_kv, 1, 1]`: the factor of values of 8 bits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub v_descale: Option<Uid>,
+    /// Read with `mask_blocks`; i32, broadcasts to `[b, h, ⌈s_q / block_q⌉, ⌈s_kv / block_kv⌉]`: which blocks of pairs are attended to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block_map: Option<Uid>,
+    /// Read with a `block_map`; u8, `[n, 1, block_q, block_kv / 8]`: of blocks that are attended to in part, a bit for each pair.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mask_blocks: Option<Uid>,
     /// `[b, h, s_q, d_v]`, written.
     pub o: Uid,
     /// Written where asked for; `[b, h, s_q, 1]`: `L` of each query, in natural units.
@@ -305,6 +324,8 @@ impl Attention {
             q_descale: None,
             k_descale: None,
             v_descale: None,
+            block_map: None,
+            mask_blocks: None,
             o: Uid(0),
             log_sum_exp: None,
         }
@@ -314,193 +335,26 @@ impl Attention {
         let &Attention { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, .. } = self;
         let dropout = [self.dropout_state, self.dropout_offset];
         let descales = [self.q_descale, self.k_descale, self.v_descale];
-        Read { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, dropout, descales }
+        let blocks = [self.block_map, self.mask_blocks];
+        Read {
+            spec,
+            q,
+            k,
+            v,
+            bias,
+            mask,
+            slopes,
+            sinks,
+            q_lengths,
+            kv_lengths,
+            q_offsets,
+            kv_offsets,
+            page_table,
+            dropout,
+            descales,
+            blocks,
+        }
     }
-}
-
-/// What both ops read.
-struct Read {
-    spec: AttentionSpec,
-    q: Uid,
-    k: Uid,
-    v: Uid,
-    bias: Option<Uid>,
-    mask: Option<Uid>,
-    slopes: Option<Uid>,
-    sinks: Option<Uid>,
-    q_lengths: Option<Uid>,
-    kv_lengths: Option<Uid>,
-    q_offsets: Option<Uid>,
-    kv_offsets: Option<Uid>,
-    page_table: Option<Uid>,
-    /// State, or seed and offset.
-    dropout: [Option<Uid>; 2],
-    /// Of queries, keys and values.
-    descales: [Option<Uid>; 3],
-}
-
-impl Read {
-    /// What is computed with.
-    fn floats(&self) -> impl Iterator<Item = Uid> + use<> {
-        [Some(self.q), Some(self.k), Some(self.v), self.bias, self.slopes, self.sinks].into_iter().chain(self.descales).flatten()
-    }
-
-    /// Checks all that is read, and gives the dims of the result.
-    fn check(&self, op: &str, graph: &Graph) -> Result<[u64; 4], Error> {
-        factor(graph, op, "scale", self.spec.scale)?;
-        if let Some(cap) = self.spec.soft_cap
-            && !(cap.0.is_finite() && cap.0 > 0.0)
-        {
-            return attribute(op, "soft_cap", cap.0, "a soft cap is finite and above 0");
-        }
-        let (q, k, v) = (multiplied(op, graph, self.q)?, multiplied(op, graph, self.k)?, multiplied(op, graph, self.v)?);
-        let [own_b, h, rows, d] = four(op, &q)?;
-        let [pages, h_kv, key_rows, _] = four(op, &k)?;
-        let [.., d_v] = four(op, &v)?;
-        let offsets = self.offsets(op, graph, &q)?;
-        let entries = self.entries(op, graph, offsets.map_or(own_b, |count| count.saturating_sub(1)))?;
-        let [b, s_q, s_kv] = self.spec.extents(&[own_b, h, rows, d], &[own_b, h_kv, key_rows, d], offsets, entries);
-        let (of_k, of_v) = match entries {
-            None => (
-                "keys have the batch of the queries and as many elements each: `[b, h_kv, s_kv, d]`",
-                "values have the batch, the heads and the positions of the keys: `[b, h_kv, s_kv, d_v]`",
-            ),
-            Some(_) => (
-                "paged keys have as many elements as queries: `[pages, h_kv, page_size, d]`",
-                "paged values have the pages, the heads and the page size of the keys: `[pages, h_kv, page_size, d_v]`",
-            ),
-        };
-        let kv_b = if entries.is_some() { pages } else { own_b };
-        same_dims(op, &k, &[kv_b, h_kv, key_rows, d], of_k)?;
-        same_dims(op, &v, &[kv_b, h_kv, key_rows, d_v], of_v)?;
-        for tensor in [&k, &v] {
-            of_type(op, tensor, |dtype| dtype == q.dtype, "queries, keys and values are of one type")?;
-        }
-        let not_zero = |tensor: &TensorDesc, got: u64, quantity: &str, rule| {
-            let (op, tensor, quantity) = (op.to_owned(), tensor.name.clone(), quantity.to_owned());
-            if got > 0 { Ok(()) } else { Err(Error::Mismatch { op, tensor, quantity, got, want: 1, rule }) }
-        };
-        not_zero(&q, d, "dim 3", "a head has at least one element")?;
-        not_zero(&v, d_v, "dim 3", "a head has at least one element")?;
-        not_zero(&k, h_kv, "dim 1", "there is at least one head of keys")?;
-        if entries.is_some() {
-            not_zero(&k, pages, "dim 0", "there is at least one page, which entries that name none stand for")?;
-            not_zero(&k, key_rows, "dim 2", "a page has at least one key")?;
-        }
-        if !h.is_multiple_of(h_kv) {
-            let (op, tensor, quantity) = (op.to_owned(), q.name.clone(), "the number of heads".to_owned());
-            let rule = "heads of queries are a multiple of those of keys";
-            return Err(Error::Mismatch { op, tensor, quantity, got: h, want: h.next_multiple_of(h_kv), rule });
-        }
-        if let Some(bias) = self.bias {
-            broadcasts_to(op, &float(op, graph, bias)?, &[b, h, s_q, s_kv], "the bias broadcasts to the scores, `[b, h, s_q, s_kv]`")?;
-        }
-        if let Some(mask) = self.mask {
-            let mask = data(graph, op, mask)?;
-            of_type(op, mask, |dtype| dtype == DType::U8, "a mask is of truth values, which are stored in u8")?;
-            broadcasts_to(op, mask, &[b, h, s_q, s_kv], "the mask broadcasts to the scores, `[b, h, s_q, s_kv]`")?;
-        }
-        if let Some(slopes) = self.slopes {
-            let slopes = data(graph, op, slopes)?;
-            of_type(op, slopes, |dtype| dtype == DType::F32, "slopes are f32")?;
-            broadcasts_to(op, slopes, &[b, h, 1, 1], "slopes broadcast to `[b, h, 1, 1]`")?;
-        }
-        if let Some(sinks) = self.sinks {
-            same_dims(op, &float(op, graph, sinks)?, &[1, h, 1, 1], "there is a sink for each head, `[1, h, 1, 1]`")?;
-        }
-        for lengths in [self.q_lengths, self.kv_lengths].into_iter().flatten() {
-            let lengths = data(graph, op, lengths)?;
-            of_type(op, lengths, |dtype| dtype == DType::I32, "lengths are i32")?;
-            same_dims(op, lengths, &[b, 1, 1, 1], "there is a length for each batch, `[b, 1, 1, 1]`")?;
-        }
-        for descale in self.descales.into_iter().flatten() {
-            let descale = data(graph, op, descale)?;
-            if !q.dtype.is_fp8() {
-                let rule = "queries, keys and values of 8 bits have factors; of others, they are part of the scale";
-                return Err(Error::Structure { op: op.to_owned(), tensor: descale.name.clone(), rule });
-            }
-            of_type(op, descale, |dtype| dtype == DType::F32, "factors of queries, keys and values are f32")?;
-            broadcasts_to(op, descale, &[b, h_kv, 1, 1], "factors of queries, keys and values broadcast to `[b, h_kv, 1, 1]`")?;
-        }
-        dropout::check(op, graph, self.spec.dropout, self.dropout)?;
-        Ok([own_b, h, rows, d_v])
-    }
-
-    /// How many entries a sequence has in the table of pages, where keys are paged.
-    fn entries(&self, op: &str, graph: &Graph, b: u64) -> Result<Option<u64>, Error> {
-        let Some(uid) = self.page_table else { return Ok(None) };
-        let table = data(graph, op, uid)?;
-        if let Some(longest) = self.spec.longest_kv {
-            return attribute(op, "longest_kv", longest, "paged keys number as many as a sequence's entries of the table hold");
-        }
-        of_type(op, table, |dtype| dtype == DType::I32, "numbers of pages are i32")?;
-        let [_, entries, ..] = four(op, table)?;
-        same_dims(op, table, &[b, entries, 1, 1], "each batch has a line of numbers of pages, `[b, entries, 1, 1]`")?;
-        Ok(Some(entries))
-    }
-
-    /// The number of offsets, where tensors are ragged.
-    fn offsets(&self, op: &str, graph: &Graph, q: &TensorDesc) -> Result<Option<u64>, Error> {
-        if let (Some(table), Some(_)) = (self.page_table, self.kv_offsets) {
-            let rule = "keys are paged or lie behind each other: a table of pages comes without offsets of keys";
-            return Err(Error::Structure { op: op.to_owned(), tensor: data(graph, op, table)?.name.clone(), rule });
-        }
-        let (of_q, of_kv) = match (self.q_offsets, self.kv_offsets) {
-            (Some(of_q), Some(of_kv)) => (of_q, Some(of_kv)),
-            (Some(of_q), None) if self.page_table.is_some() => (of_q, None),
-            (None, None) => {
-                for (name, longest) in [("longest_q", self.spec.longest_q), ("longest_kv", self.spec.longest_kv)] {
-                    if let Some(longest) = longest {
-                        return attribute(op, name, longest, "the longest sequence is told of ragged tensors, which come with offsets");
-                    }
-                }
-                return Ok(None);
-            }
-            (Some(uid), None) | (None, Some(uid)) => {
-                let tensor = data(graph, op, uid)?.name.clone();
-                let rule = "offsets of queries and of keys come together, those of queries alone where keys are paged";
-                return Err(Error::Structure { op: op.to_owned(), tensor, rule });
-            }
-        };
-        let of_q = data(graph, op, of_q)?;
-        let of_kv = of_kv.map(|uid| data(graph, op, uid)).transpose()?;
-        let [count, ..] = four(op, of_q)?;
-        for tensor in [Some(of_q), of_kv].into_iter().flatten() {
-            of_type(op, tensor, |dtype| dtype == DType::I32, "offsets are i32")?;
-            same_dims(
-                op,
-                tensor,
-                &[count.max(1), 1, 1, 1],
-                "there is one offset more than sequences, of queries and of keys, `[b + 1, 1, 1, 1]`",
-            )?;
-        }
-        let [_, h, rows, d] = four(op, q)?;
-        same_dims(op, q, &[1, h, rows, d], "queries of ragged tensors are `[1, h, rows, d]`")?;
-        Ok(Some(count))
-    }
-}
-
-/// Checks what of the result both ops have; `dims` are those of the result.
-fn check_result(op: &str, graph: &Graph, dims: [u64; 4], o: Uid, log_sum_exp: Option<Uid>) -> Result<(), Error> {
-    same_dims(op, &float(op, graph, o)?, &dims, "the result has the dims `[b, h, s_q, d_v]`")?;
-    if let Some(uid) = log_sum_exp {
-        let tensor = data(graph, op, uid)?;
-        of_type(op, tensor, |dtype| matches!(dtype, DType::F32 | DType::F64), "a log-sum-exp is f32 or f64")?;
-        let [b, h, s_q, _] = dims;
-        same_dims(op, tensor, &[b, h, s_q, 1], "there is a log-sum-exp for each query, `[b, h, s_q, 1]`")?;
-    }
-    Ok(())
-}
-
-fn four(op: &str, tensor: &TensorDesc) -> Result<[u64; 4], Error> {
-    tensor.layout.dims().try_into().map_err(|_| Error::Mismatch {
-        op: op.to_owned(),
-        tensor: tensor.name.clone(),
-        quantity: "the number of dims".to_owned(),
-        got: tensor.layout.rank() as u64,
-        want: 4,
-        rule: "queries, keys and values have the dims batch, head, position and element",
-    })
 }
 
 impl Operation for Attention {
@@ -530,6 +384,8 @@ impl Operation for Attention {
                 OperandSpec::read("q_descale", DESCALE).optional(),
                 OperandSpec::read("k_descale", DESCALE).optional(),
                 OperandSpec::read("v_descale", DESCALE).optional(),
+                OperandSpec::read("block_map", BLOCK_MAP).optional(),
+                OperandSpec::read("mask_blocks", MASK_BLOCKS).optional(),
                 OperandSpec::written("o", "`[b, h, s_q, d_v]`"),
                 OperandSpec::written("log_sum_exp", "f32 or f64, `[b, h, s_q, 1]`").optional(),
             ],
@@ -545,7 +401,8 @@ impl Operation for Attention {
                  q_offsets: Uid | None = None, kv_offsets: Uid | None = None, longest_q: int | None = None, \
                  longest_kv: int | None = None, page_table: Uid | None = None, dropout: float | None = None, \
                  dropout_state: Uid | None = None, dropout_offset: Uid | None = None, q_descale: Uid | None = None, \
-                 k_descale: Uid | None = None, v_descale: Uid | None = None, name: str = \"attention\"",
+                 k_descale: Uid | None = None, v_descale: Uid | None = None, block_map: Uid | None = None, \
+                 mask_blocks: Uid | None = None, name: str = \"attention\"",
             )
             .two()],
         }],
@@ -570,6 +427,8 @@ impl Operation for Attention {
             &mut self.q_descale,
             &mut self.k_descale,
             &mut self.v_descale,
+            &mut self.block_map,
+            &mut self.mask_blocks,
         ];
         for input in options.into_iter().flatten() {
             visit(Role::Input, input);
@@ -619,7 +478,7 @@ impl Operation for Attention {
         let dtype = at.tensor(self.v)?.dtype;
         let d_o = at.round(d_o, dtype)?;
         let Read { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, .. } = read;
-        let [dropout_state, dropout_offset] = read.dropout;
+        let ([dropout_state, dropout_offset], [block_map, mask_blocks]) = (read.dropout, read.blocks);
         let back = AttentionBackward {
             bias,
             mask,
@@ -631,6 +490,8 @@ impl Operation for Attention {
             kv_offsets,
             dropout_state,
             dropout_offset,
+            block_map,
+            mask_blocks,
             ..AttentionBackward::new(spec, [q, k, v], o, log_sum_exp, d_o)
         };
         let is_wanted = |uid: Option<Uid>, at: &Backward<'_>| uid.is_some_and(|uid| at.wants(uid));
@@ -688,6 +549,12 @@ pub struct AttentionBackward {
     /// Read where the forward op reads it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dropout_offset: Option<Uid>,
+    /// Read where the forward op reads it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block_map: Option<Uid>,
+    /// Read where the forward op reads them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mask_blocks: Option<Uid>,
     /// The forward result, read.
     pub o: Uid,
     /// The forward log-sum-exp, read.
@@ -729,6 +596,8 @@ impl AttentionBackward {
             kv_offsets: None,
             dropout_state: None,
             dropout_offset: None,
+            block_map: None,
+            mask_blocks: None,
             o,
             log_sum_exp,
             d_o,
@@ -743,7 +612,25 @@ impl AttentionBackward {
     fn read(&self) -> Read {
         let &AttentionBackward { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, .. } = self;
         let (page_table, dropout, descales) = (None, [self.dropout_state, self.dropout_offset], [None; 3]);
-        Read { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, dropout, descales }
+        let blocks = [self.block_map, self.mask_blocks];
+        Read {
+            spec,
+            q,
+            k,
+            v,
+            bias,
+            mask,
+            slopes,
+            sinks,
+            q_lengths,
+            kv_lengths,
+            q_offsets,
+            kv_offsets,
+            page_table,
+            dropout,
+            descales,
+            blocks,
+        }
     }
 
     fn floats(&self) -> impl Iterator<Item = Uid> {
@@ -774,6 +661,8 @@ impl Operation for AttentionBackward {
                 OperandSpec::read("kv_offsets", OFFSETS).optional(),
                 OperandSpec::read("dropout_state", STATE).optional(),
                 OperandSpec::read("dropout_offset", STATE_OFFSET).optional(),
+                OperandSpec::read("block_map", BLOCK_MAP).optional(),
+                OperandSpec::read("mask_blocks", MASK_BLOCKS).optional(),
                 OperandSpec::read("o", "the forward result, `[b, h, s_q, d_v]`"),
                 OperandSpec::read("log_sum_exp", "that of the forward op, f32 or f64, `[b, h, s_q, 1]`"),
                 OperandSpec::read("d_o", "the dims of `o`"),
@@ -794,7 +683,8 @@ impl Operation for AttentionBackward {
                  sinks: Uid | None = None, q_lengths: Uid | None = None, kv_lengths: Uid | None = None, \
                  q_offsets: Uid | None = None, kv_offsets: Uid | None = None, longest_q: int | None = None, \
                  longest_kv: int | None = None, dropout: float | None = None, \
-                 dropout_state: Uid | None = None, dropout_offset: Uid | None = None, name: str = \"attention_backward\"",
+                 dropout_state: Uid | None = None, dropout_offset: Uid | None = None, block_map: Uid | None = None, \
+                 mask_blocks: Uid | None = None, name: str = \"attention_backward\"",
             )
             .giving("tuple[Uid, Uid, Uid, Uid | None, Uid | None]")],
         }],
@@ -815,6 +705,8 @@ impl Operation for AttentionBackward {
             &mut self.kv_offsets,
             &mut self.dropout_state,
             &mut self.dropout_offset,
+            &mut self.block_map,
+            &mut self.mask_blocks,
         ];
         for input in options.into_iter().flatten() {
             visit(Role::Input, input);
