@@ -1056,7 +1056,7 @@ def _refuse_gradients_of_fused(ctx, *_):
     raise UnsupportedError("a call with steps behind it is made where gradients have been taken, and has none; call function and steps by themselves")
 
 
-_FUSED = ["Tensor a", *(f"Tensor? {name}" for name in "bcdefghijklmno")]
+_FUSED = ["Tensor a", *(f"Tensor? {name}" for name in "bcdefghijklm")]
 fused = _operator(
     "fused", _FUSED, "Tensor", True, lambda *inputs: _fused_fake(*inputs)[0], gradients=(_keep_nothing, _refuse_gradients_of_fused)
 )
