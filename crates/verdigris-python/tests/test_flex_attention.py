@@ -474,6 +474,16 @@ def test_a_map_of_blocks_is_kept_and_made_again_where_its_tensors_changed(calls)
     assert calls[2]["blocks"][0] is not calls[0]["blocks"][0] and not torch.equal(first, again)
 
 
+def test_a_map_of_blocks_that_was_made_in_inference_mode_is_made_again_for_gradients(calls):
+    mask = create_block_mask(block_masks()["prefix"][1], None, None, LONG_Q, LONG_KV, device="cpu")
+    q, k, v = drawn((B, H, LONG_Q, 32), keys=LONG_KV, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        first = vt.flex_attention(q.detach(), k.detach(), v.detach(), None, mask, enable_gqa=True)
+    o = vt.flex_attention(q, k, v, None, mask, enable_gqa=True)
+    assert calls[0]["blocks"][0] is not calls[1]["blocks"][0] and torch.equal(o, first)
+    assert all(x.isfinite().all() for x in torch.autograd.grad(o.float().sum(), (q, k, v)))
+
+
 def test_masks_that_kernels_do_not_go_through_by_blocks_are_tensors(calls):
     prefix = block_masks()["prefix"][1]
     def run(dtype=torch.bfloat16, elements=32, size=128, trained=False):

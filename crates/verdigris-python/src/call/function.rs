@@ -216,7 +216,7 @@ impl Function {
             Function::MlpBackward | Function::BatchNorm | Function::BatchNormBackward | Function::BatchNormInference => (6, false),
             // What comes in, and five tensors that were saved.
             Function::Gradient => (6, true),
-            Function::Fused | Function::FusedKeeping => (13, true),
+            Function::Fused | Function::FusedKeeping => (fused::TENSORS, true),
         }
     }
 

@@ -13,6 +13,9 @@ use crate::errors::{Kind, library, raise};
 use crate::memory::{layout_of, unfit};
 use crate::policy::{self, Policy};
 
+/// Tensors of a call with steps behind it, as its operator declares them.
+pub(super) const TENSORS: usize = 13;
+
 /// What `of= tensors= type=;step;…;attributes of the function` say.
 pub(super) fn fused(attributes: &str, given: &[Option<Input>], extra: &[i64], policy: &Policy, keeps: bool) -> PyResult<Fused> {
     let told = || {
@@ -32,8 +35,8 @@ pub(super) fn fused(attributes: &str, given: &[Option<Input>], extra: &[i64], po
         .find(|function| function.name() == name && !matches!(function, Function::Fused | Function::FusedKeeping))
         .ok_or_else(|| raise(Kind::Graph, format!("attribute `of` is `{name}`; it names a function that has no steps itself")))?;
     let tensors: usize = head.one("tensors", 0)?;
-    let inner = given.get(..tensors).filter(|inner| !inner.is_empty()).ok_or_else(|| {
-        unfit(format_args!("{tensors} tensors of `{name}` among {}", given.len()), "they come first, and there is at least one")
+    let inner = given.get(..tensors).filter(|inner| (1..=TENSORS).contains(&inner.len())).ok_or_else(|| {
+        unfit(format_args!("{tensors} tensors of `{name}` among {TENSORS}"), "they come first, and there is at least one")
     })?;
     let dtype: DType = head.one("type", DType::F32)?;
     let function = match &of.told(own, inner, extra, policy)?[..] {

@@ -73,7 +73,10 @@ def of_mask(block_mask, trace, value, listed, full, dims, is_capturing):
     tensors = [getattr(block_mask, name) for name in ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")]
     tensors += [trace.captured[at.args[0]] for at in trace.reached([value]) if at.op == "captured"]
     may_be_kept = not any(x is not None and x.is_inference() for x in tensors)
-    key = (trace.key(value), dims, tuple(block_mask.BLOCK_SIZE), [None if x is None or x.is_inference() else x._version for x in tensors])
+    # What was made on one stream is not there yet on another, and what was made in inference mode has no part in gradients.
+    stream = torch.cuda.current_stream(trace.device).cuda_stream if trace.device.type == "cuda" else 0
+    made_where = (stream, torch.is_inference_mode_enabled())
+    key = (trace.key(value), dims, tuple(block_mask.BLOCK_SIZE), made_where, [None if x is None or x.is_inference() else x._version for x in tensors])
     with _known_lock:
         seen = _known.get(block_mask)
     if may_be_kept and seen is not None and seen[0] == key and len(seen[1]) == len(tensors) and all(one is other for one, other in zip(seen[1], tensors)):
