@@ -68,6 +68,72 @@ fn what_breaks_a_rule_is_told() -> TestResult {
     Ok(())
 }
 
+/// Four heads of queries, two of keys and values kept in other types.
+fn kept(of: DType, [k, v]: [DType; 2], with_q_descale: bool) -> Result<Graph, Error> {
+    let mut g = GraphBuilder::new("a cache of 8 bits");
+    let q = g.tensor("q", of, rows(&[3, 4, 5, 16]));
+    let (k, v) = (g.tensor("k", k, rows(&[3, 2, 7, 16])), g.tensor("v", v, rows(&[3, 2, 7, 16])));
+    let [q_descale, k_descale, v_descale] =
+        ["q descale", "k descale", "v descale"].map(|name| g.tensor(name, DType::F32, rows(&[3, 2, 1, 1])));
+    let q_descale = with_q_descale.then_some(q_descale);
+    let attention = Attention {
+        q_descale,
+        k_descale: Some(k_descale),
+        v_descale: Some(v_descale),
+        ..Attention::new(AttentionSpec::new(0.25), q, k, v)
+    };
+    let made = g.attention("attention", attention)?;
+    g.store(made.o, "o", of)?;
+    g.finish()
+}
+
+#[test]
+fn keys_and_values_alone_may_be_of_8_bits() -> TestResult {
+    for of in [DType::Bf16, DType::F16, DType::F32, DType::F64] {
+        let graph = kept(of, [DType::E4m3; 2], false)?;
+        assert_eq!(json::graph_from_json(&json::graph_to_json(&graph))?, graph);
+        let part = partition(&graph)?.parts.remove(0);
+        let words = part.problem.to_string();
+        assert!(words.contains("e4m3") && words.contains("k_descale="), "{words}");
+        assert_eq!(words.parse::<Problem>()?.canonical()?, part.problem, "{words}");
+        let Problem::Attention(problem) = part.problem else { panic!("{words}") };
+        // A factor of queries that have none, and types that differ.
+        let told = |problem: AttentionProblem| problem.canonical().map_or_else(|error| error.to_string(), |_| String::new());
+        let text = told(AttentionProblem { q_descale: problem.k_descale.clone(), ..problem.clone() });
+        assert!(text.contains("queries, keys and values of 8 bits have factors"), "{text}");
+        let v = verdigris_graph::View { dtype: DType::E5m2, ..problem.v.clone() };
+        let text = told(AttentionProblem { v, ..problem });
+        assert!(text.contains("keys and values of one of 8 bits beside queries"), "{text}");
+    }
+    let refused = |made: Result<Graph, Error>, part: &str| {
+        let text = made.map_or_else(|error| error.to_string(), |_| String::new());
+        assert!(text.contains(part), "{text}\nlacks {part}");
+    };
+    refused(kept(DType::Bf16, [DType::E4m3; 2], true), "queries, keys and values of 8 bits have factors");
+    for types in [[DType::E4m3, DType::E5m2], [DType::E4m3, DType::Bf16], [DType::Bf16, DType::E4m3], [DType::F16; 2]] {
+        refused(kept(DType::Bf16, types, false), "keys and values of one of 8 bits beside queries");
+    }
+    refused(kept(DType::E4m3, [DType::E5m2; 2], true), "keys and values of one of 8 bits beside queries");
+    Ok(())
+}
+
+#[test]
+fn there_is_no_gradient_of_a_cache_of_8_bits() -> TestResult {
+    let mut g = GraphBuilder::new("a cache of 8 bits");
+    let q = g.tensor("q", DType::Bf16, rows(&[1, 2, 5, 16]));
+    let [k, v] = ["k", "v"].map(|name| g.tensor(name, DType::E4m3, rows(&[1, 2, 7, 16])));
+    let made = g.attention("attention", Attention::new(AttentionSpec::new(0.25), q, k, v))?;
+    let d_o = g.tensor("d_o", DType::Bf16, rows(&[1, 2, 5, 16]));
+    let told = g.gradient_from(&[(made.o, d_o)], &[q]).map_or_else(|error| error.to_string(), |_| String::new());
+    assert!(told.contains("attention of 8-bit floats has no gradient"), "{told}");
+    let back = AttentionBackward::new(AttentionSpec::new(0.25), [q, k, v], made.o, made.log_sum_exp, d_o);
+    let made = g.attention_backward("backward", back)?;
+    g.store(made.dq, "dq", DType::Bf16)?;
+    let told = g.finish().map_or_else(|error| error.to_string(), |_| String::new());
+    assert!(told.contains("attention of 8-bit floats has no gradient"), "{told}");
+    Ok(())
+}
+
 #[test]
 fn there_is_no_gradient() -> TestResult {
     let (mut g, attention) = drawn(DType::E4m3, 2, DType::F32)?;

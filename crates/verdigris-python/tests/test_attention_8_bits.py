@@ -77,3 +77,59 @@ def test_operators_are_what_they_declare():
     # PyTorch compares no tensors of 8 bits, which the check of the schema would do.
     fake = torch.library.opcheck(torch.ops.verdigris.attention.default, given, test_utils="test_faketensor")
     assert set(fake.values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("of", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_caches_of_8_bits_beside_other_queries(dtype, of):
+    """Keys and values are widened exactly, so that results are as near as those of tensors that hold the same numbers in the type of the queries."""
+    q, descales = drawn(of, BATCH, 3, HEADS, ELEMENTS), factors((BATCH, OF_KEYS))
+    k, v = (drawn(dtype, BATCH, 8, OF_KEYS, ELEMENTS) for _ in range(2))
+    lengths = torch.tensor([5, 8], dtype=torch.int32)
+    unit = torch.finfo(of).eps
+    given = {"k_descale": descales[1], "v_descale": descales[2]}
+    for run in ({}, {"causal": True}, {"window_size": (2, 0)}):
+        plain = {{"window_size": "window"}.get(name, name): value for name, value in run.items()}
+        wide_k, wide_v = wide((q, k, v), [torch.ones(1), *descales[1:]])[1:]
+        truth = torch.cat([naive(q[b : b + 1].double(), wide_k[b : b + 1, :n], wide_v[b : b + 1, :n], **plain) for b, n in enumerate(lengths.tolist())])
+        got = vt.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, **run, **given)
+        assert got.dtype == of and (got.double() - truth).abs().max() <= 4 * unit * truth.abs().max() + 1e-6
+        pages = [x.reshape(BATCH * 2, 4, OF_KEYS, ELEMENTS) for x in (k, v)]
+        table = torch.arange(4, dtype=torch.int32).reshape(BATCH, 2)
+        paged = vt.flash_attn_with_kvcache(q, *pages, cache_seqlens=lengths, block_table=table, **run, **given)
+        assert (paged.double() - truth).abs().max() <= 4 * unit * truth.abs().max() + 1e-6
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_new_positions_are_divided_by_the_factors_of_a_cache_of_8_bits(dtype):
+    q = drawn(torch.bfloat16, BATCH, 1, HEADS, ELEMENTS)
+    k_cache, v_cache = (torch.zeros(BATCH, 8, OF_KEYS, ELEMENTS, dtype=dtype) for _ in range(2))
+    k, v = (10 * drawn(torch.bfloat16, BATCH, 2, OF_KEYS, ELEMENTS) for _ in range(2))
+    # Beyond what the type holds: the largest number, and not what is none.
+    k[0, 0, 0, 0], v[1, 1, 1, 1] = 1e6, -1e6
+    k_descale, v_descale = factors((BATCH, OF_KEYS))[:2]
+    lengths = torch.tensor([3, 6], dtype=torch.int32)
+    got = vt.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=lengths, k_descale=k_descale, v_descale=v_descale)
+    largest = torch.finfo(dtype).max
+    for cache, new, descale in ((k_cache, k, k_descale), (v_cache, v, v_descale)):
+        for b, first in enumerate(lengths.tolist()):
+            wanted = (new[b].float() / descale[b, None, :, None]).clamp(-largest, largest).to(dtype)
+            assert torch.equal(cache[b, first : first + 2].view(torch.uint8), wanted.view(torch.uint8))
+            assert not cache[b, first + 2 :].view(torch.uint8).any() and not cache[b, :first].view(torch.uint8).any()
+    assert got.isfinite().all()
+    # The same without new positions.
+    again = vt.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=lengths + 2, k_descale=k_descale, v_descale=v_descale)
+    assert torch.equal(got, again)
+
+
+def test_what_caches_of_8_bits_do_not_have():
+    q = drawn(torch.bfloat16, BATCH, 1, HEADS, ELEMENTS).requires_grad_()
+    k, v = (drawn(torch.float8_e4m3fn, BATCH, 8, OF_KEYS, ELEMENTS) for _ in range(2))
+    with pytest.raises(vd.GraphError, match="q_descale of tensors of torch.bfloat16"):
+        vt.flash_attn_with_kvcache(q, k, v, q_descale=torch.ones(1))
+    with pytest.raises(vd.GraphError, match="k_descale of tensors of torch.bfloat16"):
+        vt.flash_attn_with_kvcache(q, k.bfloat16(), v.bfloat16(), k_descale=torch.ones(1))
+    with pytest.raises(vd.GraphError, match="keys and values of one of 8 bits beside queries"):
+        vt.flash_attn_with_kvcache(q, k, v.bfloat16())
+    with pytest.raises(vd.UnsupportedError, match="gradient"):
+        vt.flash_attn_with_kvcache(q, k, v).sum().backward()

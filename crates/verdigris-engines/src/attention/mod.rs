@@ -4,6 +4,7 @@ mod backward;
 mod band;
 mod blocks;
 mod decode;
+mod descale;
 mod dropout;
 mod forward;
 mod half;

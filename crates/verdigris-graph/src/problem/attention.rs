@@ -12,7 +12,7 @@ use super::chain::View;
 use super::{Determinism, Operand, Slot, views};
 use crate::error::Error;
 use crate::op::{HostScalar, Real};
-use crate::ops::attention::{MULTIPLIED, is_multiplied, is_taken};
+use crate::ops::attention::{KEPT, MULTIPLIED, is_kept, is_multiplied, is_taken};
 
 /// Where the diagonal lies that windows are counted from.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -416,9 +416,12 @@ impl AttentionProblem {
             return Err(Error::Attribute { op: op(), attribute: "soft_cap", value: cap.to_string(), rule });
         }
         super::finite("attention", "scale", &self.scale)?;
-        let has_descales = [&self.q_descale, &self.k_descale, &self.v_descale].into_iter().any(Option::is_some);
-        if has_descales && (self.is_backward() || !self.q.dtype.is_fp8()) {
-            return structure("q_descale", "queries, keys and values of 8 bits have factors, and no gradient");
+        let descales =
+            [("q_descale", &self.q_descale, &self.q), ("k_descale", &self.k_descale, &self.k), ("v_descale", &self.v_descale, &self.v)];
+        for (name, descale, of) in descales {
+            if descale.is_some() && (self.is_backward() || !of.dtype.is_fp8()) {
+                return structure(name, "queries, keys and values of 8 bits have factors, and no gradient");
+            }
         }
         if let Some(Real(p)) = self.dropout {
             if !(0.0..=1.0).contains(&p) {
@@ -467,7 +470,10 @@ impl AttentionProblem {
             let (is_right, rule) = match name {
                 "q" if self.is_backward() => (is_taken(view.dtype), "attention has a gradient in f16, bf16, f32 and f64"),
                 "q" => (is_multiplied(view.dtype), MULTIPLIED),
-                "k" | "v" => (view.dtype == self.q.dtype, "queries, keys and values are of one type"),
+                "k" | "v" => {
+                    let is_kept = is_kept(self.q.dtype, view.dtype) && view.dtype == self.k.dtype;
+                    (is_kept && !(self.is_backward() && view.dtype.is_fp8()), KEPT)
+                }
                 "q_descale" | "k_descale" | "v_descale" => (view.dtype == DType::F32, "factors of queries, keys and values are f32"),
                 "mask" => (view.dtype == DType::U8, "a mask is of truth values, which are stored in u8"),
                 "block_map" => (view.dtype == DType::I32, "a map of blocks is i32"),

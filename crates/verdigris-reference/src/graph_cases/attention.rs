@@ -174,9 +174,17 @@ impl Group {
     fn attention(&self, draft: &mut Draft<'_>, dtype: DType, word: &str, of: Extents, options: &str) -> Result<Attention, CaseError> {
         let Extents { b, h, s_q, s_kv, d, .. } = of;
         let q = self.tensor(draft, "q", dtype, word, of.queries())?;
-        let k = self.tensor(draft, "k", dtype, word, of.keys())?;
+        // Keys and values may be of 8 bits beside queries that are not.
+        let cache = options.split_whitespace().find_map(|option| option.strip_prefix("cache="));
+        let kept = match cache {
+            None => dtype,
+            Some("e4m3") => DType::E4m3,
+            Some("e5m2") => DType::E5m2,
+            Some(other) => return field(&self.id, "options", other, "a cache is of e4m3 or e5m2"),
+        };
+        let k = self.tensor(draft, "k", kept, word, of.keys())?;
         let v = match options.split_whitespace().any(|option| option == "latent") {
-            false => self.tensor(draft, "v", dtype, word, of.values())?,
+            false => self.tensor(draft, "v", kept, word, of.values())?,
             true => {
                 let name = draft.name("v");
                 let made = draft.builder.slice(&name, k, &[0; 4], &of.values(), &[1; 4]);
@@ -199,7 +207,7 @@ impl Group {
                 _ => [0; 4],
             };
             match (name, value.parse::<f64>()) {
-                ("latent", _) => {}
+                ("latent" | "cache", _) => {}
                 ("top_left", _) => op.spec.causal = Causal::TopLeft,
                 ("bottom_right", _) => op.spec.causal = Causal::BottomRight,
                 ("left", Ok(bound)) => op.spec.left = Some(bound as u32),
@@ -238,7 +246,9 @@ impl Group {
                 // Of a batch and head of keys, or one for all.
                 ("descales", _) if value.is_empty() || value == "one" => {
                     let dims = if value == "one" { [1; 4] } else { [b, of.h_kv, 1, 1] };
-                    op.q_descale = Some(self.tensor(draft, "q descale", DType::F32, "bhsd", dims)?);
+                    if dtype.is_fp8() {
+                        op.q_descale = Some(self.tensor(draft, "q descale", DType::F32, "bhsd", dims)?);
+                    }
                     op.k_descale = Some(self.tensor(draft, "k descale", DType::F32, "bhsd", dims)?);
                     op.v_descale = Some(self.tensor(draft, "v descale", DType::F32, "bhsd", dims)?);
                 }

@@ -2,7 +2,8 @@
 //!
 //! A CTA has 64 rows of one head of keys, and one part of the keys to which they attend. What bounds it is how fast keys and values arrive: a ring of blocks
 //! is on its way, and where results leave room for it two CTAs stand on an SM, of which one computes while the other waits. Scores and probabilities stay
-//! in registers.
+//! in registers. Of keys and values of 8 bits the ring has bytes, which the four widen ([`super::widen`]) into room that a block of each has: nobody writes there
+//! before all four have come by a barrier behind the product that read it.
 
 use std::fmt;
 
@@ -15,13 +16,15 @@ use verdigris_kir::tile::fragment::{Fragment, wgmma_shape};
 use verdigris_kir::tile::ring::{Ring, RingScope};
 
 use super::super::band::{BandArgs, SinkArgs};
+use super::super::descale::DescaleArgs;
 use super::super::half::Half;
 use super::super::paged::PagesArgs;
 use super::super::ragged::{OfKeys, OffsetsArgs};
-use super::super::softmax::Softmax;
+use super::super::softmax::{Rows, Softmax};
 use super::super::tile::{HeadTile, descriptor};
 use super::latent::latent;
 use super::part::{Part, Results};
+use super::widen::{self, Byte, Widening};
 use crate::hopper::{FIRST_BARRIER, WARPGROUP, roles};
 
 /// Rows of a CTA: queries of all heads that share one of keys.
@@ -47,15 +50,18 @@ pub(super) struct Spec {
     pub(super) ragged: bool,
     /// Values are the first elements of the keys ([`super::latent`]).
     pub(super) latent: bool,
+    /// The type of keys and values, where it is of 8 bits and not that of the queries.
+    pub(super) cache: Option<Byte>,
 }
 
 impl fmt::Display for Spec {
-    /// `attention_decode_bf16_d576_v512_n64_s2_latent_ragged_paged`: the entry's name.
+    /// `attention_decode_bf16_d576_v512_n64_s2_latent_ragged_paged`, `attention_decode_bf16_e4m3_d128_v128_n64_s3`: the entry's name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Spec { head, value, block, stages, .. } = self;
         let mark = |has: bool, name: &'static str| if has { name } else { "" };
         let marks = [mark(self.latent, "_latent"), mark(self.ragged, "_ragged"), mark(self.paged, "_paged")].concat();
-        write!(f, "attention_decode_{}_d{head}_v{value}_n{block}_s{stages}{marks}", self.ty.name())
+        let cache = self.cache.map_or(String::new(), |cache| format!("_{}", cache.name()));
+        write!(f, "attention_decode_{}{cache}_d{head}_v{value}_n{block}_s{stages}{marks}", self.ty.name())
     }
 }
 
@@ -64,6 +70,7 @@ impl Spec {
         HeadTile { rows: ROWS, elements: self.head, ty: self.ty.map() }
     }
 
+    /// As they are multiplied.
     pub(super) const fn k_tile(&self) -> HeadTile {
         HeadTile { rows: self.block, elements: self.head, ty: self.ty.map() }
     }
@@ -72,13 +79,19 @@ impl Spec {
         HeadTile { rows: self.block, elements: self.value, ty: self.ty.map() }
     }
 
+    /// As they arrive.
+    pub(super) const fn stored_tiles(&self) -> [HeadTile; 2] {
+        [widen::stored(self.k_tile(), self.cache), widen::stored(self.v_tile(), self.cache)]
+    }
+
     /// The maps through which keys and values are copied.
     pub(super) fn k_map(&self) -> MapDecl {
-        if self.paged { self.k_tile().open_map(Access::Read) } else { self.k_tile().map(Access::Read) }
+        let [tile, _] = self.stored_tiles();
+        if self.paged { tile.open_map(Access::Read) } else { tile.map(Access::Read) }
     }
 
     pub(super) fn v_map(&self) -> Option<MapDecl> {
-        let tile = self.v_tile();
+        let [_, tile] = self.stored_tiles();
         (!self.latent).then(|| if self.paged { tile.open_map(Access::Read) } else { tile.map(Access::Read) })
     }
 
@@ -159,6 +172,8 @@ verdigris_kir::parameters! {
         pub(super) row_tiles: Divide,
         pub(super) pages: Option<PagesArgs> = spec.paged.then_some(()),
         pub(super) offsets: Option<OffsetsArgs> = spec.ragged.then_some(OfKeys::of(spec.paged)),
+        /// The factors of keys and values of 8 bits.
+        pub(super) descales: Option<DescaleArgs> = spec.cache.map(|_| ()),
     }
 }
 
@@ -168,9 +183,12 @@ fn decode<'k>(k: Kernel<'k>, spec: &Spec) {
         unreachable!("values have a map of their own where they are no part of the keys")
     };
     let (q_tile, k_tile, v_tile) = (spec.q_tile(), spec.k_tile(), spec.v_tile());
+    let [k_stored, v_stored] = spec.stored_tiles();
     let q_slot = k.shared("queries", q_tile.bytes(), 1024);
-    let k_slots = k.shared("keys", spec.stages * k_tile.bytes(), 1024);
-    let v_slots = k.shared("values", spec.stages * v_tile.bytes(), 1024);
+    let k_slots = k.shared("keys", spec.stages * k_stored.bytes(), 1024);
+    let v_slots = k.shared("values", spec.stages * v_stored.bytes(), 1024);
+    // Room for a block of each, as it is multiplied.
+    let wide = spec.cache.map(|_| [("wide keys", k_tile), ("wide values", v_tile)].map(|(name, tile)| k.shared(name, tile.bytes(), 1024)));
     let (k_ring, v_ring) = (Ring::new(k, spec.stages, 1, RingScope::Cta), Ring::new(k, spec.stages, 1, RingScope::Cta));
     let init = || {
         [k_ring, v_ring].iter().for_each(|ring| ring.init());
@@ -184,11 +202,11 @@ fn decode<'k>(k: Kernel<'k>, spec: &Spec) {
         let (k_cursor, v_cursor) = (k_ring.cursor(), v_ring.cursor());
         k.when(k.elect(), || {
             k.range_step(first_block, end_block, 1, |block| {
-                let full = k_cursor.acquire(k_tile.bytes());
-                part.bring(&k_tile, k_slots.address() + k_cursor.stage() * k_tile.bytes(), k_map, block, full);
+                let full = k_cursor.acquire(k_stored.bytes());
+                part.bring(&k_stored, k_slots.address() + k_cursor.stage() * k_stored.bytes(), k_map, block, full);
                 k_cursor.advance();
-                let full = v_cursor.acquire(v_tile.bytes());
-                part.bring(&v_tile, v_slots.address() + v_cursor.stage() * v_tile.bytes(), v_map, block, full);
+                let full = v_cursor.acquire(v_stored.bytes());
+                part.bring(&v_stored, v_slots.address() + v_cursor.stage() * v_stored.bytes(), v_map, block, full);
                 v_cursor.advance();
             });
         });
@@ -200,7 +218,8 @@ fn decode<'k>(k: Kernel<'k>, spec: &Spec) {
         let scores = Fragment::<f32>::unset(k, spec.block);
         let packed: Vec<Var<'k, u32>> = (0..spec.block / 4).map(|_| k.var_unset(Some("p"))).collect();
         let sums = Fragment::<f32>::filled(k, spec.value, 0.0);
-        let softmax = Softmax::new(k, params.scale);
+        let descales = part.descales();
+        let softmax = Softmax::new(k, descales.map_or(params.scale, |descales| descales.of_score(params.scale)));
         softmax.begin();
         let (k_cursor, v_cursor) = (k_ring.cursor(), v_ring.cursor());
 
@@ -211,12 +230,35 @@ fn decode<'k>(k: Kernel<'k>, spec: &Spec) {
         let limits = part.limits(row, column);
         let sinks = part.sinks(row);
         let q_low = q_tile.along(q_slot.address(), k.constant(0));
-        let (k_low, v_low) = (k_tile.along(k_slots.address(), k.constant(0)), v_tile.across(v_slots.address()));
+        let [k_multiplied, v_multiplied] = wide.unwrap_or([k_slots, v_slots]).map(|room| room.address());
+        let (k_low, v_low) = (k_tile.along(k_multiplied, k.constant(0)), v_tile.across(v_multiplied));
+        let widening = spec.cache.map(|from| Widening { kernel: k, from, to: spec.ty, thread });
+        let release_keys = || {
+            k_cursor.release(k_cursor.stage(), thread);
+            k_cursor.advance();
+        };
+        let release_values = || {
+            v_cursor.release(v_cursor.stage(), thread);
+            v_cursor.advance();
+        };
+        // By then all four have read the bytes, and written what they became.
+        let is_widened = || {
+            k.fence_proxy_async();
+            k.barrier_sync(FIRST_BARRIER, WARPGROUP);
+        };
         k.range_step(first_block, end_block, 1, |block| {
             let first_key = block * spec.block;
             k_cursor.wait();
+            let k_stage = match &widening {
+                None => k_low + k_tile.slots(k_cursor.stage()),
+                Some(widening) => {
+                    widening.run(&k_tile, [k_slots.address() + k_cursor.stage() * k_stored.bytes(), k_multiplied], None);
+                    is_widened();
+                    release_keys();
+                    k_low
+                }
+            };
             k.wgmma_fence();
-            let k_stage = k_low + k_tile.slots(k_cursor.stage());
             for step in 0..spec.head / 16 {
                 let a = descriptor(q_low + q_tile.along_steps(step));
                 let b = descriptor(k_stage + k_tile.along_steps(step));
@@ -224,8 +266,9 @@ fn decode<'k>(k: Kernel<'k>, spec: &Spec) {
             }
             k.wgmma_commit();
             k.wgmma_wait(0);
-            k_cursor.release(k_cursor.stage(), thread);
-            k_cursor.advance();
+            if widening.is_none() {
+                release_keys();
+            }
             part.mask(&scores, &limits, first_key);
             let correction = softmax.next(&scores);
             for (step, four) in (0..).zip(packed.chunks(4)) {
@@ -235,24 +278,39 @@ fn decode<'k>(k: Kernel<'k>, spec: &Spec) {
             }
             sums.map_in_place(|value, half, _| value * correction[half as usize]);
             v_cursor.wait();
-            part.when_beyond(first_key, |first| {
-                v_tile.clear(v_slots.address() + v_cursor.stage() * v_tile.bytes(), first, [0, WARPGROUP]);
-                k.fence_proxy_async();
-                k.barrier_sync(FIRST_BARRIER, WARPGROUP);
-            });
+            let v_stage = match &widening {
+                None => {
+                    part.when_beyond(first_key, |first| {
+                        v_tile.clear(v_slots.address() + v_cursor.stage() * v_tile.bytes(), first, [0, WARPGROUP]);
+                        is_widened();
+                    });
+                    v_low + v_tile.slots(v_cursor.stage())
+                }
+                Some(widening) => {
+                    let slots = [v_slots.address() + v_cursor.stage() * v_stored.bytes(), v_multiplied];
+                    widening.run(&v_tile, slots, Some(part.keys_from(first_key)));
+                    is_widened();
+                    release_values();
+                    v_low
+                }
+            };
             k.wgmma_fence();
-            let v_stage = v_low + v_tile.slots(v_cursor.stage());
             for (step, a) in (0..).zip(packed.chunks(4)) {
                 let b = descriptor(v_stage + v_tile.across_steps(step));
                 k.wgmma(spec.value_shape(), sums.registers(), WgmmaA::Fragment(a), b, true);
             }
             k.wgmma_commit();
             k.wgmma_wait(0);
-            v_cursor.release(v_cursor.stage(), thread);
-            v_cursor.advance();
+            if widening.is_none() {
+                release_values();
+            }
         });
 
         let (rows, has_log_sum_exp) = (softmax.finish(Some(sinks)), (thread & 3).eq(0));
+        let rows = match descales {
+            None => rows,
+            Some(descales) => Rows { factor: rows.factor.map(|factor| factor * descales.v), ..rows },
+        };
         part.store(row, Results { sums: &sums, rows, column, elements: params.elements, has_log_sum_exp });
     };
 

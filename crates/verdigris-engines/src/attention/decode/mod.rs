@@ -4,7 +4,8 @@
 //! windows around either diagonal, lengths, sinks. Keys and values of any strides that TMA takes, or paged ([`super::paged`]), in kernels of their own, in pages of
 //! any multiple of 8 keys. Ragged queries, of at most 64 in a sequence, with ragged or paged keys ([`super::ragged`]), in kernels of their own too. How many keys
 //! there are shapes no kernel. Longer heads, up to 576 elements with values of 512, where values are the first elements of the keys in the same memory
-//! ([`AttentionProblem::has_values_in_keys`]), as latent attention has them: [`latent`].
+//! ([`AttentionProblem::has_values_in_keys`]), as latent attention has them: [`latent`]. Keys and values of 8 bits, e4m3 or e5m2, beside queries of 16, with their factors, as
+//! a cache has them that takes half the room: [`widen`]. Of those there is no other engine of tensor cores, and any number of queries is taken.
 //!
 //! **Method.** The queries of all heads that share a head of keys are the rows of one tile, so that keys and values are read once. The keys to which a
 //! tile attends are cut into equal parts, as many as it takes to fill the chip, a CTA each; where lengths differ, those of each batch are. A part leaves its
@@ -25,6 +26,7 @@ mod combine;
 mod kernel;
 mod latent;
 mod part;
+mod widen;
 
 #[cfg(test)]
 mod tests;
@@ -36,6 +38,7 @@ use verdigris_tensor::DType;
 
 use super::band::{self, BandArgs, SinkArgs};
 use super::blocks;
+use super::descale::DescaleArgs;
 use super::dropout;
 use super::half::Half;
 use super::mapped;
@@ -51,6 +54,7 @@ use crate::split_k::MOST_PARTS_BYTES;
 
 use combine::CombineArgs;
 use kernel::{ParamsArgs, ROWS, Spec};
+use widen::Byte;
 
 /// The most queries of a head.
 const MOST_QUERIES: u64 = 64;
@@ -60,6 +64,8 @@ const MOST_PARTS: u64 = 256;
 const CLASSES: [[u32; 4]; 4] = [[64, 64, 128, 3], [128, 128, 64, 3], [192, 128, 64, 2], [256, 256, 64, 3]];
 /// The same where values are the first elements of the keys, for longer heads.
 const LATENT: [u32; 4] = [576, 512, 64, 2];
+/// The same where keys and values are of 8 bits: bytes of the shortest heads stand in lines of 128, as others do.
+const CACHED: [[u32; 4]; 4] = [[64, 64, 128, 2], [128, 128, 64, 3], [192, 128, 64, 2], [256, 256, 64, 3]];
 
 /// An accepted problem.
 #[derive(Clone, Debug)]
@@ -97,7 +103,13 @@ impl Algorithm for Decode {
         )?;
         dropout::require_none(Self::ID, p)?;
         blocks::require_none(Self::ID, p)?;
-        Self::ID.require(p.s_q <= MOST_QUERIES, Reason::Extent, format_args!("{} queries, taken up to {MOST_QUERIES}", p.s_q))?;
+        // Of 8 bits beside queries that are not.
+        let cache = Byte::of(p.k.dtype).filter(|_| !p.q.dtype.is_fp8());
+        Self::ID.require(
+            p.s_q <= MOST_QUERIES || cache.is_some(),
+            Reason::Extent,
+            format_args!("{} queries, taken up to {MOST_QUERIES}", p.s_q),
+        )?;
         let is_long = p.d.max(p.d_v) > 256;
         let latent = is_long && p.has_values_in_keys();
         Self::ID.require(
@@ -109,12 +121,22 @@ impl Algorithm for Decode {
             ),
         )?;
         let most = if latent { [LATENT[0], LATENT[1]].map(u64::from) } else { mapped::MOST_ELEMENTS };
-        let ty = mapped::require(Self::ID, p, most, &[("q", &p.q), ("k", &p.k), ("v", &p.v), ("o", o)])?;
+        let ty = match cache {
+            None => mapped::require(Self::ID, p, most, &[("q", &p.q), ("k", &p.k), ("v", &p.v), ("o", o)])?,
+            Some(_) => {
+                Self::ID.require(!latent, Reason::DType, format_args!("values of {} in the keys, taken are bf16 and f16", p.k.dtype))?;
+                Self::ID.require(p.v.dtype == p.k.dtype, Reason::DType, format_args!("v of {}, keys of {}", p.v.dtype, p.k.dtype))?;
+                let ty = mapped::require(Self::ID, p, most, &[("q", &p.q), ("o", o)])?;
+                mapped::require_maps(Self::ID, p, most, &[("k", &p.k), ("v", &p.v)])?;
+                ty
+            }
+        };
         let scale = score_mod::plain_scale(Self::ID, p)?;
         band::require(Self::ID, p, log_sum_exp)?;
         let of_eight = p.d.is_multiple_of(8) && p.d_v.is_multiple_of(8);
         Self::ID.require(of_eight, Reason::Extent, format_args!("heads of {} and {} elements, taken are multiples of 8", p.d, p.d_v))?;
-        let class = CLASSES.into_iter().find(|[head, value, ..]| u64::from(*head) >= p.d && u64::from(*value) >= p.d_v);
+        let classes = if cache.is_some() { CACHED } else { CLASSES };
+        let class = classes.into_iter().find(|[head, value, ..]| u64::from(*head) >= p.d && u64::from(*value) >= p.d_v);
         // What is beyond the classes is latent, which was asked above.
         let [head, value, block, stages] = class.unwrap_or(LATENT);
         ragged::require(Self::ID, p)?;
@@ -125,7 +147,7 @@ impl Algorithm for Decode {
             Reason::Extent,
             format_args!("{rows} queries of all heads, taken are fewer than 2^23"),
         )?;
-        let spec = Spec { ty, head, value, block, stages, paged: p.is_paged(), ragged: p.is_ragged(), latent };
+        let spec = Spec { ty, head, value, block, stages, paged: p.is_paged(), ragged: p.is_ragged(), latent, cache };
         Ok(Decode { problem: p.clone(), o: o.clone(), log_sum_exp: log_sum_exp.clone(), spec, scale, arch: arch.clone() })
     }
 
@@ -169,7 +191,9 @@ impl Algorithm for Decode {
         let queries = (p.b * p.h * p.s_q) as f64;
         // Of a key and its value.
         let loaded = if spec.latent { p.d } else { p.d + p.d_v };
-        let loaded_bytes = block * loaded as f64 * 2.0;
+        let kept_bytes = p.k.dtype.bytes() as f64;
+        let loaded_bytes = block * loaded as f64 * kept_bytes;
+        let widens = spec.cache.is_some();
         // A warpgroup has its part of a block's keys and of a value's elements.
         let consumers = f64::from(spec.consumers());
         let read_bytes = if spec.latent {
@@ -196,12 +220,12 @@ impl Algorithm for Decode {
                 * (wgmma_cycles(rows, block / consumers) * head / 64.0 + wgmma_cycles(rows, value / consumers) * block / 64.0),
             // Sixteen exponentials a cycle.
             fma_cycles: rows * block / 16.0,
-            shared_bytes: read_bytes + loaded_bytes,
+            shared_bytes: read_bytes + loaded_bytes + if widens { block * (head + value) * 3.0 } else { 0.0 },
             loaded_bytes,
-            issued: (5.0 * rows * block + rows * value) / 32.0,
+            issued: (5.0 * rows * block + rows * value + if widens { 2.5 * block * (head + value) } else { 0.0 }) / 32.0,
             tile_issued: 3.0 * rows * value / 32.0,
             tile_loaded_bytes: rows * head * 2.0,
-            traffic_bytes: bytes(kv_heads * keys, loaded) + bytes(queries, p.d + p.d_v),
+            traffic_bytes: kv_heads * keys * loaded as f64 * kept_bytes + bytes(queries, p.d + p.d_v),
             operand_bytes: 2.0,
             result_bytes: 2.0,
             threads: f64::from(spec.threads()),
@@ -233,10 +257,11 @@ impl Algorithm for Decode {
         let log_sum_exp = self.log_sum_exp.as_ref().map_or(o, |view| element(view, []));
         let log_sum_exp_strides = self.log_sum_exp.as_ref().map_or([0; 3], strides_bytes);
         let has_log_sum_exp = u32::from(self.log_sum_exp.is_some());
+        let [k_stored, v_stored] = spec.stored_tiles();
         let args = ParamsArgs {
             q: element(&p.q, []),
-            k: paged::map(p, "k", &p.k, spec.k_tile()),
-            v: (!spec.latent).then(|| paged::map(p, "v", &p.v, spec.v_tile())),
+            k: paged::map(p, "k", &p.k, k_stored),
+            v: (!spec.latent).then(|| paged::map(p, "v", &p.v, v_stored)),
             o,
             log_sum_exp,
             has_log_sum_exp,
@@ -258,6 +283,7 @@ impl Algorithm for Decode {
             row_tiles: self.row_tiles() as u32,
             pages: PagesArgs::of(p, spec.block),
             offsets: OffsetsArgs::of(p),
+            descales: spec.cache.map(|_| DescaleArgs::of(p)),
         };
         let ctas = self.tiles() as u32 * config.parts;
         program.launch(Launch::new(spec.kernel(), [ctas, 1, 1], args.bound(spec)).overlapping());
@@ -289,12 +315,14 @@ impl Algorithm for Decode {
             return Vec::new();
         }
         let of = |ty| {
-            let spec = move |class: [u32; 4], [ragged, paged]: [bool; 2]| {
+            let spec = move |cache: Option<Byte>, class: [u32; 4], [ragged, paged]: [bool; 2]| {
                 let [head, value, block, stages] = class;
-                Spec { ty, head, value, block, stages, paged, ragged, latent: class == LATENT }
+                Spec { ty, head, value, block, stages, paged, ragged, latent: class == LATENT, cache }
             };
             let among = [[false, false], [false, true], [true, false], [true, true]];
-            CLASSES.into_iter().chain([LATENT]).flat_map(move |class| among.map(|of| spec(class, of).kernel()))
+            let own = CLASSES.into_iter().chain([LATENT]).map(|class| (None, class));
+            let cached = Byte::ALL.into_iter().flat_map(|byte| CACHED.map(|class| (Some(byte), class)));
+            own.chain(cached).flat_map(move |(cache, class)| among.map(|of| spec(cache, class, of).kernel()))
         };
         let combines = |ty| [false, true].map(|ragged| [128, 256, 512].map(|value| combine::kernel(ty, value, ragged)));
         Half::ALL.into_iter().flat_map(|ty| of(ty).chain(combines(ty).into_iter().flatten())).collect()

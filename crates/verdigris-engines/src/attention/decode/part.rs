@@ -7,6 +7,7 @@ use verdigris_kir::inst::Cache;
 use verdigris_kir::tile::fragment::Fragment;
 
 use super::super::band::{BatchBand, Limits};
+use super::super::descale::HeadDescales;
 use super::super::ragged::Sequence;
 use super::super::softmax::Rows;
 use super::super::tile::HeadTile;
@@ -170,6 +171,16 @@ impl<'p, 'k> Part<'p, 'k> {
         self.kernel.when(is_beyond, || {
             body((length - first_key).min(self.spec.block));
         });
+    }
+
+    /// How many keys there are from one on.
+    pub(super) fn keys_from(&self, first_key: Val<'k, u32>) -> Val<'k, i32> {
+        self.band.keys.signed() - first_key.signed()
+    }
+
+    /// The factors of keys and values of 8 bits.
+    pub(super) fn descales(&self) -> Option<HeadDescales<'k>> {
+        self.params.descales.as_ref().map(|descales| descales.of_head(self.kernel, self.batch, self.kv_head))
     }
 
     /// The sinks of a thread's two rows. One counts once: in the first part.

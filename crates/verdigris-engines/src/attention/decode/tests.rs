@@ -7,6 +7,7 @@ use verdigris_tensor::DType;
 use super::super::ENGINES;
 use super::super::half::Half;
 use super::super::testing::{Numbers, from_half, halves, schedules};
+use super::widen::Byte;
 use super::{Config, Decode};
 use crate::algorithm::{Algorithm, Listed};
 use crate::arch::Arch;
@@ -288,6 +289,30 @@ fn few_queries_to_many_keys_are_estimated_faster_than_elsewhere() {
         let [decode, forward] = ["attention.decode", "attention.forward"].map(|engine| us(engine, words));
         assert!(decode < forward, "{words}: {decode} µs by attention.decode, {forward} by attention.forward");
     }
+}
+
+#[test]
+fn a_cache_of_8_bits_beside_queries_that_are_not() {
+    let taken = |words: &str| Decode::accept(&parsed(words), &Arch::h200());
+    let of = |cache: &str, rest: &str| {
+        format!("attention forward bf16 b=2 h=8 h_kv=2 {rest} k=bhsd:{cache} v=bhsd:{cache} k_descale=head v_descale=one")
+    };
+    for (cache, byte) in [("e4m3", Byte::E4m3), ("e5m2", Byte::E5m2)] {
+        let words = of(cache, "s_q=1 s_kv=1000 d=128");
+        assert_eq!(taken(&words).expect(&words).spec.cache, Some(byte), "{words}");
+    }
+    // There is no other engine of tensor cores for them.
+    assert!(taken(&of("e4m3", "s_q=500 s_kv=1000 d=64")).is_ok());
+    // Lines of 24 bytes.
+    assert_eq!(taken(&of("e4m3", "s_q=1 s_kv=1000 d=24")).expect_err("24").reason, Reason::Alignment);
+    // Half of the bytes, and less than the time.
+    let us = |words: &str| {
+        let candidate = Listed::<Decode>::new().accept(&parsed(words), &Arch::h200()).expect("taken");
+        candidate.cost(&candidate.best()).expect("listed").us
+    };
+    let [wide, kept] = ["k=bhsd v=bhsd", "k=bhsd:e4m3 v=bhsd:e4m3"]
+        .map(|keys| us(&format!("attention forward bf16 b=32 h=32 h_kv=8 s_q=1 s_kv=8192 d=128 {keys}")));
+    assert!((0.4..0.8).contains(&(kept / wide)), "{kept} us, {wide} of 16 bits");
 }
 
 #[test]

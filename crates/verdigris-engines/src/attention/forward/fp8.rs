@@ -1,4 +1,4 @@
-//! Queries, keys and values of 8 bits: their factors, and the launch in front that turns the values.
+//! Queries, keys and values of 8 bits: the launch in front that turns the values.
 //!
 //! `wgmma` has no transposed form for operands of a byte: both lie along the depth that is summed over, which of the second product is keys. So a launch in
 //! front writes values as `[batch][head][element][key]` into the workspace, with zeros for the keys that do not count. Within 16 keys they stand in the order in
@@ -10,7 +10,7 @@
 //! Tiles come and leave by TMA, in lines of 128 bytes on both sides; it reads zeros where there are no keys or elements, and writes none.
 
 use verdigris_graph::{AttentionProblem, View};
-use verdigris_kir::face::{Header, Kernel, LoadOptions, Pointer, Val, build};
+use verdigris_kir::face::{Header, Kernel, LoadOptions, build};
 use verdigris_kir::ir::{Access, MapDecl, MapType, Target};
 use verdigris_kir::params::{Divide, Map, Read};
 use verdigris_kir::program::{Address, KernelRef, Launch, MapSpec, Program, SECTOR_BYTES};
@@ -40,57 +40,6 @@ const STEP: u32 = 16;
 /// Bytes 0 and 2 of two words, and with the other bit bytes 1 and 3.
 const EVEN: u32 = 0x6420;
 const OTHER: u32 = 0x1111;
-
-verdigris_kir::parameters! {
-    /// f32, one of each batch and head of keys, with the bytes from one to the next; and whether they are there.
-    pub(super) struct Descales / #[derive(Clone, Copy, Debug)] DescaleArgs of () as _spec {
-        q: Read = 4,
-        q_strides: [u64; 2],
-        k: Read = 4,
-        k_strides: [u64; 2],
-        v: Read = 4,
-        v_strides: [u64; 2],
-        given: [u32; 3],
-    }
-}
-
-/// The factors of a head.
-#[derive(Clone, Copy)]
-pub(super) struct HeadDescales<'k> {
-    /// Of queries times that of keys.
-    of_products: Val<'k, f32>,
-    pub(super) v: Val<'k, f32>,
-}
-
-impl DescaleArgs {
-    pub(super) fn of(p: &AttentionProblem) -> DescaleArgs {
-        let all = [&p.q_descale, &p.k_descale, &p.v_descale];
-        let [q, k, v] = all.map(|view| element(view.as_ref().unwrap_or(&p.q), []));
-        let [q_strides, k_strides, v_strides] = all.map(|view| view.as_ref().map_or([0; 2], |view| [0, 1].map(|i| view.strides[i] * 4)));
-        DescaleArgs { q, q_strides, k, k_strides, v, v_strides, given: all.map(|view| u32::from(view.is_some())) }
-    }
-}
-
-impl<'k> Descales<'k> {
-    pub(super) fn of_head(&self, k: Kernel<'k>, batch: Val<'k, u32>, kv_head: Val<'k, u32>) -> HeadDescales<'k> {
-        let factor = |at: Pointer<'k>, [of_batch, of_head]: [Val<'k, u64>; 2], given: Val<'k, u32>| {
-            let factor = k.var_named("descale", 1.0f32);
-            let at = at.moved(batch.widen() * of_batch + kv_head.widen() * of_head);
-            k.when(given.ne(0), || factor.set(k.ld_global::<f32>(at.address(), 0)));
-            factor.get()
-        };
-        let of_q = factor(self.q, self.q_strides, self.given[0]);
-        let of_k = factor(self.k, self.k_strides, self.given[1]);
-        HeadDescales { of_products: of_q * of_k, v: factor(self.v, self.v_strides, self.given[2]) }
-    }
-}
-
-impl<'k> HeadDescales<'k> {
-    /// The scale of the products of a head; above 0, for the scores that are masked are −∞ times it.
-    pub(super) fn of_score(&self, scale: Val<'k, f32>) -> Val<'k, f32> {
-        (self.of_products * scale).max(f32::MIN_POSITIVE)
-    }
-}
 
 verdigris_kir::parameters! {
     pub(super) struct Turn / TurnArgs of () as _spec {

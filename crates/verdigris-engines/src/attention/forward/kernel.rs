@@ -17,6 +17,7 @@ use verdigris_kir::tile::staging::{STAGE_BYTES, Staging};
 
 use super::super::band::{BandArgs, SinkArgs};
 use super::super::blocks::{Entry, ListedArgs};
+use super::super::descale::DescaleArgs;
 use super::super::dropout::{DropoutArgs, WordsOfKeys};
 use super::super::order::OrderArgs;
 use super::super::paged::PagesArgs;
@@ -24,7 +25,7 @@ use super::super::ragged::{OfKeys, OffsetsArgs, RowsOutArgs};
 use super::super::score_mod::{QueryRows, ScoreModArgs, elements};
 use super::super::softmax::Softmax;
 use super::super::tile::{HeadTile, PANEL, descriptor};
-use super::fp8::{self, DescaleArgs};
+use super::fp8;
 use super::spec::{Mask, OWN_QUERIES, Spec};
 use super::tiles::{Bounds, DiagonalArgs, Tiles, limits};
 use crate::hopper::{WARPGROUP, roles};

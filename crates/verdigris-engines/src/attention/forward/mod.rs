@@ -41,6 +41,7 @@ use verdigris_tensor::DType;
 
 use super::band::{self, BandArgs, SinkArgs};
 use super::blocks::{self, ListOf, ListedArgs};
+use super::descale::DescaleArgs;
 use super::dropout::{self, DropoutArgs};
 use super::half::Half;
 use super::mapped::{self, UNBOUNDED};
@@ -54,7 +55,6 @@ use crate::cost::{Loop, Stream, Traffic, Work, wgmma_cycles};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal, empty_program};
 use crate::layout::space::element;
 
-use fp8::DescaleArgs;
 use kernel::ParamsArgs;
 use spec::{Mask, Spec};
 use tiles::DiagonalArgs;

@@ -70,7 +70,10 @@
 //! t[i, j] = scale · q_descale · k_descale · Σ q[i] · k[j]          o[i] = v_descale · Σ p[i, j] · v[j]
 //! ```
 //!
-//! Data are f16, bf16, f32 or f64, and queries, keys and values 8-bit floats too; `q`, `k` and `v` are alike. Arithmetic is in f32, in f64 if a tensor that is read is f64, and results are rounded once;
+//! Keys and values alone may be 8-bit floats too, as a cache of keys and values that takes half the room: then `k_descale` and `v_descale` are there for the asking and `q_descale`
+//! is not, keys and values are widened, which rounds nothing, and everything else is as with keys and values of the type of `q`.
+//!
+//! Data are f16, bf16, f32 or f64, and queries, keys and values 8-bit floats too; `q`, `k` and `v` are alike, but for a cache of 8 bits. Arithmetic is in f32, in f64 if a tensor that is read is f64, and results are rounded once;
 //! `p` and `dt` may be rounded to the type of `q` before they are multiplied, as tensor cores take them; a `dt` beyond 65504 may then be infinite in f16, as
 //! it is in other libraries, and what it goes into with it (a loss scale that adapts steps over that).
 
@@ -131,6 +134,15 @@ const FLOAT: &str = "attention is of f16, bf16, f32 and f64";
 
 /// What queries, keys and values are.
 pub(crate) const MULTIPLIED: &str = "attention is of 8-bit floats, f16, bf16, f32 and f64";
+
+/// What keys and values are, beside queries.
+pub(crate) const KEPT: &str =
+    "queries, keys and values are of one type, or keys and values of one of 8 bits beside queries that are not, without a gradient";
+
+/// Whether keys, or values, of this type may stand beside such queries.
+pub(crate) fn is_kept(queries: DType, kept: DType) -> bool {
+    kept == queries || (kept.is_fp8() && !queries.is_fp8())
+}
 
 /// Why there is no gradient of queries, keys and values of 8 bits.
 const NO_GRADIENT: &str =
@@ -455,7 +467,7 @@ impl Operation for Attention {
             return at.refuse(wanted, "no gradient goes through the log-sum-exp of attention");
         }
         let Some(d_o) = at.of(self.o) else { return Ok(()) };
-        if at.tensor(self.q)?.dtype.is_fp8() {
+        if at.tensor(self.k)?.dtype.is_fp8() {
             return at.refuse(wanted, NO_GRADIENT);
         }
         if self.page_table.is_some() {
@@ -723,7 +735,9 @@ impl Operation for AttentionBackward {
     }
 
     fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
-        of_type(op, data(graph, op, self.q)?, is_taken, NO_GRADIENT)?;
+        for uid in [self.q, self.k] {
+            of_type(op, data(graph, op, uid)?, is_taken, NO_GRADIENT)?;
+        }
         let dims = self.read().check(op, graph)?;
         check_result(op, graph, dims, self.o, Some(self.log_sum_exp))?;
         same_dims(op, &float(op, graph, self.d_o)?, &dims, "the gradient of the result has its dims, `[b, h, s_q, d_v]`")?;

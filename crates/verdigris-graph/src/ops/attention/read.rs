@@ -2,7 +2,7 @@
 
 use verdigris_tensor::DType;
 
-use super::{AttentionSpec, dropout, float, multiplied};
+use super::{AttentionSpec, KEPT, dropout, float, is_kept, multiplied};
 use crate::error::Error;
 use crate::graph::Graph;
 use crate::tensor::{TensorDesc, Uid};
@@ -66,7 +66,7 @@ impl Read {
         same_dims(op, &k, &[kv_b, h_kv, key_rows, d], of_k)?;
         same_dims(op, &v, &[kv_b, h_kv, key_rows, d_v], of_v)?;
         for tensor in [&k, &v] {
-            of_type(op, tensor, |dtype| dtype == q.dtype, "queries, keys and values are of one type")?;
+            of_type(op, tensor, |dtype| dtype == k.dtype && is_kept(q.dtype, dtype), KEPT)?;
         }
         let not_zero = |tensor: &TensorDesc, got: u64, quantity: &str, rule| {
             let (op, tensor, quantity) = (op.to_owned(), tensor.name.clone(), quantity.to_owned());
@@ -105,9 +105,10 @@ impl Read {
             of_type(op, lengths, |dtype| dtype == DType::I32, "lengths are i32")?;
             same_dims(op, lengths, &[b, 1, 1, 1], "there is a length for each batch, `[b, 1, 1, 1]`")?;
         }
-        for descale in self.descales.into_iter().flatten() {
+        for (descale, of) in self.descales.into_iter().zip([&q, &k, &v]) {
+            let Some(descale) = descale else { continue };
             let descale = data(graph, op, descale)?;
-            if !q.dtype.is_fp8() {
+            if !of.dtype.is_fp8() {
                 let rule = "queries, keys and values of 8 bits have factors; of others, they are part of the scale";
                 return Err(Error::Structure { op: op.to_owned(), tensor: descale.name.clone(), rule });
             }

@@ -67,6 +67,17 @@ def _behind_padding(q, k_cache, v_cache, lengths, index, leftpad, slopes, descal
     return o, total.reshape(total.shape[1], batch, count, 1).transpose(0, 1)
 
 
+def _as_kept(new, dtype, descale):
+    """New positions `[batch, positions, heads, elements]` as a cache of that type has them."""
+    if dtype not in _ops.OF_8_BITS or new.dtype in _ops.OF_8_BITS:
+        return new.to(dtype)
+    new = new.float()
+    if descale is not None:
+        new = new / (descale if descale.numel() == 1 else descale[:, None, :, None])
+    largest = torch.finfo(dtype).max
+    return new.clamp(-largest, largest).to(dtype)
+
+
 def flash_attn_with_kvcache(
     q,
     k_cache,
@@ -104,8 +115,9 @@ def flash_attn_with_kvcache(
     `[batch, heads, positions]`. `cache_leftpad` (int32 `[batch]`) says how many positions at the begin of each sequence's cache are padding, which is not attended: a sequence
     begins behind them, and `cache_seqlens` counts them. With a `block_table` it is refused.
 
-    `q` and caches may be of `torch.float8_e4m3fn` or `float8_e5m2`, with `q_descale`, `k_descale` and `v_descale` as in `flash_attn_func`; new positions are cast to the
-    type of the caches as they are.
+    Caches may be of `torch.float8_e4m3fn` or `float8_e5m2`, with `k_descale` and `v_descale` (f32 `[batch, heads of keys]`, or one number) as what their numbers are
+    multiplied by; `q` of 16 bits stays as it is, so that nothing is lost but in what the caches hold, and `q` of 8 bits has a `q_descale`. New positions of other types are
+    divided by these factors, clamped to what the type of the caches holds, and rounded to it.
 
     Values may be a part of the keys, as of latent attention: `v_cache = k_cache[..., :512]` is read where it lies; `flash_mla_with_kvcache` reads it once.
 
@@ -151,6 +163,7 @@ def flash_attn_with_kvcache(
     else:
         k_cache, v_cache = k_cache[:batch], v_cache[:batch]
 
+    descales = _descales(q, k_cache, (q_descale, k_descale, v_descale))
     lengths = cache_seqlens
     if k is not None:
         if k.shape[:2] != v.shape[:2] or k.shape[0] != batch or k.shape[2:] != k_cache.shape[2:] or v.shape[2:] != v_cache.shape[2:]:
@@ -174,12 +187,15 @@ def flash_attn_with_kvcache(
                     page = torch.arange(batch, device=device)[:, None]
                 else:
                     page = table.long().gather(1, place // page_size).clamp(0, k_cache.shape[0] - 1)
-                k_cache.index_put_((page, place % page_size), k.to(k_cache.dtype))
-                v_cache.index_put_((page, place % page_size), v.to(v_cache.dtype))
+                for cache, new, descale in ((k_cache, k, k_descale), (v_cache, v, v_descale)):
+                    new = _as_kept(new, cache.dtype, descale)
+                    if cache.dtype in _ops.OF_8_BITS:
+                        # As bytes, which are stored by position on every device.
+                        cache, new = cache.view(torch.uint8), new.view(torch.uint8)
+                    cache.index_put_((page, place % page_size), new)
             lengths = cache_seqlens + k.shape[1]
 
     words, alibi_slopes = _flash_words(q, softmax_scale, causal, window_size, softcap, alibi_slopes)
-    descales = _descales(q, k_cache, (q_descale, k_descale, v_descale))
     if cache_leftpad is not None and batch and k_cache.shape[0]:
         o, total = _behind_padding(q, k_cache, v_cache, lengths, cache_batch_idx, cache_leftpad, alibi_slopes, descales, words)
         return (o, total.squeeze(-1)) if return_softmax_lse else o

@@ -848,12 +848,12 @@ def _attention_fake(q, k, v, beside, slopes, q_offsets, kv_offsets, kv_lengths, 
     wide = torch.float64 if torch.float64 in (q.dtype, beside.dtype if beside is not None else None) else torch.float32
     elements = int(parse(attributes)["values"]) if v is None else v.shape[3]
     o = _in_order_of(q, (*q.shape[:3], elements))
-    o = o.to(torch.bfloat16) if q.dtype in _OF_8_BITS else o
+    o = o.to(torch.bfloat16) if q.dtype in OF_8_BITS else o
     return o, q.new_empty((*q.shape[:3], 1), dtype=wide)
 
 
-#: What attention takes without giving it back: its results are bf16, and there are no gradients.
-_OF_8_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
+#: What attention takes without giving it back: results beside queries of these are bf16, and there are no gradients.
+OF_8_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def _attention_backward_fake(d_o, q, k, v, o, total, beside, slopes, q_offsets, kv_offsets, state, block_map, mask_blocks, attributes):
@@ -865,7 +865,7 @@ def _keep_of_attention(ctx, inputs, used, output):
     # The state draws the same mask again.
     ctx.save_for_backward(q, k, v, *output, beside, slopes, q_offsets, kv_offsets, state, block_map, mask_blocks)
     ctx.attributes, ctx.policy = attributes, _current_policy()
-    ctx.is_of_8_bits = q.dtype in _OF_8_BITS
+    ctx.is_of_8_bits = k.dtype in OF_8_BITS
     ctx.reads_cache, ctx.is_latent = kv_lengths is not None or page_table is not None, v is None
     ctx.mark_non_differentiable(output[1])
     return output

@@ -998,10 +998,10 @@ def _descales(q, k, given):
     """The factors of queries, keys and values of 8 bits as the operator takes them; `k` is `[batch of the cache, positions, heads, elements]`."""
     if all(descale is None for descale in given):
         return _NO_DESCALES
-    if q.dtype not in (torch.float8_e4m3fn, torch.float8_e5m2):
-        raise GraphError(f"q_descale, k_descale or v_descale for queries of {q.dtype}; queries, keys and values of 8 bits have such factors")
     shape, made = (q.shape[0], k.shape[2]), []
-    for name, descale in zip(("q_descale", "k_descale", "v_descale"), given):
+    for name, of, descale in zip(("q_descale", "k_descale", "v_descale"), (q, k, k), given):
+        if descale is not None and of.dtype not in (torch.float8_e4m3fn, torch.float8_e5m2):
+            raise GraphError(f"{name} of tensors of {of.dtype}; queries, keys and values of 8 bits have such factors")
         if descale is not None and descale.numel() == 1:
             descale = descale.reshape(1, 1)
         if descale is not None and (descale.dim() != 2 or any(own not in (1, whole) for own, whole in zip(descale.shape, shape))):

@@ -73,7 +73,10 @@ impl Draft {
         };
         let Extents { b, h_kv, group, s_q, s_kv, d, d_v, ragged, page_size, pages, entries } = of;
         let h = h_kv * group;
-        let fits = |dims: [u64; 4]| move |value: &Value| value.dims == dims && value.dtype == dtype;
+        // Keys and values of 8 bits beside queries that are not.
+        let is_cache = !with_backward && !is_fp8 && self.one_in(6);
+        let kept = if is_cache { self.pick(&[DType::E4m3, DType::E5m2]) } else { dtype };
+        let fits = |dims: [u64; 4], dtype: DType| move |value: &Value| value.dims == dims && value.dtype == dtype;
         let s_kv = page_size.map_or(s_kv, |page_size| entries * page_size);
         // Of tensors in rows, ragged ones have half of what their sequences could have at least.
         let rows = |draft: &mut Draft, longest: u64| match (ragged, in_rows) {
@@ -87,8 +90,8 @@ impl Draft {
         let [kv_b, kv_rows] = page_size.map_or([own_b, kv_rows], |page_size| [pages, page_size]);
         let (queries, keys, values) = ([own_b, h, q_rows, d], [kv_b, h_kv, kv_rows, d], [kv_b, h_kv, kv_rows, d_v]);
         let results = [own_b, h, q_rows, d_v];
-        let (q, k, v) =
-            (self.value(fits(queries), dtype, &queries)?, self.value(fits(keys), dtype, &keys)?, self.value(fits(values), dtype, &values)?);
+        let q = self.value(fits(queries, dtype), dtype, &queries)?;
+        let (k, v) = (self.value(fits(keys, kept), kept, &keys)?, self.value(fits(values, kept), kept, &values)?);
         let mut read = vec![q.clone(), k.clone(), v.clone()];
         let bound = |draft: &mut Draft| {
             let most = if in_rows { 200 } else { 6 };
@@ -119,8 +122,8 @@ impl Draft {
         let bias = option(self, bias_dtype, &scores)?;
         let slopes = option(self, DType::F32, &[b, h, 1, 1])?;
         let sinks = option(self, bias_dtype, &[1, h, 1, 1])?;
-        let mut descale = |draft: &mut Draft| -> Result<Option<Uid>, Error> {
-            if !is_fp8 || draft.one_in(3) {
+        let mut descale = |draft: &mut Draft, is_there: bool| -> Result<Option<Uid>, Error> {
+            if !is_there || draft.one_in(3) {
                 return Ok(None);
             }
             let dims = draft.pick(&[[b, h_kv, 1, 1], [1, h_kv, 1, 1], [1; 4]]);
@@ -128,7 +131,8 @@ impl Draft {
             read.push(value.clone());
             Ok(Some(value.uid))
         };
-        let (q_descale, k_descale, v_descale) = (descale(self)?, descale(self)?, descale(self)?);
+        let (q_descale, k_descale, v_descale) =
+            (descale(self, is_fp8)?, descale(self, is_fp8 || is_cache)?, descale(self, is_fp8 || is_cache)?);
         let compute = Pointwise::compute_dtype(read.iter().map(|value| value.dtype));
         // What is stored in rows is of the type of the operands, as engines ask.
         let of_rows = in_rows.then_some(if is_fp8 { DType::Bf16 } else { dtype });
@@ -168,7 +172,7 @@ impl Draft {
         if !with_backward {
             return Ok(());
         }
-        let d_o = self.value(fits(results), dtype, &results)?;
+        let d_o = self.value(fits(results, dtype), dtype, &results)?;
         let plain = AttentionBackward {
             dropout_state,
             block_map,
