@@ -10,6 +10,8 @@ Of gradients `ordered` is ours under a deterministic policy: two calls of it hav
 
 Sequences of ragged and of paged rows have from a quarter of the row's positions to all of them, the last one all; their pages lie in the cache in random order. No
 peer in PyTorch pages keys, so a paged row stands beside SDPA on caches of the same extents that are not paged, with a mask of lengths where lengths differ (`mask`).
+
+Of rows that say `e4m3` our keys and values are of 8 bits beside queries of 16, and peers, none of which takes that, have the same numbers in 16 bits; so has `ours (16 bits)`.
 """
 
 import dataclasses
@@ -59,11 +61,12 @@ class Row:
     page: int | None = None
     ragged: bool = False
     bias_gradient: bool = False
+    kept: bool = False
 
     def __str__(self):
         words = [f"{self.b}", f"{self.h}/{self.h_kv}", f"{self.s}x{self.s_kv}", f"{self.d}/{self.d_v}", self.dtype]
         marks = [(self.causal, "causal"), (self.window, f"window{self.window}"), (self.cap, "cap"), (self.bias, "bias"), (self.bias_gradient, "dbias")]
-        marks += [(self.dropout, f"dropout{self.dropout}"), (self.page, f"paged{self.page}"), (self.ragged, "ragged")]
+        marks += [(self.dropout, f"dropout{self.dropout}"), (self.page, f"paged{self.page}"), (self.ragged, "ragged"), (self.kept, "e4m3")]
         return " ".join(words + [word for has, word in marks if has])
 
     @property
@@ -78,7 +81,7 @@ class Row:
 
     @property
     def cache_bytes(self) -> float:
-        return 2.0 * self.b * self.h_kv * self.s_kv * (self.d + self.d_v)
+        return (1.0 if self.kept else 2.0) * self.b * self.h_kv * self.s_kv * (self.d + self.d_v)
 
     @property
     def decodes(self) -> bool:
@@ -123,6 +126,16 @@ ROWS = [
     decoding(32, 32, 8, 1, 8192, page=64),
     decoding(64, 32, 8, 1, 2048, page=16),
     decoding(8, 32, 8, 4, 8192, causal=True, page=64),
+    decoding(32, 32, 8, 1, 8192, kept=True),
+    decoding(32, 32, 8, 1, 8192, dtype="f16", kept=True),
+    decoding(8, 32, 8, 1, 2048, kept=True),
+    decoding(1, 32, 8, 1, 8192, kept=True),
+    decoding(1, 8, 1, 1, 131072, kept=True),
+    decoding(32, 32, 8, 4, 8192, causal=True, kept=True),
+    decoding(32, 32, 8, 1, 8192, 64, kept=True),
+    decoding(4, 16, 2, 1, 32768, 256, kept=True),
+    decoding(64, 32, 8, 1, 2048, page=16, kept=True),
+    decoding(32, 32, 8, 1, 8192, page=64, kept=True),
     Row(8, 32, 8, 2048, 2048, 128, 128, True, backward=False, page=64, ragged=True),
     Row(32, 32, 8, 512, 4096, 128, 128, True, backward=False, page=64, ragged=True),
     Row(8, 32, 8, 2048, 2048, 128, 128, True, ragged=True),
@@ -235,6 +248,7 @@ class Dense:
         new = lambda *dims: torch.randn(*dims, device=device, dtype=TYPES[row.dtype])
         extents = ((row.b, row.h, row.s, row.d), (row.b, row.h_kv, row.s_kv, row.d), (row.b, row.h_kv, row.s_kv, row.d_v))
         self.copies = [[new(*dims).requires_grad_(row.backward) for dims in extents] for _ in range(copies_of(row))]
+        self.kept = kept_of(row, self.copies)
         self.d_o = new(row.b, row.h, row.s, row.d_v)
         self.bias = new(row.b if row.bias_gradient else 1, row.h, row.s, row.s_kv).requires_grad_(row.bias_gradient) if row.bias else None
         self.state = torch.tensor([7, 0, 0, 0], dtype=torch.int32, device=device) if row.dropout else None
@@ -243,6 +257,15 @@ class Dense:
         return self.copies[i % len(self.copies)] + ([self.bias] if self.row.bias_gradient else [])
 
     def own(self, i):
+        row, operands = self.row, self.copies[i % len(self.copies)]
+        if row.kept:
+            return self.of_cache(*self.kept[i % len(self.kept)], k_descale=ONE[0], v_descale=ONE[0])
+        return self.of_16_bits(i)
+
+    def of_cache(self, q, k, v, **descales):
+        return flash_attn_with_kvcache(*(x.transpose(1, 2) for x in (q, k, v)), causal=self.row.causal, **descales).transpose(1, 2)
+
+    def of_16_bits(self, i):
         row, operands = self.row, self.copies[i % len(self.copies)]
         if self.is_of_flash:
             return ours.flash_attn_func(*(x.transpose(1, 2) for x in operands), **self.flash).transpose(1, 2)
@@ -322,12 +345,22 @@ class Sequences:
             rows_kv = (sum(self.keys),)
         extents = ((*rows_q, row.h, row.d), (*rows_kv, row.h_kv, row.d), (*rows_kv, row.h_kv, row.d_v))
         self.copies = [[new(*dims) for dims in extents] for _ in range(copies_of(row))]
+        self.kept = kept_of(row, self.copies)
         self.d_o = torch.randn(*rows_q, row.h, row.d_v, device=device, dtype=TYPES[row.dtype])
 
     def operands(self, i):
         return self.copies[i % len(self.copies)]
 
     def own(self, i):
+        row = self.row
+        if row.kept:
+            return self.of_cache(*self.kept[i % len(self.kept)], k_descale=ONE[0], v_descale=ONE[0])
+        return self.of_16_bits(i)
+
+    def of_cache(self, q, k, v, **descales):
+        return flash_attn_with_kvcache(q, k, v, cache_seqlens=self.lengths, block_table=self.table, causal=self.row.causal, **descales)
+
+    def of_16_bits(self, i):
         row, (q, k, v) = self.row, self.operands(i)
         if not row.ragged:
             return flash_attn_with_kvcache(q, k, v, cache_seqlens=self.lengths, block_table=self.table, causal=row.causal)
@@ -387,9 +420,27 @@ def copies_of(row):
     return max(1, min(64, int(ROTATED_BYTES / once_bytes) + 1))
 
 
+#: A factor, where the first row has made it.
+ONE = []
+
+
+def kept_of(row, copies):
+    """The operands with keys and values of 8 bits, which those of 16 bits are rounded to."""
+    if not row.kept:
+        return None
+    kept = [(q, k.to(torch.float8_e4m3fn), v.to(torch.float8_e4m3fn)) for q, k, v in copies]
+    for (_, k, v), (_, few_k, few_v) in zip(copies, kept):
+        k.copy_(few_k)
+        v.copy_(few_v)
+    ONE[:] = [torch.ones(1, device=copies[0][0].device)]
+    return kept
+
+
 def sides_of(case, facts):
     """A call for each side, of a number that picks the operands."""
     sides = {"ours": case.own}
+    if case.row.kept:
+        sides["ours (16 bits)"] = case.of_16_bits
     for name, call in case.peers().items():
         try:
             call(0)
@@ -455,10 +506,10 @@ def measure(row, device):
             facts["in_order"] = times["ours"] / times["ordered"]
     for way, flops in ways:
         facts[f"{way}_tflops"] = {name: flops / us / 1e6 for name, us in facts[f"{way}_us"].items()}
-        peers = [us for name, us in facts[f"{way}_us"].items() if name not in ("ours", "ordered")]
+        peers = [us for name, us in facts[f"{way}_us"].items() if name not in ("ours", "ordered", "ours (16 bits)")]
         facts[f"{way}_ratio"] = min(peers) / facts[f"{way}_us"]["ours"] if peers and "ours" in facts[f"{way}_us"] else None
     if row.decodes:
-        facts["cache_gbs"] = {name: cache_bytes / us / 1e3 for name, us in facts["forward_us"].items()}
+        facts["cache_gbs"] = {name: cache_bytes * (2.0 if row.kept and name != "ours" else 1.0) / us / 1e3 for name, us in facts["forward_us"].items()}
     return facts
 
 

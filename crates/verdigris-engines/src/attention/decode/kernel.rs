@@ -3,11 +3,11 @@
 //! A CTA has 64 rows of one head of keys, and one part of the keys to which they attend. What bounds it is how fast keys and values arrive: a ring of blocks
 //! is on its way, and where results leave room for it two CTAs stand on an SM, of which one computes while the other waits. Scores and probabilities stay
 //! in registers. Of keys and values of 8 bits the ring has bytes, which the four widen ([`super::widen`]) into room that a block of each has: nobody writes there
-//! before all four have come by a barrier behind the product that read it.
+//! before all four have come by a barrier behind the product that read it. While tensor cores multiply the one, the other becomes wide.
 
 use std::fmt;
 
-use verdigris_kir::face::{Header, Kernel, Role, Var, WgmmaA, build};
+use verdigris_kir::face::{Header, Kernel, Role, Val, Var, WgmmaA, build};
 use verdigris_kir::inst::{MatrixType, WgmmaShape};
 use verdigris_kir::ir::{Access, KernelBody, MapDecl, Target};
 use verdigris_kir::params::{Divide, Map, Read, Write};
@@ -232,7 +232,6 @@ fn decode<'k>(k: Kernel<'k>, spec: &Spec) {
         let q_low = q_tile.along(q_slot.address(), k.constant(0));
         let [k_multiplied, v_multiplied] = wide.unwrap_or([k_slots, v_slots]).map(|room| room.address());
         let (k_low, v_low) = (k_tile.along(k_multiplied, k.constant(0)), v_tile.across(v_multiplied));
-        let widening = spec.cache.map(|from| Widening { kernel: k, from, to: spec.ty, thread });
         let release_keys = || {
             k_cursor.release(k_cursor.stage(), thread);
             k_cursor.advance();
@@ -241,23 +240,7 @@ fn decode<'k>(k: Kernel<'k>, spec: &Spec) {
             v_cursor.release(v_cursor.stage(), thread);
             v_cursor.advance();
         };
-        // By then all four have read the bytes, and written what they became.
-        let is_widened = || {
-            k.fence_proxy_async();
-            k.barrier_sync(FIRST_BARRIER, WARPGROUP);
-        };
-        k.range_step(first_block, end_block, 1, |block| {
-            let first_key = block * spec.block;
-            k_cursor.wait();
-            let k_stage = match &widening {
-                None => k_low + k_tile.slots(k_cursor.stage()),
-                Some(widening) => {
-                    widening.run(&k_tile, [k_slots.address() + k_cursor.stage() * k_stored.bytes(), k_multiplied], None);
-                    is_widened();
-                    release_keys();
-                    k_low
-                }
-            };
+        let multiply_keys = |k_stage: Val<'k, u32>| {
             k.wgmma_fence();
             for step in 0..spec.head / 16 {
                 let a = descriptor(q_low + q_tile.along_steps(step));
@@ -265,10 +248,9 @@ fn decode<'k>(k: Kernel<'k>, spec: &Spec) {
                 k.wgmma(spec.score_shape(spec.block), scores.registers(), WgmmaA::Shared(a), b, step > 0);
             }
             k.wgmma_commit();
-            k.wgmma_wait(0);
-            if widening.is_none() {
-                release_keys();
-            }
+        };
+        // Makes probabilities of scores, and shrinks the sums so far.
+        let attend_to = |first_key: Val<'k, u32>| {
             part.mask(&scores, &limits, first_key);
             let correction = softmax.next(&scores);
             for (step, four) in (0..).zip(packed.chunks(4)) {
@@ -277,34 +259,72 @@ fn decode<'k>(k: Kernel<'k>, spec: &Spec) {
                 }
             }
             sums.map_in_place(|value, half, _| value * correction[half as usize]);
-            v_cursor.wait();
-            let v_stage = match &widening {
-                None => {
-                    part.when_beyond(first_key, |first| {
-                        v_tile.clear(v_slots.address() + v_cursor.stage() * v_tile.bytes(), first, [0, WARPGROUP]);
-                        is_widened();
-                    });
-                    v_low + v_tile.slots(v_cursor.stage())
-                }
-                Some(widening) => {
-                    let slots = [v_slots.address() + v_cursor.stage() * v_stored.bytes(), v_multiplied];
-                    widening.run(&v_tile, slots, Some(part.keys_from(first_key)));
-                    is_widened();
-                    release_values();
-                    v_low
-                }
-            };
+        };
+        let multiply_values = |v_stage: Val<'k, u32>| {
             k.wgmma_fence();
             for (step, a) in (0..).zip(packed.chunks(4)) {
                 let b = descriptor(v_stage + v_tile.across_steps(step));
                 k.wgmma(spec.value_shape(), sums.registers(), WgmmaA::Fragment(a), b, true);
             }
             k.wgmma_commit();
-            k.wgmma_wait(0);
-            if widening.is_none() {
+        };
+        let is_written = || {
+            k.fence_proxy_async();
+            k.barrier_sync(FIRST_BARRIER, WARPGROUP);
+        };
+        let as_they_are = || {
+            k.range_step(first_block, end_block, 1, |block| {
+                let first_key = block * spec.block;
+                k_cursor.wait();
+                multiply_keys(k_low + k_tile.slots(k_cursor.stage()));
+                k.wgmma_wait(0);
+                release_keys();
+                attend_to(first_key);
+                v_cursor.wait();
+                part.when_beyond(first_key, |first| {
+                    v_tile.clear(v_slots.address() + v_cursor.stage() * v_tile.bytes(), first, [0, WARPGROUP]);
+                    is_written();
+                });
+                multiply_values(v_low + v_tile.slots(v_cursor.stage()));
+                k.wgmma_wait(0);
                 release_values();
-            }
-        });
+            });
+        };
+        // Values become wide under the product of the keys, and the next keys under that of the values.
+        let widened = |from: Byte| {
+            let widening = Widening { kernel: k, from, to: spec.ty, thread };
+            let widen_keys = || {
+                k_cursor.wait();
+                widening.run(&k_tile, [k_slots.address() + k_cursor.stage() * k_stored.bytes(), k_multiplied], None);
+            };
+            k.when(first_block.lt(end_block), || {
+                widen_keys();
+                is_written();
+                release_keys();
+            });
+            k.range_step(first_block, end_block, 1, |block| {
+                let first_key = block * spec.block;
+                multiply_keys(k_low);
+                v_cursor.wait();
+                let slots = [v_slots.address() + v_cursor.stage() * v_stored.bytes(), v_multiplied];
+                widening.run(&v_tile, slots, Some(part.keys_from(first_key)));
+                k.wgmma_wait(0);
+                attend_to(first_key);
+                // All four have read the bytes and written what they became, and the product of the keys is done: there the next ones become wide.
+                is_written();
+                release_values();
+                multiply_values(v_low);
+                let has_next = (block + 1).lt(end_block);
+                k.when(has_next, widen_keys);
+                k.wgmma_wait(0);
+                is_written();
+                k.when(has_next, release_keys);
+            });
+        };
+        match spec.cache {
+            None => as_they_are(),
+            Some(from) => widened(from),
+        }
 
         let (rows, has_log_sum_exp) = (softmax.finish(Some(sinks)), (thread & 3).eq(0));
         let rows = match descales {

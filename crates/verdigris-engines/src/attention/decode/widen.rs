@@ -93,9 +93,10 @@ impl<'k> Widening<'k> {
         let row = self.thread & (wide.rows - 1);
         let own = self.thread >> wide.rows.trailing_zeros();
         k.scope(Location::caller(), || {
-            for first in (0..wide.elements / CHUNK).step_by(threads_of_row as usize) {
-                let (own, pair) = (own + first % 2, first / 2);
-                let bytes = k.ld_shared_vector::<u32>(narrow.chunk(from, row, own, pair), 0, 4);
+            // All reads in front of the first write: the assembler does not know that they are of other memory.
+            let chunks = (0..wide.elements / CHUNK).step_by(threads_of_row as usize).map(|first| (own + first % 2, first / 2));
+            let read = chunks.map(|(own, pair)| (own, pair, k.ld_shared_vector::<u32>(narrow.chunk(from, row, own, pair), 0, 4)));
+            for (own, pair, bytes) in read.collect::<Vec<_>>() {
                 let bytes = bytes.into_iter().map(|word| match count {
                     Some(count) => k.select(row.signed().lt(count), word, 0u32),
                     None => word,
