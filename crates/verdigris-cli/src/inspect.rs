@@ -14,6 +14,9 @@ use crate::Verdict;
 use crate::problem::{ProblemArguments, check_engine, knobs};
 use crate::table::say_text;
 
+/// The most SMs of a described chip: what counts with them stays far from the ends of its types.
+const MOST_SMS: u32 = 1 << 16;
+
 /// Options of `inspect`.
 #[derive(clap::Args)]
 pub struct InspectArguments {
@@ -83,6 +86,13 @@ impl InspectArguments {
     pub fn problem(&self) -> Result<Problem> {
         match (&self.file, self.problem.is_given()) {
             (Some(path), false) => {
+                let mut beside = self.problem.beside_the_size();
+                if self.dtype != "bf16" {
+                    beside.push("--dtype");
+                }
+                if !beside.is_empty() {
+                    bail!("{} with --file, which says all of its problem", beside.join(", "));
+                }
                 let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
                 json::problem_from_json(&text).with_context(|| format!("the problem in {}", path.display()))
             }
@@ -152,8 +162,8 @@ fn described(text: &str) -> Result<Arch> {
     match text.split_once(':') {
         None if text == "h200" => Ok(Arch::h200()),
         Some(("virtual", sms)) => match sms.parse() {
-            Ok(sms) if sms > 0 => Ok(Arch::virtual_device(sms)),
-            _ => bail!("--arch {text}: `virtual:N` with N from 1 on"),
+            Ok(sms) if (1..=MOST_SMS).contains(&sms) => Ok(Arch::virtual_device(sms)),
+            _ => bail!("--arch {text}: `virtual:N` with N from 1 to {MOST_SMS}"),
         },
         _ => bail!("--arch {text}: `h200` or `virtual:N`"),
     }

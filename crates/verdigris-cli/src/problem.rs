@@ -76,6 +76,21 @@ impl ProblemArguments {
         self.m.is_some() || self.n.is_some() || self.k.is_some()
     }
 
+    /// What says more about a problem than its size, of that which was given another value than it has by itself.
+    pub fn beside_the_size(&self) -> Vec<&'static str> {
+        let given = [
+            ("--batch", self.batch != 1),
+            ("--layout", self.layout != "nt"),
+            ("--lda", self.lda.is_some()),
+            ("--ldb", self.ldb.is_some()),
+            ("--ldd", self.ldd.is_some()),
+            ("--precision", self.precision.is_some()),
+            ("--out", self.out.is_some()),
+            ("--deterministic", self.deterministic),
+        ];
+        given.into_iter().filter_map(|(name, is_given)| is_given.then_some(name)).collect()
+    }
+
     /// The problem for operands of a type: an element type, or one of the classes of the bench lists (tf32, fp8, int8).
     ///
     /// # Errors

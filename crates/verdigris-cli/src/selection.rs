@@ -40,7 +40,13 @@ impl GemmSelection {
     /// # Errors
     /// A choice that leaves none, or that the list does not have; a list that cannot be read.
     pub fn problems(&self) -> Result<Vec<Named>> {
+        let beside = self.problem.beside_the_size();
+        if !self.problem.is_given() && !beside.is_empty() {
+            bail!("{} without --m, --n and --k: problems of a list say that themselves", beside.join(", "));
+        }
+        let of_list = [("--list", self.list.is_some()), ("--class", !self.class.is_empty()), ("--filter", self.filter.is_some())];
         if self.problem.is_given() {
+            refuse_of_list(&of_list)?;
             let dtypes = if self.dtype.is_empty() { vec!["bf16".to_owned()] } else { self.dtype.clone() };
             return dtypes.iter().map(|dtype| self.problem.problem(dtype)).collect();
         }
@@ -74,6 +80,12 @@ impl GemmSelection {
         }
         Ok(problems)
     }
+}
+
+/// Refuses what narrows a list beside a problem of its own.
+fn refuse_of_list(given: &[(&str, bool)]) -> Result<()> {
+    let names: Vec<_> = given.iter().filter_map(|&(name, is_given)| is_given.then_some(name)).collect();
+    if names.is_empty() { Ok(()) } else { bail!("{} beside the size of a problem, which is of no list", names.join(", ")) }
 }
 
 /// Convolutions.
@@ -138,6 +150,15 @@ impl ConvSelection {
             if !TYPES.iter().any(|known| known.name() == dtype) {
                 bail!("--dtype {dtype}: bf16, f16, tf32, f32, fp8 or int8");
             }
+        }
+        let has_size = [self.n, self.c, self.k].iter().any(Option::is_some) || self.input.is_some() || self.filter_size.is_some();
+        let beside =
+            [("--stride", self.stride != 1), ("--pad", self.pad != 0), ("--dilation", self.dilation != 1), ("--groups", self.groups != 1)];
+        let beside: Vec<_> = beside.into_iter().filter_map(|(name, is_given)| is_given.then_some(name)).collect();
+        if has_size {
+            refuse_of_list(&[("--list", self.list.is_some()), ("--class", !self.class.is_empty())])?;
+        } else if !beside.is_empty() {
+            bail!("{} without --n, --c, --k, --input and --filter-size: problems of a list say that themselves", beside.join(", "));
         }
         let is_wanted = |name: &str, wanted: &[String]| wanted.is_empty() || wanted.iter().any(|one| one == name);
         let problems: Vec<ConvBenchProblem> = match (self.n, self.c, self.k, &self.input, &self.filter_size) {

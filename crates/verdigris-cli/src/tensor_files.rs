@@ -68,6 +68,14 @@ pub enum FileError {
         /// The other.
         second: String,
     },
+    /// A name that the format keeps for itself.
+    #[error("{file}: a tensor `{name}`, a name that .safetensors files keep for what they say of themselves")]
+    KeptName {
+        /// The file.
+        file: String,
+        /// The name.
+        name: String,
+    },
     /// Two tensors of one name for a file.
     #[error("{file}: it is to hold two tensors of the name `{name}`, and each has a name of its own")]
     TwoOfOneName {
@@ -94,7 +102,8 @@ pub struct Stored {
 /// # Errors
 /// [`FileError`].
 pub fn read(place: &str) -> Result<Stored, FileError> {
-    let (file, name) = place.split_once('#').map_or((place, None), |(file, name)| (file, Some(name)));
+    let named = place.split_once(".safetensors#").map(|(stem, name)| (&place[..stem.len() + ".safetensors".len()], Some(name)));
+    let (file, name) = named.unwrap_or((place, None));
     let bytes = std::fs::read(file).map_err(|source| FileError::Io { file: file.to_owned(), source })?;
     match Format::of(file)? {
         Format::Npy => read_npy(file, &bytes),
@@ -149,11 +158,14 @@ struct Target<'t> {
 /// lacks bf16 and fp8, those become f32. All files are written or none, unless the system fails between two of them.
 ///
 /// # Errors
-/// [`FileError::Io`], [`FileError::Extension`], [`FileError::Two`], [`FileError::TwoOfOneName`].
+/// [`FileError::Io`], [`FileError::Extension`], [`FileError::Two`], [`FileError::TwoOfOneName`], [`FileError::KeptName`].
 pub fn write(tensors: &[(&str, &str, Stored)]) -> Result<(), FileError> {
     let mut targets: Vec<Target<'_>> = Vec::new();
     for (file, name, stored) in tensors {
         let (format, place) = (Format::of(file)?, place_of(file)?);
+        if format == Format::Safetensors && *name == "__metadata__" {
+            return Err(FileError::KeptName { file: (*file).to_owned(), name: (*name).to_owned() });
+        }
         let Some(target) = targets.iter_mut().find(|target| target.place == place) else {
             targets.push(Target { file, place, format, tensors: vec![(name, stored)] });
             continue;

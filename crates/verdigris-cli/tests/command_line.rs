@@ -59,6 +59,33 @@ fn mistakes_in_arguments_name_the_argument_and_the_choices() {
 }
 
 #[test]
+fn flags_that_would_mean_nothing_are_refused() {
+    let told = |words: &[&str], parts: &[&str]| {
+        let text = refused(words);
+        parts.iter().for_each(|part| assert!(text.contains(part), "{words:?}: {text}"));
+    };
+    let shown = run(&["inspect", "--arch", "h200", "-m", "64", "-n", "64", "-k", "64", "--json"]);
+    let problem = serde_json::from_slice::<serde_json::Value>(&shown.stdout).expect("JSON")["problem"].to_string();
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("problem.json");
+    std::fs::write(&file, problem).expect("writes");
+    let file = file.to_str().expect("UTF-8");
+    assert!(run(&["inspect", "--arch", "h200", "--file", file]).status.success());
+    told(
+        &["inspect", "--arch", "h200", "--file", file, "--deterministic", "--batch", "7", "--dtype", "f32"],
+        &["--batch", "--deterministic", "--dtype", "--file"],
+    );
+    told(&["tune", "gemm", "--lda", "77", "--precision", "nonsense"], &["--lda", "--precision", "--m"]);
+    told(&["tune", "gemm", "-m", "4", "-n", "4", "-k", "4", "--class", "square"], &["--class"]);
+    told(&["tune", "conv", "--stride", "2", "--groups", "4"], &["--stride", "--groups", "--input"]);
+    told(&["tune", "conv", "-n", "1", "-c", "4", "-k", "4", "--input", "8x8", "--filter-size", "3x3", "--list", "a.toml"], &["--list"]);
+    for sms in ["0", "65537", "4294967295", "4294967296"] {
+        told(&["inspect", "--arch", &format!("virtual:{sms}"), "-m", "4", "-n", "4", "-k", "4"], &["from 1 to 65536"]);
+    }
+    assert!(run(&["inspect", "--arch", "virtual:65536", "-m", "4096", "-n", "4096", "-k", "4096", "--all-knobs"]).status.success());
+}
+
+#[test]
 fn help_shows_what_users_need() {
     let help = stdout(&run(&["--help"]));
     let named: Vec<&str> = (help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty()))

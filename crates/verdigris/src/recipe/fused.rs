@@ -30,7 +30,7 @@ use crate::error::Error;
 /// ```
 #[derive(Clone, PartialEq, Debug)]
 pub struct Fused {
-    /// The function. It writes one result, or several of which the first goes on.
+    /// The function. It writes one result, or several of which the first goes on and the others may be left out: a place beside a maximum, statistics.
     pub of: Function,
     /// How many tensors are the function's.
     pub tensors: usize,
@@ -81,7 +81,11 @@ pub(super) fn draw(fused: &Fused, given: &[Option<Input>]) -> Result<Drawing, Er
         return Err(Error::NoResult);
     }
     let Stored { outcome, view } = d.results.swap_remove(0);
-    d.results.clear();
+    // What else it writes is nobody's, and left out where it need not be written.
+    for other in std::mem::take(&mut d.results) {
+        let wide = if other.outcome.dtype.is_float() && other.outcome.dtype != DType::F64 { DType::F32 } else { other.outcome.dtype };
+        d.g.make_virtual(other.outcome.uid, wide)?;
+    }
     d.given[..whole.len()].copy_from_slice(whole);
     if !keeps {
         let wide = if outcome.dtype == DType::F64 { DType::F64 } else { DType::F32 };
@@ -241,5 +245,15 @@ mod tests {
         assert!(told(&[add()], &[x, w, None, half(&[2, 5, 12, 128])]).contains("a step's operand of dims [2, 5, 12, 128]"));
         let twice = fused(fused(linear(), 3, &[add()], false), 4, &[add()], false);
         assert!(draw(&twice, &[x, w, None, x, x]).unwrap_err().to_string().contains("steps behind a function that has steps"));
+    }
+
+    #[test]
+    fn of_several_results_the_first_goes_on() {
+        let attention = Function::Attention(verdigris_graph::AttentionSpec::new(0.25));
+        let operands = [half(&[1, 2, 3, 8]), half(&[1, 2, 3, 8]), half(&[1, 2, 3, 8])];
+        let recipe = draw(&fused(attention, 3, &[Step::Unary(UnaryOp::Relu)], false), &operands).expect("drawn");
+        // The log-sum-exp is nobody's.
+        assert_eq!((recipe.results.len(), recipe.graph.nodes.len()), (1, 2));
+        assert!(recipe.graph.tensors.iter().all(|tensor| tensor.name != "log_sum_exp" || tensor.is_virtual));
     }
 }
