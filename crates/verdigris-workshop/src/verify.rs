@@ -672,6 +672,10 @@ pub(crate) fn interpret(prepared: &Prepared, program: &Program, options: Options
                 memory.add_unwritten(0);
                 host_scalars.push(value.into());
             }
+            Content::Integer(value) => {
+                memory.add_unwritten(0);
+                host_scalars.push(value.into());
+            }
         }
     }
     let options = Options { host_scalars, ..options };
