@@ -18,6 +18,15 @@ const EMBEDDED: &[(&str, &str)] = &[("gemm", include_str!("../../../cases/gemm.t
 /// The cases of a family (of all of them, if none is named) whose id contains the filter: from cases/ in the current folder, else from
 /// the copy inside this program.
 pub(crate) fn load(family: Option<&str>, file: Option<&PathBuf>, filter: &str) -> Result<Vec<Case>> {
+    let list = matching(family, file, filter)?;
+    if list.is_empty() {
+        bail!("no case has `{filter}` in its id");
+    }
+    Ok(list)
+}
+
+/// As [`load`]; none, if the filter names none.
+pub(crate) fn matching(family: Option<&str>, file: Option<&PathBuf>, filter: &str) -> Result<Vec<Case>> {
     let mut list = Vec::new();
     if let Some(path) = file {
         list = cases::load_file(path).with_context(|| format!("the cases of {}", path.display()))?;
@@ -29,9 +38,6 @@ pub(crate) fn load(family: Option<&str>, file: Option<&PathBuf>, filter: &str) -
         }
     }
     list.retain(|case| case.id.contains(filter));
-    if list.is_empty() {
-        bail!("no case has `{filter}` in its id");
-    }
     Ok(list)
 }
 

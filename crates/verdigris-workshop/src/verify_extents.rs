@@ -235,7 +235,8 @@ fn interpret(
             }
         }
         let scalar = |uid: &Uid| trial.inputs.scalars.get(uid).copied().unwrap_or(0.0).into();
-        let options = Options { host_scalars: part.bindings.iter().map(scalar).collect(), ..options.clone() };
+        let host_scalars = part.bindings.iter().map(scalar).collect();
+        let options = Options { host_scalars, ordered_sums: config.deterministic, ..options.clone() };
         interp::run(&config.program, kernels, &mut memory, &options).map_err(|findings| findings.to_string())?;
         let operands = part.problem.buffers().map_err(|error| error.to_string())?;
         for operand in operands.iter().filter(|operand| operand.access == Access::Written) {
