@@ -1,10 +1,13 @@
 //! Float sums into one place, where results are to have the same bits each time.
 
+use super::launches::{kernel, launch, pointer};
 use crate::{Lines, Planted, SCHEDULES, caught, caught_sometimes, cluster, cta, memory, plant};
 use verdigris_kir::face::Val;
 use verdigris_kir::inst::{Atomic, BulkReduce, Order, Scope};
 use verdigris_kir::interp::FindingKind::UnorderedSums;
+use verdigris_kir::interp::{Kernels, Options, run};
 use verdigris_kir::ir::Ty;
+use verdigris_kir::program::{Arg, Program, Residency, Step};
 
 const SAID: &[&str] = &["added to by", "nothing orders the two: rounding depends on which comes first"];
 const RELAXED: Order = Order::Relaxed(Scope::Gpu);
@@ -169,4 +172,41 @@ fn sums_that_need_no_order() {
     assert!(
         matches!(plant(cta(32).ordered_sums(), copies).run(true, 0, &mut memory()), Err(findings) if findings.first().kind == UnorderedSums)
     );
+}
+
+/// Scratch: what two CTAs add there in no order is a fault where a launch behind reads it, unless it is filled anew before.
+#[test]
+fn scratch_that_is_read_and_scratch_that_is_filled_anew() {
+    let adds = kernel("adds", 32, 1, |k| {
+        let sum = k.in_out("sum", 4);
+        k.red_global(Atomic::Add, sum.at(k.thread(), 4), 0, &[k.cta().to_f32()], RELAXED);
+    });
+    let reads = kernel("reads", 32, 1, |k| {
+        let (sum, y) = (k.input("sum", 4), k.output("y", 4));
+        let value = k.ld_global::<f32>(sum.at(k.thread(), 4), 0);
+        k.st_global(y.at(k.thread(), 4), 0, value);
+    });
+    for (is_read, is_filled) in [(true, false), (true, true), (false, false)] {
+        let mut program = Program::default();
+        let sum = program.add_scratch("sum", 128);
+        let fill = Step::Fill { at: sum, bytes: 128, value: 0 };
+        program.steps = vec![fill.clone(), launch(&adds, 3, false, Residency::Any, &[Arg::Pointer(sum)])];
+        program.steps.extend(is_filled.then_some(fill));
+        program.steps.extend(is_read.then(|| launch(&reads, 1, false, Residency::Any, &[Arg::Pointer(sum), pointer(1)])));
+        for seed in 0..SCHEDULES {
+            let options = Options { ordered_sums: true, ..Options::schedule(seed) };
+            match (run(&program, &Kernels::new(), &mut memory(), &options), is_read && !is_filled) {
+                (Ok(_), false) => {}
+                (Err(findings), true) => {
+                    let first = findings.first();
+                    assert!(
+                        first.kind == UnorderedSums && first.message.contains("scratch sum here, floats that were added up in no order"),
+                        "{findings}"
+                    );
+                    assert!(first.second.len() == 1, "{findings}");
+                }
+                (ran, _) => panic!("read {is_read}, filled {is_filled}: {ran:?}"),
+            }
+        }
+    }
 }
