@@ -179,7 +179,8 @@ impl Variant {
         options: &Options,
     ) -> Result<Counters, String> {
         let made = self.repeats().and_then(|repeats| self.sequence(options.seed.is_multiple_of(REPEATED) && repeats));
-        self.run(made, buffers, scalars, kernels, options).map_err(|what| format!("{self}: {what}"))
+        let options = Options { ordered_sums: options.ordered_sums || self.is_deterministic(), ..options.clone() };
+        self.run(made, buffers, scalars, kernels, &options).map_err(|what| format!("{self}: {what}"))
     }
 
     /// As [`Variant::interpret`], behind another variant of the same graph, which runs first: on the same tensors, and in one workspace, as two plans
@@ -200,7 +201,9 @@ impl Variant {
         }
         let (mut program, mut slots) = (Program::default(), Vec::new());
         let made = [front, self].into_iter().try_for_each(|variant| variant.append_to(&mut program, &mut slots, true));
-        let counted = self.run(made.map(|()| (program, slots)), buffers, scalars, kernels, options);
+        let options =
+            Options { ordered_sums: options.ordered_sums || front.is_deterministic() && self.is_deterministic(), ..options.clone() };
+        let counted = self.run(made.map(|()| (program, slots)), buffers, scalars, kernels, &options);
         counted.map(Some).map_err(|what| format!("{self}, behind {front}: {what}"))
     }
 

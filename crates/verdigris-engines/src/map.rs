@@ -25,6 +25,7 @@ use crate::arch::Arch;
 use crate::cost::{Stream, Traffic, Work};
 use crate::engine::{Engine, EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::chain::{ChainArgs, ChainSpec, ViewSpec, vectors_fit};
+use crate::fuse::operand::Walk;
 use crate::fuse::steps::Step;
 use crate::fuse::value::{AnyVal, Raw, load_raw};
 use crate::layout::space::{Extents, Region, is_apart, traffic_bytes};
@@ -164,10 +165,13 @@ impl Algorithm for MapSimt {
         for dtype in [DType::I8, DType::U8, DType::I32, DType::I64] {
             chains.push(vec![load(dtype), store(dtype, 0)]);
         }
-        let specs = chains.into_iter().flat_map(|steps| {
-            let narrowest = steps.iter().filter_map(Step::operand).map(|(view, _)| view.dtype.bytes() as u32);
-            let widest = (16 / narrowest.min().unwrap_or(1)).min(8);
-            let chain = move |vector| ChainSpec::plain(1, vector, steps.clone());
+        let plain = chains.into_iter().map(|steps| ChainSpec::plain(1, 1, steps));
+        let appended = [DType::F32, DType::F16, DType::Bf16].into_iter().flat_map(appends);
+        let specs = plain.chain(appended).flat_map(|chain| {
+            let widths = chain.steps.iter().filter_map(Step::operand).filter(|(view, _)| chain.paths[view.path as usize] == Walk::Row);
+            let narrowest = widths.map(|(view, _)| view.dtype.bytes() as u32).min();
+            let widest = (16 / narrowest.unwrap_or(1)).min(8);
+            let chain = move |vector| ChainSpec { vector, ..chain.clone() };
             let many = points_of(&chain(widest));
             // Many points where they are many, and narrower ones where wide ones would leave the chip idle.
             let narrower = [4, 2].into_iter().filter(move |&vector| vector < widest).map(|vector| (vector, 1));
@@ -200,6 +204,20 @@ struct Spec {
 
 fn loads_of(chain: &ChainSpec) -> usize {
     chain.steps.iter().filter(|step| matches!(step, Step::Load(_))).count()
+}
+
+/// What appends rows to a cache, and to two by one length, as steps of decoding do: one row of each sequence, or several.
+fn appends(dtype: DType) -> Vec<ChainSpec> {
+    let of = |rank: usize, count: u32| {
+        let view = |dtype, path, row| ViewSpec { dtype, path, outside: None, row };
+        let append = |first: u32| {
+            let (load, length) = (Step::Load(view(dtype, 0, None)), Step::Load(view(DType::I32, 1, None)));
+            [load, length, Step::Store(view(dtype, 2, Some(first + 1)), first)]
+        };
+        let steps = (0..count).flat_map(|nth| append(3 * nth)).collect();
+        ChainSpec { rank, vector: 1, narrow: true, paths: vec![Walk::Row, Walk::PerRow, Walk::Row], steps }
+    };
+    [2, 3].into_iter().flat_map(|rank| [of(rank, 1), of(rank, 2)]).collect()
 }
 
 /// Points that a thread takes if there is a choice: more where there is little to do for each.

@@ -11,6 +11,7 @@ mod faults_interp {
     mod launches;
     mod matrices;
     mod memory;
+    mod sums;
     mod sync;
     mod uniform;
     mod whole_tile;
@@ -99,13 +100,15 @@ pub(crate) struct Setup {
     pub(crate) cluster: u32,
     pub(crate) ctas: u32,
     pub(crate) step_budget: u64,
+    /// Results are to have the same bits each time.
+    pub(crate) ordered_sums: bool,
     /// Arguments behind input, output and fault.
     pub(crate) more: Vec<Arg>,
 }
 
 /// One CTA, or one cluster.
 pub(crate) fn cta(threads: u32) -> Setup {
-    Setup { threads, cluster: 1, ctas: 1, step_budget: 100_000, more: Vec::new() }
+    Setup { threads, cluster: 1, ctas: 1, step_budget: 100_000, ordered_sums: false, more: Vec::new() }
 }
 
 /// One cluster of CTAs.
@@ -120,6 +123,10 @@ impl Setup {
 
     pub(crate) fn steps(self, step_budget: u64) -> Self {
         Setup { step_budget, ..self }
+    }
+
+    pub(crate) fn ordered_sums(self) -> Self {
+        Setup { ordered_sums: true, ..self }
     }
 
     pub(crate) fn with(mut self, arg: Arg) -> Self {
@@ -180,7 +187,8 @@ impl Planting {
         let pointer = |slot| Arg::Pointer(Address::buffer(slot));
         let mut args = vec![pointer(0), pointer(1), Arg::Scalar(Ty::U32, u64::from(fault))];
         args.extend(self.setup.more.iter().cloned());
-        let options = Options { step_budget: self.setup.step_budget, ..Options::schedule(seed) };
+        let Setup { step_budget, ordered_sums, .. } = self.setup;
+        let options = Options { step_budget, ordered_sums, ..Options::schedule(seed) };
         run_kernel(Arc::clone(&self.body), [self.setup.ctas, 1, 1], args, memory, &options)
     }
 
@@ -217,7 +225,7 @@ impl Planting {
         }
         let (own, other) = (own.line, finding.second.first().map(|at| at.line));
         // Which of two accesses that nothing orders comes last is the schedule's choice.
-        let either = matches!(finding.kind, FindingKind::Race | FindingKind::NonCoherent) && second != 0;
+        let either = matches!(finding.kind, FindingKind::Race | FindingKind::UnorderedSums | FindingKind::NonCoherent) && second != 0;
         if either && other == Some(first) {
             assert_eq!(own, second, "{findings}");
             return finding.clone();

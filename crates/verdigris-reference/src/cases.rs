@@ -28,7 +28,7 @@
 //!     { binary = { f = "add", dtype = "f32", per = "n" } },   # per: n, m, element, tensor; v_is_right = false
 //!     { unary = "relu" }, { unary = { leaky_relu = { slope = 0.1 } } },
 //!     { scale = 0.5 }, { round = "bf16" }, { store = "bf16" },
-//!     { random = { f = "mul", through = [{ affine = { scale = -1.0, shift = 0.5 } }, "relu", "not"] } }, # also per, distribution, v_is_right
+//!     { random = { f = "mul", through = [{ affine = { scale = -1.0, shift = 0.5 } }, "relu", "not"] } }, # also per, distribution, v_is_right, by_value
 //! ]
 //! data = "normal"              # a `Distribution`
 //! deterministic = true         # default false
@@ -277,6 +277,9 @@ enum StepText {
         distribution: Drawn,
         #[serde(default)]
         v_is_right: bool,
+        /// Seed and offset are integers of the host.
+        #[serde(default)]
+        by_value: bool,
     },
     Scale(ScalarText),
     Round(DType),
@@ -466,13 +469,14 @@ impl Group {
                     let full = place.matrix(*dtype, of_d, m, n, 0, false).map_err(no)?;
                     EpilogueStep::Binary { f: *f, operand: per.of(full), v_is_right: *v_is_right }
                 }
-                StepText::Random { f, through, per, distribution, v_is_right } => {
+                StepText::Random { f, through, per, distribution, v_is_right, by_value } => {
                     // Numbers count row-major over the batch and D, whatever order and gaps D has in memory.
                     let mut packed = Placement::new(&self.batch, 0);
                     let counts = packed.matrix(DType::U8, 'n', m, n, 0, false).map_err(no)?;
                     let number = Matrix { slot: place.slot(), ..per.of(counts) };
                     let (f, distribution, v_is_right) = (*f, *distribution, *v_is_right);
-                    EpilogueStep::Random { f, v_is_right, distribution, number, offset: None, through: through.clone() }
+                    let offset = by_value.then(|| place.slot());
+                    EpilogueStep::Random { f, v_is_right, distribution, number, offset, through: through.clone() }
                 }
             });
         }

@@ -25,6 +25,8 @@ pub(crate) enum Data<'g> {
     Probabilities(bool),
     /// Class labels below the number, one in five the other number.
     Labels(u64, Option<i64>),
+    /// How many of so many rows count, with so many new ones: every other one an edge, some of them out of range.
+    Counts(u64, u64),
     /// Where sequences begin that have so many rows together and at most so many each, and the last one ends.
     Offsets(u64, u64),
     /// Numbers of so many pages, one in three no page's.
@@ -100,6 +102,15 @@ fn bytes(graph: &Graph, tensor: &TensorDesc, data: Data<'_>, distribution: Distr
         Data::Labels(classes, ignored) => drawn(&mut |random| match ignored {
             Some(ignored) if random.below(5) == 0 => ignored as f64,
             _ => random.below(classes.max(1)) as f64,
+        }),
+        Data::Counts(extent, rows) => drawn(&mut |random| {
+            // Nothing, all places from the first on and up to the last, one beyond either, and what is none.
+            let (extent, rows) = (extent as f64, rows as f64);
+            let edges = [0.0, rows, extent, rows - 1.0, extent + 1.0, extent + rows, -1.0, f64::from(i32::MIN), f64::from(i32::MAX)];
+            match random.below(2) {
+                0 => edges[random.below(edges.len() as u64) as usize],
+                _ => random.below(extent as u64 + 1) as f64,
+            }
         }),
         Data::Samples => drawn(&mut |random| match random.below(8) {
             0 => 0.0,

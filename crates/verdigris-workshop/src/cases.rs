@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use verdigris::{Limits, Ranked, Settings, select};
 use verdigris_engines::arch::Arch;
 use verdigris_engines::engine::{Engine, Knobs, Refusal};
-use verdigris_graph::Problem;
+use verdigris_graph::{EpilogueStep, Problem};
 use verdigris_reference::cases::{self, Case};
 use verdigris_reference::compare::compare;
 use verdigris_reference::data;
@@ -18,6 +18,15 @@ const EMBEDDED: &[(&str, &str)] = &[("gemm", include_str!("../../../cases/gemm.t
 /// The cases of a family (of all of them, if none is named) whose id contains the filter: from cases/ in the current folder, else from
 /// the copy inside this program.
 pub(crate) fn load(family: Option<&str>, file: Option<&PathBuf>, filter: &str) -> Result<Vec<Case>> {
+    let list = matching(family, file, filter)?;
+    if list.is_empty() {
+        bail!("no case has `{filter}` in its id");
+    }
+    Ok(list)
+}
+
+/// As [`load`]; none, if the filter names none.
+pub(crate) fn matching(family: Option<&str>, file: Option<&PathBuf>, filter: &str) -> Result<Vec<Case>> {
     let mut list = Vec::new();
     if let Some(path) = file {
         list = cases::load_file(path).with_context(|| format!("the cases of {}", path.display()))?;
@@ -29,9 +38,6 @@ pub(crate) fn load(family: Option<&str>, file: Option<&PathBuf>, filter: &str) -
         }
     }
     list.retain(|case| case.id.contains(filter));
-    if list.is_empty() {
-        bail!("no case has `{filter}` in its id");
-    }
     Ok(list)
 }
 
@@ -51,6 +57,8 @@ pub(crate) enum Content<'a> {
     Bytes(&'a [u8]),
     /// A host scalar.
     Scalar(f64),
+    /// One that is an integer: the seed or the offset of random numbers.
+    Integer(i64),
 }
 
 impl Prepared {
@@ -64,12 +72,17 @@ impl Prepared {
 
     /// What each slot holds, in their order.
     pub(crate) fn contents(&self) -> Vec<Content<'_>> {
+        let epilogue = if let Problem::Gemm(gemm) = &self.case.problem { &gemm.epilogue[..] } else { &[] };
+        let is_integer = |slot| {
+            let of_state = |step: &EpilogueStep| matches!(step, EpilogueStep::Random { number, offset: Some(offset), .. } if [number.slot, *offset].contains(&slot));
+            epilogue.iter().any(of_state)
+        };
         let content = |slot: usize| {
             let key = verdigris_graph::Slot(slot as u32);
             if let Some((_, bytes)) = self.before.iter().find(|(output, _)| *output == slot) {
                 Content::Bytes(bytes)
             } else if let Some(value) = self.inputs.scalars.get(&key) {
-                Content::Scalar(*value)
+                if is_integer(key) { Content::Integer(*value as i64) } else { Content::Scalar(*value) }
             } else {
                 Content::Bytes(self.inputs.buffers.get(&key).map_or(&[], Vec::as_slice))
             }

@@ -228,7 +228,7 @@ pub(crate) fn execute(handle: &Handle, prepared: &Prepared, way: &Ranked) -> Res
     for content in &contents {
         let bytes = match content {
             Content::Bytes(bytes) => *bytes,
-            Content::Scalar(_) => &[],
+            Content::Scalar(_) | Content::Integer(_) => &[],
         };
         buffers.push(pool.alloc_from(stream, bytes)?);
     }
@@ -250,6 +250,7 @@ pub(crate) fn execute(handle: &Handle, prepared: &Prepared, way: &Ranked) -> Res
             .map(|(content, buffer)| match content {
                 Content::Bytes(_) => Binding::Buffer(buffer.slice()),
                 Content::Scalar(value) => Binding::Scalar(*value),
+                Content::Integer(value) => Binding::Integer(*value),
             })
             .collect();
         plan.execute(stream, &bindings, workspace.slice())?;

@@ -36,6 +36,7 @@ pub(crate) const EMBEDDED: &[(&str, &str)] = &[
     ("batch_norm", include_str!("../../../cases/batch_norm.toml")),
     ("attention", include_str!("../../../cases/attention.toml")),
     ("resample", include_str!("../../../cases/resample.toml")),
+    ("append", include_str!("../../../cases/append.toml")),
 ];
 
 /// Options of `check graphs`.

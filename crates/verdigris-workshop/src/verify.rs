@@ -333,23 +333,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
 /// The cases of products, and those of graphs that a CPU can hold; of one file, if one is named. There may be none if there is something else.
 fn corpus(arguments: &Arguments, may_be_empty: bool) -> Result<(Vec<Case>, Vec<GraphCase>)> {
     let family = arguments.cases.as_deref().and_then(Path::file_stem).map(|stem| stem.to_string_lossy());
-    let mut graphs = match (&arguments.cases, family) {
-        (None, _) => check_graphs::load(&arguments.filter)?,
-        (Some(path), Some(family)) if FAMILIES.contains(&&*family) => {
-            graph_cases::load_file(path).with_context(|| format!("the cases of {}", path.display()))?
-        }
-        _ => Vec::new(),
+    let of_graphs = family.is_some_and(|family| FAMILIES.contains(&&*family));
+    let mut graphs = match &arguments.cases {
+        None => check_graphs::load(&arguments.filter)?,
+        Some(path) if of_graphs => graph_cases::load_file(path).with_context(|| format!("the cases of {}", path.display()))?,
+        Some(_) => Vec::new(),
     };
     graphs.retain(|case| !case.device_only && case.id.contains(&arguments.filter));
-    if arguments.cases.is_some() && !graphs.is_empty() {
-        return Ok((Vec::new(), graphs));
+    let cases = if of_graphs { Vec::new() } else { cases::matching(None, arguments.cases.as_ref(), &arguments.filter)? };
+    if cases.is_empty() && graphs.is_empty() && !may_be_empty {
+        bail!("no case has `{}` in its id", arguments.filter);
     }
-    match cases::load(None, arguments.cases.as_ref(), &arguments.filter) {
-        Ok(cases) => Ok((cases, graphs)),
-        // The filter may name graphs alone.
-        Err(_) if !graphs.is_empty() || may_be_empty => Ok((Vec::new(), graphs)),
-        Err(error) => Err(error),
-    }
+    Ok((cases, graphs))
 }
 
 /// Where the time of a run went.
@@ -610,7 +605,8 @@ pub(crate) fn execute(prepared: &Prepared, work: &Work, decoded: &Kernels, sched
         kernels.extend(way.program.launches().map(|launch| launch.kernel.name().to_owned()));
         let mut first: Option<Vec<Vec<u8>>> = None;
         for schedule in 0..schedules {
-            let outputs = match interpret(prepared, &way.program, schedule_of(work.seed, schedule, work.sms), decoded)? {
+            let options = Options { ordered_sums: way.notes.deterministic, ..schedule_of(work.seed, schedule, work.sms) };
+            let outputs = match interpret(prepared, &way.program, options, decoded)? {
                 Ok((outputs, counted)) => {
                     let bounds = prepared.case.bounds.iter().filter(|bounds| verify_bounds::apply(bounds, work.engine.id(), &work.knobs));
                     let broken: Vec<String> =
@@ -669,6 +665,10 @@ pub(crate) fn interpret(prepared: &Prepared, program: &Program, options: Options
                 host_scalars.push(0.0.into());
             }
             Content::Scalar(value) => {
+                memory.add_unwritten(0);
+                host_scalars.push(value.into());
+            }
+            Content::Integer(value) => {
                 memory.add_unwritten(0);
                 host_scalars.push(value.into());
             }

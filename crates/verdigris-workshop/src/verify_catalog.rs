@@ -36,6 +36,7 @@ const PROBLEMS: &[(&str, &str, &str)] = &[
     ("conv", "conv", include_str!("../../../cases/catalog/conv.toml")),
     ("map.simt", "pointwise", include_str!("../../../cases/catalog/map.simt.pointwise.toml")),
     ("map.simt", "movement", include_str!("../../../cases/catalog/map.simt.movement.toml")),
+    ("map.simt", "append", include_str!("../../../cases/catalog/map.simt.append.toml")),
     ("reduce.simt", "reduction", include_str!("../../../cases/catalog/reduce.simt.toml")),
     ("scan.rows", "scan", include_str!("../../../cases/catalog/scan.rows.toml")),
     ("softmax.rows", "softmax", include_str!("../../../cases/catalog/softmax.rows.toml")),

@@ -28,7 +28,7 @@ use crate::classes::class;
 use crate::verify::{Fault, panic_text, schedule_of};
 
 /// The problems, by family.
-const PROBLEMS: [(&str, &str); 11] = [
+const PROBLEMS: [(&str, &str); 12] = [
     ("conv", include_str!("../../../cases/extents/conv.toml")),
     ("pointwise", include_str!("../../../cases/extents/pointwise.toml")),
     ("movement", include_str!("../../../cases/extents/movement.toml")),
@@ -40,6 +40,7 @@ const PROBLEMS: [(&str, &str); 11] = [
     ("batch_norm", include_str!("../../../cases/extents/batch_norm.toml")),
     ("attention", include_str!("../../../cases/extents/attention.toml")),
     ("resample", include_str!("../../../cases/extents/resample.toml")),
+    ("append", include_str!("../../../cases/extents/append.toml")),
 ];
 /// Bytes wherever no element lies: NaN in every floating-point type.
 const BETWEEN: u8 = 0xff;
@@ -234,7 +235,8 @@ fn interpret(
             }
         }
         let scalar = |uid: &Uid| trial.inputs.scalars.get(uid).copied().unwrap_or(0.0).into();
-        let options = Options { host_scalars: part.bindings.iter().map(scalar).collect(), ..options.clone() };
+        let host_scalars = part.bindings.iter().map(scalar).collect();
+        let options = Options { host_scalars, ordered_sums: config.deterministic, ..options.clone() };
         interp::run(&config.program, kernels, &mut memory, &options).map_err(|findings| findings.to_string())?;
         let operands = part.problem.buffers().map_err(|error| error.to_string())?;
         for operand in operands.iter().filter(|operand| operand.access == Access::Written) {

@@ -67,7 +67,8 @@ pub(crate) fn execute_with(
             None => inputs.buffers.get(&slot).cloned().unwrap_or_default(),
         };
         if let Some(&scalar) = inputs.scalars.get(&slot) {
-            host_scalars[slot.0 as usize] = scalar.into();
+            let is_integer = program.integer_scalars().any(|integer| integer == slot.0 as usize);
+            host_scalars[slot.0 as usize] = if is_integer { (scalar as i64).into() } else { scalar.into() };
         }
         memory.add(&bytes);
         before.push(bytes);

@@ -293,7 +293,8 @@ impl Machine<'_> {
                         *bytes
                     }
                     PeerSource::Reduce(op, ty, operand) => {
-                        let name = Name { flags: flag::ATOMIC_CLUSTER | flag::ASYNC, ..name };
+                        let of_sum = self.flag_of_sum(*op == Atomic::Add, *ty, true);
+                        let name = Name { flags: flag::ATOMIC_CLUSTER | flag::ASYNC | of_sum, ..name };
                         let mut data = [0; 8];
                         self.peek(place, &mut data[..*bytes as usize]);
                         let new = alu::atomic::apply(*op, *ty, Space::Cluster, u64::from_le_bytes(data), *operand, 0)
@@ -556,7 +557,7 @@ impl Machine<'_> {
             let mut data = buffer[from..from + bytes].to_vec();
             from += bytes;
             if let Some((op, ty)) = reduce {
-                name.flags = flag::ASYNC | flag::ATOMIC_GPU;
+                name.flags = flag::ASYNC | flag::ATOMIC_GPU | self.flag_of_sum(op == BulkReduce::Add, ty, self.is_scratch(place));
                 let size = ty.bytes() as usize;
                 for (index, element) in data.chunks_exact_mut(size).enumerate() {
                     let at_element = Place::Global { slot, offset: offset + (index * size) as u64 };

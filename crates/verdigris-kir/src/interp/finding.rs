@@ -7,6 +7,8 @@ use std::fmt;
 pub enum FindingKind {
     /// Two accesses, at least one a write, that nothing orders.
     Race,
+    /// Two float sums into one place that nothing orders, where results are noted to have the same bits each time.
+    UnorderedSums,
     /// An access outside every buffer or piece of shared memory.
     OutOfBounds,
     /// An address that is not a multiple of the access size (or of what TMA asks for).
@@ -55,8 +57,9 @@ pub enum FindingKind {
 
 impl FindingKind {
     /// Every kind.
-    pub const ALL: [FindingKind; 23] = [
+    pub const ALL: [FindingKind; 24] = [
         FindingKind::Race,
+        FindingKind::UnorderedSums,
         FindingKind::OutOfBounds,
         FindingKind::Misaligned,
         FindingKind::UnwrittenMemory,
@@ -85,6 +88,7 @@ impl FindingKind {
     pub const fn word(self) -> &'static str {
         match self {
             FindingKind::Race => "race",
+            FindingKind::UnorderedSums => "unordered-sums",
             FindingKind::OutOfBounds => "out-of-bounds",
             FindingKind::Misaligned => "misaligned",
             FindingKind::UnwrittenMemory => "unwritten-memory",

@@ -40,6 +40,8 @@ pub(crate) struct Buffer {
     background: Background,
     /// Nothing on the device writes it.
     is_constant: bool,
+    /// Nobody looks at it behind the run.
+    pub(crate) is_scratch: bool,
     /// In groups of [`GROUP`], so that hundreds of gigabytes of which a few pages are touched cost little.
     groups: Vec<Option<Box<Group>>>,
 }
@@ -52,7 +54,7 @@ impl Buffer {
     fn new(name: String, bytes: u64, background: Background) -> Self {
         let mut groups = Vec::new();
         groups.resize_with(bytes.div_ceil((PAGE * GROUP) as u64) as usize, || None);
-        Buffer { name, bytes, background, is_constant: false, groups }
+        Buffer { name, bytes, background, is_constant: false, is_scratch: false, groups }
     }
 
     fn page(&mut self, index: usize) -> &mut Page {
@@ -82,6 +84,8 @@ impl Buffer {
             for byte in at..at + count {
                 set_valid(&mut page.valid[byte / 4], byte % 4, written);
             }
+            let cells = page.cells.iter_mut().flat_map(|cells| &mut cells[at / 4..(at + count).div_ceil(4)]);
+            cells.for_each(Cell::forget_sums);
             bytes = &bytes[count..];
             offset += count as u64;
         }
@@ -220,7 +224,7 @@ impl Memory {
     }
 
     pub(crate) fn add_scratch(&mut self, name: &str, bytes: u64) -> usize {
-        self.buffers.push(Buffer::new(format!("scratch {name}"), bytes, Background::Unwritten));
+        self.buffers.push(Buffer { is_scratch: true, ..Buffer::new(format!("scratch {name}"), bytes, Background::Unwritten) });
         self.buffers.len() - 1
     }
 

@@ -21,7 +21,9 @@
 //! units, with lanes told apart inside a warp (a fence, like a wait, speaks for the lanes that run it); edges come from barriers, mbarriers,
 //! release and acquire, fences around relaxed accesses and from waits for async groups. What relaxed atomics may show beyond that (weak outcomes) is **not** explored. Two accesses that
 //! nothing orders are a race in every schedule, also in those where they happened to be far apart. A non-coherent load of bytes that the
-//! same launch writes is a finding whatever the order.
+//! same launch writes is a finding whatever the order. Two atomics are no race; but where results are noted to have the same bits each time
+//! ([`Options::ordered_sums`]), two float sums into one place are a finding if nothing orders them, for the order decides the rounding: at once in what the caller bound, and in scratch and shared memory when
+//! somebody reads what they left.
 //!
 //! **Async units.** `cp.async`, bulk and tensor copies, `st.async` and wgmma are agents of their own. They read and write in pieces at any
 //! time between issue and completion: at once ([`AsyncPolicy::Earliest`]), only when all warps wait ([`AsyncPolicy::Latest`]), or at random.
@@ -127,6 +129,8 @@ pub struct Options {
     pub accumulation: Accumulation,
     /// What `HostScalar` arguments stand for; each is read in the type of the parameter that takes it.
     pub host_scalars: Vec<HostValue>,
+    /// Results are noted to have the same bits each time: two float sums into one place (atomics, or copies that add) have to be ordered, as two writes have.
+    pub ordered_sums: bool,
     /// The program's lists of tensors: for each its buffers, which are slots of the memory, each a tensor as a whole.
     pub lists: Vec<Vec<usize>>,
 }
@@ -143,6 +147,7 @@ impl Default for Options {
             float_noise: None,
             accumulation: Accumulation::Full,
             host_scalars: Vec::new(),
+            ordered_sums: false,
             lists: Vec::new(),
         }
     }

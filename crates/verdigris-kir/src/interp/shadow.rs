@@ -26,6 +26,12 @@ pub(crate) mod flag {
     pub(crate) const ASYNC: u8 = 4;
     /// A non-coherent load.
     pub(crate) const NON_COHERENT: u8 = 8;
+    /// A float is added to what is there, and the same bits are asked for each time: sums have an order.
+    pub(crate) const ORDERED_SUM: u8 = 16;
+    /// Such a sum is no result by itself: it matters where it is read.
+    pub(crate) const SUM_OF_SCRATCH: u8 = 32;
+    /// What is there was added up in no order. Of stamps alone.
+    pub(crate) const UNORDERED: u8 = 64;
 }
 
 /// One access as the shadow remembers it.
@@ -39,7 +45,7 @@ pub(crate) struct Stamp {
     pub(crate) lanes: [u8; 4],
 }
 
-const FLAG_BITS: u32 = 4;
+const FLAG_BITS: u32 = 7;
 
 const EMPTY: Stamp = Stamp { actor: NO_ACTOR, epoch: 0, what: 0, lanes: [NO_LANE; 4] };
 
@@ -82,6 +88,11 @@ impl Default for Cell {
 }
 
 impl Cell {
+    /// What is there is written by the host.
+    pub(crate) fn forget_sums(&mut self) {
+        self.write.what &= !u32::from(flag::UNORDERED | flag::ORDERED_SUM);
+    }
+
     /// Bytes that an actor of which nothing else is known may still write and read.
     pub(crate) fn of_predecessor(actor: u32) -> Cell {
         let stamp = Stamp { actor, epoch: 1, what: 0, lanes: [UNIT; 4] };
@@ -221,6 +232,8 @@ pub(crate) enum ConflictKind {
     Race,
     ProxyFence,
     NonCoherent,
+    /// Two sums, atomic both.
+    UnorderedSums,
 }
 
 impl Access<'_> {
@@ -267,8 +280,13 @@ impl Access<'_> {
         if self.ordered(stamp) { None } else { self.unordered_lanes(stamp, mask, lane) }
     }
 
+    /// Both are float sums of which the order matters.
+    fn both_ordered_sums(&self, stamp: &Stamp) -> bool {
+        self.flags & stamp.flags() & flag::ORDERED_SUM != 0
+    }
+
     fn unordered_lanes(&self, stamp: &Stamp, mask: u8, lane: u8) -> Option<usize> {
-        if self.both_atomic(stamp) {
+        if self.both_atomic(stamp) && !self.both_ordered_sums(stamp) {
             return None;
         }
         (0..4).find(|&byte| {
@@ -285,7 +303,31 @@ impl Access<'_> {
     fn race(&self, stamp: &Stamp, mask: u8, lane: u8, other_writes: bool) -> Result<(), Conflict> {
         match self.unordered(stamp, mask, lane) {
             None => Ok(()),
-            Some(byte) => Err(Conflict { kind: ConflictKind::Race, other: *stamp, byte, at: byte, other_writes }),
+            Some(byte) => {
+                let of_sums = self.both_atomic(stamp) && self.both_ordered_sums(stamp);
+                let kind = if of_sums { ConflictKind::UnorderedSums } else { ConflictKind::Race };
+                Err(Conflict { kind, other: *stamp, byte, at: byte, other_writes })
+            }
+        }
+    }
+
+    /// Whether what is written is a sum that nothing orders with the one that `stamp` stands for, in memory where only a reader makes that a fault.
+    fn loses_order(&self, stamp: &Stamp, mask: u8, lane: u8) -> Result<bool, Conflict> {
+        match self.race(stamp, mask, lane, true) {
+            Err(conflict) if conflict.kind == ConflictKind::UnorderedSums && self.flags & flag::SUM_OF_SCRATCH != 0 => Ok(true),
+            checked => checked.map(|()| self.both_ordered_sums(stamp) && stamp.flags() & flag::UNORDERED != 0),
+        }
+    }
+
+    /// A read of what was added up in no order.
+    #[inline]
+    fn sums(&self, stamp: &Stamp, mask: u8) -> Result<(), Conflict> {
+        if stamp.flags() & flag::UNORDERED == 0 {
+            return Ok(());
+        }
+        match (0..4).find(|&byte| mask >> byte & 1 == 1 && stamp.lanes[byte] != NO_LANE) {
+            None => Ok(()),
+            Some(byte) => Err(Conflict { kind: ConflictKind::UnorderedSums, other: *stamp, byte, at: byte, other_writes: true }),
         }
     }
 
@@ -339,6 +381,7 @@ impl Access<'_> {
     pub(crate) fn read(&self, cell: &mut Cell, readers: &mut Readers, mask: u8, lane: u8) -> Result<(), Conflict> {
         if cell.write.actor != NO_ACTOR {
             self.race(&cell.write, mask, lane, true)?;
+            self.sums(&cell.write, mask)?;
             self.proxy(&cell.write, mask)?;
             if self.flags & flag::NON_COHERENT != 0 {
                 self.non_coherent_write(&cell.write, mask)?;
@@ -346,6 +389,7 @@ impl Access<'_> {
         }
         for write in readers.get(cell.more_writes) {
             self.race(write, mask, lane, true)?;
+            self.sums(write, mask)?;
             self.proxy(write, mask)?;
             self.non_coherent_write(write, mask)?;
         }
@@ -405,9 +449,9 @@ impl Access<'_> {
     /// Checks and remembers a write of the bytes of `mask` by `lane`.
     #[inline]
     pub(crate) fn write(&self, cell: &mut Cell, readers: &mut Readers, mask: u8, lane: u8) -> Result<(), Conflict> {
-        self.race(&cell.write, mask, lane, true)?;
+        let mut loses = self.loses_order(&cell.write, mask, lane)?;
         for write in readers.get(cell.more_writes) {
-            self.race(write, mask, lane, true)?;
+            loses |= self.loses_order(write, mask, lane)?;
         }
         if cell.read.actor != NO_ACTOR {
             self.race(&cell.read, mask, lane, false)?;
@@ -444,6 +488,7 @@ impl Access<'_> {
                 readers.overwrite(cell, mask);
             }
             cell.write = self.stamp(mask, lane);
+            cell.write.what |= u32::from(flag::UNORDERED) * u32::from(loses);
         }
         Ok(())
     }

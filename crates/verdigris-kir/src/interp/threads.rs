@@ -91,6 +91,18 @@ impl Machine<'_> {
                 let message = format!("{who} {does} {name} here, {did} by {other} at {line}, and nothing orders the two: {consequence}");
                 self.finding(FindingKind::Race, at, Some(line), message)
             }
+            ConflictKind::UnorderedSums if !writes => {
+                let message = format!(
+                    "{who} reads {name} here, floats that were added up in no order, the last one by {other} at {line}: rounding depends on which came first, and the results are noted to have the same bits each time"
+                );
+                self.finding(FindingKind::UnorderedSums, at, Some(line), message)
+            }
+            ConflictKind::UnorderedSums => {
+                let message = format!(
+                    "{who} adds to {name} here, added to by {other} at {line}, and nothing orders the two: rounding depends on which comes first, and the results are noted to have the same bits each time"
+                );
+                self.finding(FindingKind::UnorderedSums, at, Some(line), message)
+            }
             ConflictKind::ProxyFence => {
                 let message = format!(
                     "{who} {does} {name} here through the async proxy, written by {other} at {line} without a fence.proxy.async by the writer after it: the async unit may see the old bytes"
@@ -495,7 +507,8 @@ impl Machine<'_> {
                 }
                 seen = seen.wrapping_mul(31).wrapping_add(old);
             }
-            self.write_lane(warp, inst.loc, lane, place, &data[..bytes as usize], flags)?;
+            let of_sum = self.flag_of_sum(op == Atomic::Add, ty, self.is_scratch(place));
+            self.write_lane(warp, inst.loc, lane, place, &data[..bytes as usize], flags | of_sum)?;
             let released = self.release_at(warp, order, lane);
             self.acquire_at(warp, key, order, lane);
             // A read-modify-write carries on the release that it found.
@@ -518,6 +531,22 @@ impl Machine<'_> {
             }
         }
         Ok(Flow::Next)
+    }
+
+    /// What marks a sum whose place among others matters: of floats, where the same bits are asked for each time.
+    pub(crate) fn flag_of_sum(&self, adds: bool, ty: Ty, is_scratch: bool) -> u8 {
+        match adds && ty.is_float() && self.options.ordered_sums {
+            false => 0,
+            true => flag::ORDERED_SUM | flag::SUM_OF_SCRATCH * u8::from(is_scratch),
+        }
+    }
+
+    /// Whether what stands there is seen by the run alone.
+    pub(crate) fn is_scratch(&self, place: Place) -> bool {
+        match place {
+            Place::Global { slot, .. } => self.memory.buffers[slot].is_scratch,
+            Place::Shared { .. } => true,
+        }
     }
 
     /// Bytes without a check; all ones if every byte was written.

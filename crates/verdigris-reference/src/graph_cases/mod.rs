@@ -60,8 +60,11 @@
 //! log-sum-exp and of the gradients of bias and sinks), `of_options` (of bias and sinks). Layouts are `bhsd`, `bshd`, `packed`, `strided` and `reversed`.
 //! **`resample.toml`**: `modes` (`nearest`, `nearest_exact`, `linear`, `cubic`, the latter two also with `_corners`, and the borders `reflect`, `replicate`,
 //! `circular`), `passes` (`forward`, `backward`; default both), `factors` (one for each spatial dim, default none), `shapes = ["n2 c3 i9x9 o4x12"]`, or
-//! `"n2 c3 i9x9 p2:1x0"` of a border.
+//! `"n2 c3 i9x9 p2:1x0"` of a border. **`append.toml`**: `dims` (of what rows are appended to), `axis`, `rows` (how many), `of` (dims of which each index has its
+//! own length, default `[[0]]`), `from` (the layout of the rows, default `row`), `count` (tensors that take rows by one length, default 1), chains `before` (what makes the
+//! rows) and `after` (what reads the tensor with its rows, and is stored beside it).
 
+mod append;
 mod attention;
 mod batch_norm;
 mod conv;
@@ -102,8 +105,8 @@ pub struct GraphCase {
 }
 
 /// The families, by the stem of their files.
-pub const FAMILIES: [&str; 11] =
-    ["conv", "pointwise", "reduction", "scan", "pool", "softmax", "norm", "movement", "batch_norm", "attention", "resample"];
+pub const FAMILIES: [&str; 12] =
+    ["conv", "pointwise", "reduction", "scan", "pool", "softmax", "norm", "movement", "batch_norm", "attention", "resample", "append"];
 
 /// Reads a case file; its stem is the family.
 ///
@@ -131,11 +134,12 @@ pub fn load(family: &str, text: &str) -> Result<Vec<GraphCase>, CaseError> {
         "batch_norm" => read::<batch_norm::Group>(family, text),
         "attention" => read::<attention::Group>(family, text),
         "resample" => read::<resample::Group>(family, text),
+        "append" => read::<append::Group>(family, text),
         _ => Err(CaseError::Field {
             group: String::new(),
             field: "family",
             value: family.to_owned(),
-            rule: "the stem of the file is conv, pointwise, reduction, scan, pool, softmax, norm, movement, batch_norm, attention or resample",
+            rule: "the stem of the file is conv, pointwise, reduction, scan, pool, softmax, norm, movement, batch_norm, attention, resample or append",
         }),
     }
 }

@@ -50,9 +50,8 @@ impl Operation for Append {
     }
 
     fn data_of(&self, graph: &Graph, uid: Uid) -> Data<'_> {
-        let extent = graph.tensor(self.x).map_or(0, |x| x.layout.dims()[self.axis as usize]);
-        // Some are behind the end, one in five is below 0.
-        if uid == self.lengths { Data::Labels(extent + 3, Some(-2)) } else { Data::Any(true) }
+        let extent = |uid| graph.tensor(uid).map_or(0, |tensor| tensor.layout.dims()[self.axis as usize]);
+        if uid == self.lengths { Data::Counts(extent(self.x), extent(self.rows)) } else { Data::Any(true) }
     }
 
     fn draw(draft: &mut Draft, _: u64) -> Result<(), Error> {

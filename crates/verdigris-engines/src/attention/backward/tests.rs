@@ -200,7 +200,7 @@ fn run_under(case: Case, schedules: Vec<(bool, interp::Options)>) -> Vec<Vec<u8>
         let bias_slot = memory.add(&if mods.bias == Some(DType::F32) { wide(&bias) } else { halves(ty, &bias) });
         let mask: Vec<u8> = (0..queries).flat_map(|i| (0..keys).map(move |j| u8::from(may_attend(i, j)))).collect();
         let (mask_slot, slope_slot) = (memory.add(&mask), memory.add(&wide(&(0..heads).map(slope).collect::<Vec<f32>>())));
-        let options = interp::Options { host_scalars: vec![HostValue::Real(SCALE)], ..options };
+        let options = interp::Options { host_scalars: vec![HostValue::Real(SCALE)], ordered_sums: in_order, ..options };
         let line = |slot: usize, dtype: DType, strides: [usize; 4]| View {
             slot: Slot(slot as u32),
             dtype,
