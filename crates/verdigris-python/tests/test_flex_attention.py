@@ -1003,3 +1003,128 @@ def test_refusals_name_the_function_of_scores():
     refused(lambda s, b, h, i, j: s * s + -(s > 0), "negates", error=vd.GraphError)
     with pytest.raises(vd.UnsupportedError, match="float16"):
         vt.flex_attention(*drawn((1, 2, 8, 8), torch.float64, requires_grad=False), lambda s, b, h, i, j: s.half())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("magnitude", [1.0, 3e4, 1e6, 1e9])
+def test_gradients_of_the_log_sum_exp_are_not_rounded_to_16_bits(dtype, magnitude):
+    # As many keys as keep the gradients of queries and keys numbers of f16 where that of the log-sum-exp is none.
+    if dtype == torch.float16 and magnitude > 1e6:
+        inputs, score_mod = drawn((1, 2, 40, 16), dtype, keys=300), lambda s, b, h, q, kv: s * 1e-4
+    else:
+        inputs, score_mod = drawn((1, 2, 40, 16), dtype, keys=300), lambda s, b, h, q, kv: s * 0.05
+    d_total = magnitude * (1 + 0.01 * torch.randn(1, 2, 40))
+    _, total = vt.flex_attention(*inputs, score_mod, return_lse=True)
+    own = torch.autograd.grad((total * d_total).sum(), inputs[:2])
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    theirs = torch.autograd.grad((reference(*wide, score_mod)[1] * d_total).sum(), wide[:2])
+    for one, other in zip(own, theirs):
+        close(one, other, 4.0)
+
+
+def test_parts_of_a_number_are_the_number():
+    x = torch.cat([sign * torch.rand(4096) * 10.0**power for sign in (-1, 1) for power in range(-3, 10)] + [torch.tensor([2.0**31 - 2.0**20, 65504.0, 65520.0])])
+    for dtype, of_it in ((torch.float16, 2.0**-24), (torch.bfloat16, 2.0**-23), (torch.float32, 0.0)):
+        factors, parts = _flex._in_parts(x, dtype)
+        assert all(part.dtype == dtype and part.isfinite().all() for part in parts)
+        whole_again = sum(part.double() * factor for part, factor in zip(parts, factors))
+        # What is far below the least number of a part is held to that.
+        assert ((whole_again - x.double()).abs() <= of_it * x.double().abs() + 2.0**-40).all()
+    # What no part holds stays infinite, and is not NaN.
+    factors, parts = _flex._in_parts(torch.tensor([math.inf, -math.inf, 1e30]), torch.float16)
+    assert sum(part.double() * factor for part, factor in zip(parts, factors)).tolist() == [math.inf, -math.inf, math.inf]
+
+
+NUMBERS_OF_F64 = {
+    "chosen": lambda s, b, h, i, j: torch.where(s > 0.1, s, 0.3),
+    "compared": lambda s, b, h, i, j: torch.where(s > 0.30000000001, s, 0.1),
+    "a power": lambda s, b, h, i, j: (s * s + 0.1) ** 1.3,
+    "a quotient": lambda s, b, h, i, j: s * s / 0.3 + 0.3 / (s * s + 0.7),
+    "a maximum": lambda s, b, h, i, j: torch.maximum(s * s, torch.tensor(0.1, dtype=torch.float64)),
+    "a remainder": lambda s, b, h, i, j: s * s % 0.7,
+    "other steps": lambda s, b, h, i, j: torch.exp2(s * 1.1) + torch.log2(s * s + 1.1) + torch.trunc(s * 3.3) * 0.1,
+    "a table": lambda s, b, h, i, j: torch.where(s > 0.1, s, 0.1 * (i - j)) * 0.7,
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS_OF_F64)
+def test_numbers_beside_scores_of_f64_have_all_their_digits(name):
+    score_mod = NUMBERS_OF_F64[name]
+    inputs = drawn((1, 2, 9, 8), torch.float64)
+    scores = inputs[0] @ inputs[1].mT * 8**-0.5
+    truth = torch.softmax(score_mod(scores, *places((1, 2, 9, 9))), -1) @ inputs[2]
+    o = vt.flex_attention(*inputs, score_mod)
+    assert (o - truth).abs().max() <= 1e-12
+    d_o = torch.randn_like(o)
+    for one, other in zip(torch.autograd.grad(o, inputs, d_o), torch.autograd.grad(truth, inputs, d_o)):
+        assert (one - other).abs().max() <= 1e-12 * (1 + other.abs().max())
+
+
+def test_a_score_of_f64_as_f32_is_rounded():
+    inputs = drawn((1, 2, 9, 8), torch.float64)
+    o = vt.flex_attention(*inputs, lambda s, b, h, i, j: (s * 1000 + 1e6).float().double() - 1e6)
+    scores = (inputs[0] @ inputs[1].mT * 8**-0.5 * 1000 + 1e6).float().double() - 1e6
+    truth = torch.softmax(scores, -1) @ inputs[2]
+    # Sums in another order may be rounded to the neighbour, 1/16 away, where they are in the middle of both; such a score is rare.
+    assert ((o - truth).abs() <= 1e-11).float().mean() > 0.9
+    assert torch.autograd.grad(o.sum(), inputs[0])[0].isfinite().all()
+
+
+def test_powers_of_0():
+    q, k, v = drawn((1, 2, 9, 8), torch.float64)
+    with torch.no_grad():
+        q[:, :, 3] = 0
+    exponents = torch.tensor([0.0, 1.0, 2.0, 1.5, 3.0, 0.0, 1.0, 2.5, 1.25], dtype=torch.float64, requires_grad=True)
+    whole_numbers = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 0])
+    for score_mod, captured in (
+        (lambda s, b, h, i, j: s.abs() ** exponents[j], [exponents]),
+        (lambda s, b, h, i, j: s.relu() ** exponents[j] + s, [exponents]),
+        (lambda s, b, h, i, j: s.abs() ** exponents.detach()[j], []),
+        (lambda s, b, h, i, j: s.abs() ** whole_numbers[j].double(), []),
+        (lambda s, b, h, i, j: s ** whole_numbers[j], []),
+        (lambda s, b, h, i, j: s.abs() ** s.relu() + s, []),
+        (lambda s, b, h, i, j: (exponents[j] + 0.5) ** s.abs() + 0.0 ** s.abs(), [exponents]),
+        (lambda s, b, h, i, j: 2.0**s + s ** (h * 0.0), []),
+    ):
+        check((q, k, v), score_mod, captured=captured)
+    # The result is 1 below 0 too.
+    z = torch.zeros(9, dtype=torch.float64, requires_grad=True)
+    o = vt.flex_attention(q, k, v, lambda s, b, h, i, j: s ** z[j])
+    assert (o - v.mean(2, keepdim=True)).abs().max() <= 1e-14
+
+
+def test_types_that_do_not_meet_are_refused():
+    lengths = torch.tensor([3, 2**64 - 1], dtype=torch.uint64)
+    inputs = drawn((2, 2, 9, 8), requires_grad=False)
+    for requires_grad in (False, True):
+        for x in inputs:
+            x.requires_grad_(requires_grad)
+        for mask in (lambda b, h, i, j: j < lengths[b], lambda b, h, i, j: lengths[b] >= j, lambda b, h, i, j: (j < lengths[b]) | (i == j)):
+            with pytest.raises(vd.UnsupportedError, match="int64 and torch.u?int64 together"):
+                vt.flex_attention(*inputs, None, whole(mask, 9, 9))
+        with pytest.raises(vd.UnsupportedError, match="`lt` of torch.uint64"):
+            vt.flex_attention(*inputs, None, whole(lambda b, h, i, j: j.to(torch.uint64) < lengths[b], 9, 9))
+        with pytest.raises(vd.UnsupportedError, match="int64 and torch.u?int64 together"):
+            vt.flex_attention(*inputs, lambda s, b, h, i, j: torch.where(j < torch.tensor(2**64 - 1, dtype=torch.uint64), s, 0.0))
+    # Those of a cast, which are there.
+    short = torch.tensor([3, 7], dtype=torch.uint64)
+    check(inputs, None, lambda b, h, i, j: j < short[b].to(torch.int64))
+    check(inputs, None, lambda b, h, i, j: j <= lengths[b].to(torch.float64), wide_mods=(None, lambda b, h, i, j: (j <= 3) | (b == 1)))
+
+
+def test_numbers_beyond_64_bits():
+    refused(lambda s, b, h, i, j: torch.where(j < 2**63, s, 0.0), "9223372036854775808", "64 bits", error=vd.GraphError)
+    refused(lambda s, b, h, i, j: s + (j - 2**70), "64 bits", error=vd.GraphError)
+    refused(lambda s, b, h, i, j: s + torch.where(j > 3, j, -(2**63) - 1), "64 bits", error=vd.GraphError)
+    # Beside real numbers they are one.
+    inputs = drawn((1, 2, 9, 8), torch.float64)
+    check(inputs, lambda s, b, h, i, j: torch.where(s < 2**63, s * s, s), wide_mods=(lambda s, b, h, i, j: s * s, None))
+
+
+def test_no_heads_of_queries():
+    for score_mod in (None, lambda s, b, h, i, j: s * s):
+        q, k, v = drawn((2, 0, 5, 8)), *drawn((2, 2, 7, 8))[1:]
+        o = vt.flex_attention(q[0], k, v, score_mod, enable_gqa=True)
+        assert o.shape == (2, 0, 5, 8)
+        for gradient in torch.autograd.grad(o.sum(), (k, v)):
+            assert (gradient == 0).all()

@@ -284,7 +284,7 @@ def length_of(trace, value, sense):
     op, x, z = compared
     if z.op == "key":
         op, x, z = _TURNED[op], z, x
-    if x.op != "key" or op not in ("lt", "le") or z.reads & ~(BATCH | CAPTURED) or z.dtype is None or z.dtype.is_floating_point or z.dtype == torch.bool:
+    if x.op != "key" or op not in ("lt", "le") or z.reads & ~(BATCH | CAPTURED) or z.dtype is None or z.dtype.is_floating_point or z.dtype in (torch.bool, torch.uint64):
         return None
     if op == "lt":
         return z
