@@ -1128,3 +1128,50 @@ def test_no_heads_of_queries():
         assert o.shape == (2, 0, 5, 8)
         for gradient in torch.autograd.grad(o.sum(), (k, v)):
             assert (gradient == 0).all()
+
+
+BYTES, NARROW = torch.arange(100, 256, 9, dtype=torch.uint8), torch.linspace(-40000.0, 40000.0, 18).half()
+SUMS = {
+    "truths": lambda s, b, h, i, j: s + (i > j) + (j > 3),
+    "truths on one side": lambda s, b, h, i, j: torch.where(i > 3, s + (i > j) + (j > 3), s + (j > 5)),
+    "bytes": lambda s, b, h, i, j: s + BYTES[i] + BYTES[j] - BYTES[i] / 2,
+    "bytes and their difference": lambda s, b, h, i, j: torch.where(i > 3, s + BYTES[j] + BYTES[i] - 300, s + (j > 5)),
+    "halves": lambda s, b, h, i, j: (s + NARROW[j] + NARROW[i] + NARROW[j] - NARROW[i]) - NARROW[j] - NARROW[j],
+    "halves times a number": lambda s, b, h, i, j: (s * 0.01 + NARROW[j]) * 100 - NARROW[j].float() * 100,
+    "whole numbers": lambda s, b, h, i, j: s + i * 1000000 - j * 1000000 + (j - i) * 1000000,
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_biases_are_added_in_the_type_of_scores(name):
+    inputs = drawn((2, 2, 18, 8))
+    with torch.no_grad():
+        # Of scores of this size nothing is lost beside biases of 2¹⁶.
+        inputs[0].mul_(0.5)
+    o = vt.flex_attention(*inputs, SUMS[name])
+    close(o, reference(*(x.detach().double() for x in inputs), SUMS[name])[0], 8.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16])
+def test_lengths_of_a_type_that_does_not_hold_as_many_as_there_are_keys(dtype):
+    lengths = torch.tensor([5, 120], dtype=dtype)
+    inputs = drawn((2, 2, 4, 8), requires_grad=False, keys=300)
+    for mask in (lambda b, h, i, j: j < lengths[b], lambda b, h, i, j: lengths[b] >= j, lambda b, h, i, j: lengths[b] > j):
+        check(inputs, None, mask)
+
+
+QUOTIENTS = [0.1, -0.1, 0.3, 7.0, math.inf, -math.inf, 0.0]
+
+
+@pytest.mark.parametrize("divisor", QUOTIENTS)
+def test_whole_quotients_are_pytorchs(divisor):
+    inputs = drawn((1, 2, 9, 8), torch.float64)
+    # 0.3 // 0.1 is 2, and 1 // 0.1 is 9.
+    check(inputs, lambda s, b, h, i, j: torch.where(((s * 0 + i) / 10) // divisor > j, s, 0.5 * s))
+    check(inputs, lambda s, b, h, i, j: torch.where(((s * 0 - i) / 10) // divisor < -j, s, 0.5 * s))
+
+
+def test_whole_parts_of_infinities():
+    inputs = drawn((1, 2, 9, 8), torch.float64, requires_grad=False)
+    check(inputs, lambda s, b, h, i, j: torch.trunc(torch.where((s > 0.5) & (i != j), -math.inf, s * 3)))
+    check(drawn((1, 2, 9, 8), torch.float64), lambda s, b, h, i, j: torch.trunc(s * 3) * 0.25 + s + torch.fix(-s * 2))

@@ -356,7 +356,7 @@ def _by_op(trace, form, conditions, scale, tensors, computed, wants_total, block
     words = _attention_words(scale, causal, left, right, cap)
     if wants_total and is_trained and length is None:
         return _WithTotal.apply(words, q, k, v, beside, slopes)
-    lengths = None if length is None else computed.of(length).clamp(0, keys).to(torch.int32).expand(b, 1, 1, 1).contiguous()
+    lengths = None if length is None else computed.of(length).to(torch.int64).clamp(0, keys).to(torch.int32).expand(b, 1, 1, 1).contiguous()
     return _ops.attention(q, k, v, beside, slopes, None, None, lengths, None, None, *_NO_DESCALES, *(blocks or _NO_BLOCKS), words)
 
 

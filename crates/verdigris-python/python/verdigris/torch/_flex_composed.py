@@ -30,7 +30,7 @@ _BINARY = {
     **{"logical_and": "and", "logical_or": "or", "logical_xor": "ne"},
 }
 #: Steps between whose jumps nothing varies; so are all that give truths.
-_CONSTANT = ("floor", "ceil", "round", "sign", "floor_divide")
+_CONSTANT = ("floor", "ceil", "round", "trunc", "sign", "floor_divide")
 _OF_TRUTHS = {"add": "or", "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "ne"}
 
 
@@ -106,9 +106,9 @@ class Steps:
         if op == "square":
             return g.binary("mul", args[0], args[0])
         if op == "floor_divide":
-            return g.unary("floor", g.binary("div", *args))
+            return self._whole_quotient(g, *args, constants)
         if op == "trunc":
-            return g.binary("sub", args[0], g.binary("mod", args[0], constants.of(1.0)))
+            return g.ternary("select", g.unary("ceil", args[0]), g.unary("floor", args[0]), g.binary("lt", args[0], constants.of(0.0)))
         if op == "exp2":
             return g.unary("exp", g.unary("affine", args[0], scale=math.log(2.0), shift=0.0))
         if op in ("log2", "log10"):
@@ -119,6 +119,15 @@ class Steps:
         if op == "log1p":
             return g.unary("log", g.unary("affine", args[0], scale=1.0, shift=1.0))
         return self.trace.refuse(f"`{op}` of a score", "it is no step of the pointwise language; of places and captured tensors alone it is computed")
+
+    def _whole_quotient(self, g, x, z, constants):
+        """`x // z` by the remainder, as PyTorch has it: a quotient that was rounded up to a whole number is one too large (1 // 0.1)."""
+        zero = constants.of(0.0)
+        rest = g.binary("mod", x, z)
+        whole = g.binary("div", g.binary("sub", x, rest), z)
+        is_beyond = g.binary("and", g.binary("ne", rest, zero), g.binary("ne", g.binary("lt", z, zero), g.binary("lt", rest, zero)))
+        whole = g.ternary("select", g.unary("affine", whole, scale=1.0, shift=-1.0), whole, is_beyond)
+        return g.ternary("select", g.binary("div", x, z), g.unary("round", whole), g.binary("eq", z, zero))
 
     def _power(self, g, x, z, constants):
         """`x ^ z`, of which the exponent may have a gradient too: at x = 0 it is 0 for exponents from 0 on, as PyTorch's is, and not 0ᶻ · log 0; neither is that of x at an exponent 0 0 · 0⁻¹."""

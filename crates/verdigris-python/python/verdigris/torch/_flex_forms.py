@@ -110,9 +110,17 @@ def _form(trace, value, forms):
     return None
 
 
+def _wide(trace, bias):
+    """A bias in a type that sums and factors of it stay in. To a score it was added in the score's type; by themselves two truths would be one, and narrow numbers would wrap around, be rounded or infinite."""
+    if bias.dtype is None or bias.dtype in (torch.float32, torch.float64, torch.int64):
+        return bias
+    return trace.cast(bias, trace.score_dtype if bias.dtype.is_floating_point else torch.int64)
+
+
 def _sum(trace, biases):
     total = trace.number(0.0)
     for factor, bias in biases:
+        bias = _wide(trace, bias)
         scaled = bias if factor == 1.0 else trace.binary("mul", bias, trace.number(factor))
         total = scaled if total.holds(0) else trace.binary("add", total, scaled)
     return total
