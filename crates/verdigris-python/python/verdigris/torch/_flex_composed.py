@@ -130,7 +130,10 @@ class Steps:
         return g.ternary("select", g.binary("div", x, z), g.unary("round", whole), g.binary("eq", z, zero))
 
     def _power(self, g, x, z, constants):
-        """`x ^ z`, of which the exponent may have a gradient too: at x = 0 it is 0 for exponents from 0 on, as PyTorch's is, and not 0ᶻ · log 0; neither is that of x at an exponent 0 0 · 0⁻¹."""
+        """`x ^ z`, of which the exponent may have a gradient too.
+
+        At x = 0 that is 0 for exponents from 0 on, as PyTorch's is, and not 0ᶻ · log 0; and that of x at an exponent 0 is 0, and not 0 · 0⁻¹.
+        """
         is_zero = g.binary("eq", x, constants.of(0.0))
         one = constants.of(1.0)
         at_zero = g.binary("and", is_zero, g.binary("gt", z, constants.of(0.0)))

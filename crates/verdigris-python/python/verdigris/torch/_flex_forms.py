@@ -111,7 +111,7 @@ def _form(trace, value, forms):
 
 
 def _wide(trace, bias):
-    """A bias in a type that sums and factors of it stay in. To a score it was added in the score's type; by themselves two truths would be one, and narrow numbers would wrap around, be rounded or infinite."""
+    """A bias in a type that sums and factors of it stay in, as beside a score: by themselves two truths would be one, and narrow numbers wrap around, are rounded or infinite."""
     if bias.dtype is None or bias.dtype in (torch.float32, torch.float64, torch.int64):
         return bias
     return trace.cast(bias, trace.score_dtype if bias.dtype.is_floating_point else torch.int64)
