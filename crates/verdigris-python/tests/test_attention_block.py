@@ -262,6 +262,43 @@ def test_what_does_not_fit_is_refused():
         y.sum().backward()
 
 
+MISFITS = {
+    "features": (dict(x=(2, 5, 23)), "24 features and x has 23"),
+    "heads": (dict(kv_heads=3, w=(80, 24)), "4 heads of queries and 3 of keys"),
+    "outputs": (dict(heads=6), "64 outputs for 6 heads of queries"),
+    "values": (dict(wo=(10, 31)), "takes 31 values and 4 heads of 8 elements have 32"),
+    "a weight of three dims": (dict(w=(64, 24, 1)), "qkv_weight of"),
+    "a weight of one dim": (dict(wo=(32,)), "out_weight of"),
+    "a bias": (dict(qkv_bias=(63,)), "qkv_bias of"),
+    "the last bias": (dict(out_bias=(9,)), "out_bias of"),
+    "a residual": (dict(residual=(3, 5, 10)), "residual of"),
+    "positions of angles": (dict(rope=(1, 4, 8)), "angles of dims"),
+    "a batch of angles": (dict(rope=(3, 5, 8)), "angles of dims"),
+    "elements of angles": (dict(rope=(1, 5, 6)), "angles of dims"),
+    "dims of angles": (dict(rope=(5, 8)), "angles of dims"),
+    "a mask": (dict(attn_mask=(5, 4)), "attn_mask of"),
+    "a mask of another batch": (dict(attn_mask=(3, 1, 5, 5)), "attn_mask of"),
+    "slopes": (dict(alibi_slopes=(3,)), "alibi_slopes of"),
+    "slopes of three dims": (dict(alibi_slopes=(2, 4, 1)), "alibi_slopes of"),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_dims_that_do_not_fit_are_one_error_with_gradients_and_without(name):
+    told, words = MISFITS[name]
+    options = {name: torch.randn(given) if isinstance(given, tuple) else given for name, given in told.items()}
+    if "rope" in options:
+        options["rope"] = (options["rope"],) * 2
+    options = {"x": torch.randn(2, 5, 24), "w": torch.randn(64, 24), "wo": torch.randn(10, 32), "heads": 4, "kv_heads": 2, **options}
+    x, w, wo = (options.pop(name) for name in ("x", "w", "wo"))
+    said = []
+    for is_wanted in (False, True):
+        with pytest.raises(vd.GraphError, match=words) as error:
+            vt.attention_block(x.clone().requires_grad_(is_wanted), w, wo, **options)
+        said.append((type(error.value), str(error.value)))
+    assert said[0] == said[1]
+
+
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_multi_head_attention_is_one_call(batch_first, has_bias):

@@ -1003,3 +1003,176 @@ def test_refusals_name_the_function_of_scores():
     refused(lambda s, b, h, i, j: s * s + -(s > 0), "negates", error=vd.GraphError)
     with pytest.raises(vd.UnsupportedError, match="float16"):
         vt.flex_attention(*drawn((1, 2, 8, 8), torch.float64, requires_grad=False), lambda s, b, h, i, j: s.half())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("magnitude", [1.0, 3e4, 1e6, 1e9])
+def test_gradients_of_the_log_sum_exp_are_not_rounded_to_16_bits(dtype, magnitude):
+    # As many keys as keep the gradients of queries and keys numbers of f16 where that of the log-sum-exp is none.
+    if dtype == torch.float16 and magnitude > 1e6:
+        inputs, score_mod = drawn((1, 2, 40, 16), dtype, keys=300), lambda s, b, h, q, kv: s * 1e-4
+    else:
+        inputs, score_mod = drawn((1, 2, 40, 16), dtype, keys=300), lambda s, b, h, q, kv: s * 0.05
+    d_total = magnitude * (1 + 0.01 * torch.randn(1, 2, 40))
+    _, total = vt.flex_attention(*inputs, score_mod, return_lse=True)
+    own = torch.autograd.grad((total * d_total).sum(), inputs[:2])
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    theirs = torch.autograd.grad((reference(*wide, score_mod)[1] * d_total).sum(), wide[:2])
+    for one, other in zip(own, theirs):
+        close(one, other, 4.0)
+
+
+def test_parts_of_a_number_are_the_number():
+    x = torch.cat([sign * torch.rand(4096) * 10.0**power for sign in (-1, 1) for power in range(-3, 10)] + [torch.tensor([2.0**31 - 2.0**20, 65504.0, 65520.0])])
+    for dtype, of_it in ((torch.float16, 2.0**-24), (torch.bfloat16, 2.0**-23), (torch.float32, 0.0)):
+        factors, parts = _flex._in_parts(x, dtype)
+        assert all(part.dtype == dtype and part.isfinite().all() for part in parts)
+        whole_again = sum(part.double() * factor for part, factor in zip(parts, factors))
+        # What is far below the least number of a part is held to that.
+        assert ((whole_again - x.double()).abs() <= of_it * x.double().abs() + 2.0**-40).all()
+    # What no part holds stays infinite, and is not NaN.
+    factors, parts = _flex._in_parts(torch.tensor([math.inf, -math.inf, 1e30]), torch.float16)
+    assert sum(part.double() * factor for part, factor in zip(parts, factors)).tolist() == [math.inf, -math.inf, math.inf]
+
+
+NUMBERS_OF_F64 = {
+    "chosen": lambda s, b, h, i, j: torch.where(s > 0.1, s, 0.3),
+    "compared": lambda s, b, h, i, j: torch.where(s > 0.30000000001, s, 0.1),
+    "a power": lambda s, b, h, i, j: (s * s + 0.1) ** 1.3,
+    "a quotient": lambda s, b, h, i, j: s * s / 0.3 + 0.3 / (s * s + 0.7),
+    "a maximum": lambda s, b, h, i, j: torch.maximum(s * s, torch.tensor(0.1, dtype=torch.float64)),
+    "a remainder": lambda s, b, h, i, j: s * s % 0.7,
+    "other steps": lambda s, b, h, i, j: torch.exp2(s * 1.1) + torch.log2(s * s + 1.1) + torch.trunc(s * 3.3) * 0.1,
+    "a table": lambda s, b, h, i, j: torch.where(s > 0.1, s, 0.1 * (i - j)) * 0.7,
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS_OF_F64)
+def test_numbers_beside_scores_of_f64_have_all_their_digits(name):
+    score_mod = NUMBERS_OF_F64[name]
+    inputs = drawn((1, 2, 9, 8), torch.float64)
+    scores = inputs[0] @ inputs[1].mT * 8**-0.5
+    truth = torch.softmax(score_mod(scores, *places((1, 2, 9, 9))), -1) @ inputs[2]
+    o = vt.flex_attention(*inputs, score_mod)
+    assert (o - truth).abs().max() <= 1e-12
+    d_o = torch.randn_like(o)
+    for one, other in zip(torch.autograd.grad(o, inputs, d_o), torch.autograd.grad(truth, inputs, d_o)):
+        assert (one - other).abs().max() <= 1e-12 * (1 + other.abs().max())
+
+
+def test_a_score_of_f64_as_f32_is_rounded():
+    inputs = drawn((1, 2, 9, 8), torch.float64)
+    # Behind 2¹⁹ there are steps of 1/32.
+    score_mod = lambda s, *at: (s * 2 + 2.0**19).float().double() - 2.0**19  # noqa: E731
+    o, scores = vt.flex_attention(*inputs, score_mod), inputs[0] @ inputs[1].mT * 8**-0.5
+    truth = torch.softmax(score_mod(scores), -1) @ inputs[2]
+    assert (truth - torch.softmax(scores * 2, -1) @ inputs[2]).abs().max() > 1e-3
+    assert (o - truth).abs().max() <= 1e-12
+    assert torch.autograd.grad(o.sum(), inputs[0])[0].isfinite().all()
+
+
+def test_powers_of_0():
+    q, k, v = drawn((1, 2, 9, 8), torch.float64)
+    with torch.no_grad():
+        q[:, :, 3] = 0
+    exponents = torch.tensor([0.0, 1.0, 2.0, 1.5, 3.0, 0.0, 1.0, 2.5, 1.25], dtype=torch.float64, requires_grad=True)
+    whole_numbers = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 0])
+    for score_mod, captured in (
+        (lambda s, b, h, i, j: s.abs() ** exponents[j], [exponents]),
+        (lambda s, b, h, i, j: s.relu() ** exponents[j] + s, [exponents]),
+        (lambda s, b, h, i, j: s.abs() ** exponents.detach()[j], []),
+        (lambda s, b, h, i, j: s.abs() ** whole_numbers[j].double(), []),
+        (lambda s, b, h, i, j: s ** whole_numbers[j], []),
+        (lambda s, b, h, i, j: s.abs() ** s.relu() + s, []),
+        (lambda s, b, h, i, j: (exponents[j] + 0.5) ** s.abs() + 0.0 ** s.abs(), [exponents]),
+        (lambda s, b, h, i, j: 2.0**s + s ** (h * 0.0), []),
+    ):
+        check((q, k, v), score_mod, captured=captured)
+    # The result is 1 below 0 too.
+    z = torch.zeros(9, dtype=torch.float64, requires_grad=True)
+    o = vt.flex_attention(q, k, v, lambda s, b, h, i, j: s ** z[j])
+    assert (o - v.mean(2, keepdim=True)).abs().max() <= 1e-14
+
+
+def test_types_that_do_not_meet_are_refused():
+    lengths = torch.tensor([3, 2**64 - 1], dtype=torch.uint64)
+    inputs = drawn((2, 2, 9, 8), requires_grad=False)
+    for requires_grad in (False, True):
+        for x in inputs:
+            x.requires_grad_(requires_grad)
+        for mask in (lambda b, h, i, j: j < lengths[b], lambda b, h, i, j: lengths[b] >= j, lambda b, h, i, j: (j < lengths[b]) | (i == j)):
+            with pytest.raises(vd.UnsupportedError, match="int64 and torch.u?int64 together"):
+                vt.flex_attention(*inputs, None, whole(mask, 9, 9))
+        with pytest.raises(vd.UnsupportedError, match="`lt` of torch.uint64"):
+            vt.flex_attention(*inputs, None, whole(lambda b, h, i, j: j.to(torch.uint64) < lengths[b], 9, 9))
+        with pytest.raises(vd.UnsupportedError, match="int64 and torch.u?int64 together"):
+            vt.flex_attention(*inputs, lambda s, b, h, i, j: torch.where(j < torch.tensor(2**64 - 1, dtype=torch.uint64), s, 0.0))
+    # Those of a cast, which are there.
+    short = torch.tensor([3, 7], dtype=torch.uint64)
+    check(inputs, None, lambda b, h, i, j: j < short[b].to(torch.int64))
+    check(inputs, None, lambda b, h, i, j: j <= lengths[b].to(torch.float64), wide_mods=(None, lambda b, h, i, j: (j <= 3) | (b == 1)))
+
+
+def test_numbers_beyond_64_bits():
+    refused(lambda s, b, h, i, j: torch.where(j < 2**63, s, 0.0), "9223372036854775808", "64 bits", error=vd.GraphError)
+    refused(lambda s, b, h, i, j: s + (j - 2**70), "64 bits", error=vd.GraphError)
+    refused(lambda s, b, h, i, j: s + torch.where(j > 3, j, -(2**63) - 1), "64 bits", error=vd.GraphError)
+    # Beside real numbers they are one.
+    inputs = drawn((1, 2, 9, 8), torch.float64)
+    check(inputs, lambda s, b, h, i, j: torch.where(s < 2**63, s * s, s), wide_mods=(lambda s, b, h, i, j: s * s, None))
+
+
+def test_no_heads_of_queries():
+    for score_mod in (None, lambda s, b, h, i, j: s * s):
+        q, k, v = drawn((2, 0, 5, 8)), *drawn((2, 2, 7, 8))[1:]
+        o = vt.flex_attention(q[0], k, v, score_mod, enable_gqa=True)
+        assert o.shape == (2, 0, 5, 8)
+        for gradient in torch.autograd.grad(o.sum(), (k, v)):
+            assert (gradient == 0).all()
+
+
+BYTES, NARROW = torch.arange(100, 256, 9, dtype=torch.uint8), torch.linspace(-40000.0, 40000.0, 18).half()
+SUMS = {
+    "truths": lambda s, b, h, i, j: s + (i > j) + (j > 3),
+    "truths on one side": lambda s, b, h, i, j: torch.where(i > 3, s + (i > j) + (j > 3), s + (j > 5)),
+    "bytes": lambda s, b, h, i, j: s + BYTES[i] + BYTES[j] - BYTES[i] / 2,
+    "bytes and their difference": lambda s, b, h, i, j: torch.where(i > 3, s + BYTES[j] + BYTES[i] - 300, s + (j > 5)),
+    "halves": lambda s, b, h, i, j: (s + NARROW[j] + NARROW[i] + NARROW[j] - NARROW[i]) - NARROW[j] - NARROW[j],
+    "halves times a number": lambda s, b, h, i, j: (s * 0.01 + NARROW[j]) * 100 - NARROW[j].float() * 100,
+    "whole numbers": lambda s, b, h, i, j: s + i * 1000000 - j * 1000000 + (j - i) * 1000000,
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_biases_are_added_in_the_type_of_scores(name):
+    inputs = drawn((2, 2, 18, 8))
+    with torch.no_grad():
+        # Of scores of this size nothing is lost beside biases of 2¹⁶.
+        inputs[0].mul_(0.5)
+    o = vt.flex_attention(*inputs, SUMS[name])
+    close(o, reference(*(x.detach().double() for x in inputs), SUMS[name])[0], 8.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16])
+def test_lengths_of_a_type_that_does_not_hold_as_many_as_there_are_keys(dtype):
+    lengths = torch.tensor([5, 120], dtype=dtype)
+    inputs = drawn((2, 2, 4, 8), requires_grad=False, keys=300)
+    for mask in (lambda b, h, i, j: j < lengths[b], lambda b, h, i, j: lengths[b] >= j, lambda b, h, i, j: lengths[b] > j):
+        check(inputs, None, mask)
+
+
+QUOTIENTS = [0.1, -0.1, 0.3, 7.0, math.inf, -math.inf, 0.0]
+
+
+@pytest.mark.parametrize("divisor", QUOTIENTS)
+def test_whole_quotients_are_pytorchs(divisor):
+    inputs = drawn((1, 2, 9, 8), torch.float64)
+    # 0.3 // 0.1 is 2, and 1 // 0.1 is 9.
+    check(inputs, lambda s, b, h, i, j: torch.where(((s * 0 + i) / 10) // divisor > j, s, 0.5 * s))
+    check(inputs, lambda s, b, h, i, j: torch.where(((s * 0 - i) / 10) // divisor < -j, s, 0.5 * s))
+
+
+def test_whole_parts_of_infinities():
+    inputs = drawn((1, 2, 9, 8), torch.float64, requires_grad=False)
+    check(inputs, lambda s, b, h, i, j: torch.trunc(torch.where((s > 0.5) & (i != j), -math.inf, s * 3)))
+    check(drawn((1, 2, 9, 8), torch.float64), lambda s, b, h, i, j: torch.trunc(s * 3) * 0.25 + s + torch.fix(-s * 2))

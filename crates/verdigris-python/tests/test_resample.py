@@ -1,5 +1,6 @@
 """Resampling and padding of PyTorch's tensors against PyTorch's own on the CPU."""
 
+import itertools
 import math
 
 import pytest
@@ -310,3 +311,17 @@ def test_factors_that_change_no_size_copy(mode, shape):
     y = vt.interpolate(x, scale_factor=1.1, mode=mode)
     assert y.shape == x.shape and torch.equal(y, x)
     assert torch.equal(y, torch.nn.functional.interpolate(x, scale_factor=1.1, mode=mode))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
+@pytest.mark.parametrize("shape", [(1, 2, 5), (2, 3, 5, 4), (1, 2, 7, 16), (1, 2, 5, 4, 3)])
+def test_nearest_by_factors_that_change_few_sizes(shape, dtype):
+    x = (torch.rand(shape) * 255).to(dtype).requires_grad_(dtype.is_floating_point)
+    for first, other in itertools.product((1.0, 1.01, 1.1, 1.19, 1.7, 0.6), repeat=2):
+        factors = (first, *[other] * (len(shape) - 3))
+        y, truth = (f(x, scale_factor=factors, mode="nearest") for f in (vt.interpolate, torch.nn.functional.interpolate))
+        assert y.shape == truth.shape and torch.equal(y, truth), factors
+        if len(shape) == 4 and y.shape == x.shape:
+            assert torch.equal(y, x)
+            if dtype.is_floating_point:
+                assert (torch.autograd.grad(y.sum(), x)[0] == 1).all()

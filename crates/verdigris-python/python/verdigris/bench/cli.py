@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import List, Optional, Sequence
 
 from . import check as gate
-from . import layers, record, summary
+from . import flex, layers, record, summary
 from .problems import BYTES, DIRECTIONS, DRAWN, ListError, Problem, key
 from .suites import SUITES, Suite, drawn_rows, in_turn, lists_folder, rows
 
@@ -65,6 +65,8 @@ def _parser() -> argparse.ArgumentParser:
         one.add_argument("--compile-share", help=argparse.SUPPRESS)
         _add_place_options(one)
 
+    flex.add_options(commands)
+    _add_place_options(commands.choices[flex.SUITE])
     train = commands.add_parser("train", help="a network's training: images a second and errors against fp32, converted and not")
     train.add_argument("--model", type=_list, default=["resnet50", "convnext_tiny"])
     train.add_argument("--batch", type=int, default=128)
@@ -313,6 +315,9 @@ def main(words: Optional[Sequence[str]] = None) -> int:
         if arguments.command in layers.SUITES:
             seed = arguments.seed if arguments.seed is not None else None if arguments.no_drawn else secrets.randbelow(1 << 31)
             return layers.run(arguments, _device(arguments.device), seed, _say)
+        if arguments.command == flex.SUITE:
+            seed = arguments.seed if arguments.seed is not None else secrets.randbelow(1 << 31)
+            return flex.run(arguments, _device(arguments.device), seed, _say)
         if arguments.command == "render":
             from .render import render
 

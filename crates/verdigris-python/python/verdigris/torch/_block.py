@@ -2,7 +2,7 @@
 
 import torch
 
-from .._errors import GraphError, UnsupportedError
+from .._errors import BindingError, GraphError, UnsupportedError
 from . import _decoder, _ops
 from . import functional as F
 
@@ -59,9 +59,6 @@ def _turned(x, rope, interleaved):
     if rope is None:
         return x
     whole = x.shape[-1]
-    if whole % 2 or any(angle.dim() != 3 or angle.shape[-1] not in (whole, whole // 2) for angle in rope):
-        shapes = " and ".join(str(tuple(angle.shape)) for angle in rope)
-        raise GraphError(f"angles of {shapes} for heads of {whole} elements; they are [batch or 1, positions, elements of a head or half of these]")
     # Of half as many elements there is one for both of a pair.
     cos, sin = (torch.cat((angle, angle), -1) if angle.shape[-1] < whole else _in_halves(angle, interleaved) for angle in rope)
     turned = _decoder.rotary(_in_halves(x, interleaved), *(angle.unsqueeze(2).to(x.dtype) for angle in (cos, sin)), "")
@@ -71,8 +68,6 @@ def _turned(x, rope, interleaved):
 def _composed(x, weight, bias, last_weight, last_bias, residual, rope, beside, slopes, heads, kv_heads, interleaved, attention):
     """The same by the functions one by one, each of which has its gradient."""
     all_heads = heads + 2 * kv_heads
-    if weight.shape[0] % all_heads:
-        raise GraphError(f"{weight.shape[0]} outputs for {heads} heads of queries and {kv_heads} of keys and values each; the first weight has as many for each head")
     made = F.linear(x, weight, bias).unflatten(-1, (all_heads, -1))
     both, v = made.split((heads + kv_heads, kv_heads), dim=2)
     q, k = _turned(both, rope, interleaved).split((heads, kv_heads), dim=2)
@@ -80,6 +75,47 @@ def _composed(x, weight, bias, last_weight, last_bias, residual, rope, beside, s
     o = _ops.attention(q, k, v, beside, slopes, None, None, None, None, None, *F._NO_DESCALES, *F._NO_BLOCKS, attention)[0]
     y = F.linear(o.transpose(1, 2).flatten(2), last_weight, last_bias)
     return y if residual is None else y + residual
+
+
+def _check_types(*tensors):
+    if not is_one_type(*tensors):
+        types = ", ".join(str(y.dtype) for y in tensors if y is not None)
+        raise GraphError(f"an attention block of {types}; input, weights and caches are of one floating-point type of at least 16 bits")
+
+
+def _check_dims(x, weight, bias, last_weight, last_bias, rope, beside, slopes, caches, heads, kv_heads, keys):
+    """Refuses dims that do not fit, alike with gradients and without."""
+    b, positions, features = x.shape
+    for name, w, told in (("qkv_weight", weight, "[(heads + 2 * kv_heads) * d, features]"), ("out_weight", last_weight, "[outputs, heads * d]")):
+        if w.dim() != 2:
+            raise GraphError(f"{name} of {tuple(w.shape)}; it is {told}")
+    if weight.shape[1] != features:
+        raise GraphError(f"qkv_weight takes {weight.shape[1]} features and x has {features}; they are as many")
+    if weight.shape[0] % (heads + 2 * kv_heads):
+        raise GraphError(f"{weight.shape[0]} outputs for {heads} heads of queries and {kv_heads} of keys and values each; the first weight has as many for each head")
+    if heads % kv_heads:
+        raise GraphError(f"{heads} heads of queries and {kv_heads} of keys; heads of queries are a multiple of those of keys")
+    d = weight.shape[0] // (heads + 2 * kv_heads)
+    if last_weight.shape[1] != heads * d:
+        raise GraphError(f"out_weight takes {last_weight.shape[1]} values and {heads} heads of {d} elements have {heads * d}; they are as many")
+    for name, given, w in (("qkv_bias", bias, weight), ("out_bias", last_bias, last_weight)):
+        if given is not None and tuple(given.shape) not in ((w.shape[0],), (1,), ()):
+            raise GraphError(f"{name} of {tuple(given.shape)} for {w.shape[0]} outputs; it has a number for each")
+    if rope is not None:
+        if d % 2:
+            raise GraphError(f"angles for heads of {d} elements; they turn pairs of elements")
+        if any(angle.dim() != 3 or angle.shape[0] not in (1, b) or angle.shape[1] != positions or angle.shape[2] not in (d, d // 2) for angle in rope):
+            shapes = " and ".join(str(tuple(angle.shape)) for angle in rope)
+            told = f"{b} times {positions} positions of {d} elements"
+            raise GraphError(f"angles of dims {shapes} for {told}; they are [batch or 1, positions, elements of a head or half of these]")
+    # What is beside the scores broadcasts to them from the right.
+    for name, given, dims in (("attn_mask", beside, (b, heads, positions, keys)), ("alibi_slopes", slopes, (b, heads, 1, 1))):
+        if given is not None and (given.dim() > 4 or any(size not in (1, own) for size, own in zip(reversed(given.shape), reversed(dims)))):
+            what = "the scores" if given is beside else "batch and heads"
+            raise GraphError(f"{name} of {tuple(given.shape)} for {what} {dims}; each dim is 1 or as many")
+    for name, cache in zip(("k_cache", "v_cache"), caches):
+        if cache is not None and (cache.dim() != 4 or (cache.shape[0], *cache.shape[2:]) != (b, kv_heads, d)):
+            raise GraphError(f"{name} of {tuple(cache.shape)} for {b} sequences, {kv_heads} heads and {d} elements; it is [batch, room, kv_heads, d]")
 
 
 def attention_block(
@@ -142,22 +178,37 @@ def attention_block(
         beside = F._rows_of_keys(beside.view(torch.uint8) if beside.dtype == torch.bool else beside, keys)
     d = qkv_weight.shape[0] // max(heads + 2 * kv_heads, 1)
     scale = max(d, 1) ** -0.5 if scale is None else scale
+    if alibi_slopes is not None and alibi_slopes.dim() not in (1, 2):
+        raise GraphError(f"alibi_slopes of {tuple(alibi_slopes.shape)}; they are [heads] or [batch, heads]")
     attention, slopes = F._flash_words(x, scale, is_causal, window_size, softcap, alibi_slopes)
+    if residual is not None and residual.shape != (*x.shape[:2], out_weight.shape[0]):
+        try:
+            torch.broadcast_shapes(residual.shape, (*x.shape[:2], out_weight.shape[0]))
+        except RuntimeError as error:
+            raise GraphError(f"residual of {tuple(residual.shape)} for a result of {(*x.shape[:2], out_weight.shape[0])}; they broadcast to each other") from error
+    dims = (x, qkv_weight, qkv_bias, out_weight, out_bias, rope, beside, slopes, caches, heads, kv_heads, keys)
+    is_autocast = torch.is_autocast_enabled(x.device.type)
     if F._wants_gradient([x, qkv_weight, qkv_bias, out_weight, out_bias, residual, attn_mask]):
         if k_cache is not None:
             raise UnsupportedError("attention_block with a cache has no gradient in this package; call it within torch.no_grad(), or without a cache")
+        if not is_autocast:
+            _check_types(x, qkv_weight, out_weight)
+        _check_dims(*dims)
         return _composed(x, qkv_weight, qkv_bias, out_weight, out_bias, residual, rope, beside, slopes, heads, kv_heads, rope_interleaved, attention)
-    if torch.is_autocast_enabled(x.device.type):
+    if is_autocast:
         lower = torch.get_autocast_dtype(x.device.type)
         x, qkv_weight, qkv_bias, out_weight, out_bias = (
             None if y is None else _ops._cast(y, lower, x.device.type) for y in (x, qkv_weight, qkv_bias, out_weight, out_bias)
         )
-    if not is_one_type(x, qkv_weight, out_weight, *caches):
-        types = ", ".join(str(y.dtype) for y in (x, qkv_weight, out_weight, *caches) if y is not None)
-        raise GraphError(f"an attention block of {types}; input, weights and caches are of one floating-point type of at least 16 bits")
+    _check_types(x, qkv_weight, out_weight, *caches)
     is_step = residual is not None and residual.dtype == x.dtype and residual.shape == (*x.shape[:2], out_weight.shape[0])
     cos, sin = (None, None) if rope is None else rope
     said = words(attention, heads, kv_heads, rope_interleaved)
     tensors = (x, qkv_weight, qkv_bias, out_weight, out_bias, residual if is_step else None, cos, sin, *caches, kv_lengths, beside, slopes)
-    y = one_plan(*tensors, said)
+    try:
+        y = one_plan(*tensors, said)
+    except (BindingError, GraphError):
+        # The plan refuses by the op that meets them, which is not looked for before each step.
+        _check_dims(*dims)
+        raise
     return y if residual is None or is_step else y + residual

@@ -246,11 +246,27 @@ def _wants_gradient(trace, values):
 # Calls.
 
 
+#: Powers of two by which the parts of a number of f32 are multiplied, largest first, where parts are of this type: together they have as many digits as it has.
+#: Those of f16 reach from 2⁻⁴⁰ to 2³¹; what a part leaves is at most 2⁻¹¹ of it, which the next one holds.
+_FACTORS = {torch.float16: (2.0**15, 2.0**5, 2.0**-5, 2.0**-15), torch.bfloat16: (1.0, 1.0, 1.0)}
+
+
+def _in_parts(x, dtype):
+    """Factors, and tensors of this type that are `x` where they are multiplied by them and added."""
+    factors, parts = _FACTORS.get(dtype, (1.0,)), []
+    for factor in factors:
+        parts.append((x / factor).to(dtype))
+        rest = x - parts[-1].to(x.dtype) * factor
+        # Of an infinite part nothing is left.
+        x = torch.where(rest.isfinite(), rest, 0.0)
+    return factors, parts
+
+
 class _WithTotal(torch.autograd.Function):
     """The op of attention with a gradient of its log-sum-exp too.
 
     That gradient is one more element of the values: 1, whose gradient is that of the log-sum-exp, and whose result is told to be 0, so that what the softmax takes off again is not.
-    Elements are added by eights, as tensor cores take them.
+    In 16 bits, which would round it, it is the sum of a few elements. Elements are added by eights, as tensor cores take them.
     """
 
     @staticmethod
@@ -273,10 +289,12 @@ class _WithTotal(torch.autograd.Function):
         d_o = torch.zeros_like(o) if d_o is None else d_o
         elements = v.shape[3]
         if d_total is not None:
+            factors, parts = _in_parts(d_total, d_o.dtype)
             more = v.new_zeros((*v.shape[:3], 8))
-            more[..., 0] = 1
+            for place, factor in enumerate(factors):
+                more[..., place] = factor
             v = torch.cat([v, more], -1)
-            d_o = torch.cat([d_o, d_total.to(d_o.dtype), d_o.new_zeros((*d_o.shape[:3], 7))], -1)
+            d_o = torch.cat([d_o, *parts, d_o.new_zeros((*d_o.shape[:3], 8 - len(parts)))], -1)
             o = torch.cat([o, o.new_zeros((*o.shape[:3], 8))], -1)
         wanted = needs[1:5]
         words = f"{ctx.words} wanted={''.join('01'[want] for want in wanted)}"
@@ -338,7 +356,7 @@ def _by_op(trace, form, conditions, scale, tensors, computed, wants_total, block
     words = _attention_words(scale, causal, left, right, cap)
     if wants_total and is_trained and length is None:
         return _WithTotal.apply(words, q, k, v, beside, slopes)
-    lengths = None if length is None else computed.of(length).clamp(0, keys).to(torch.int32).expand(b, 1, 1, 1).contiguous()
+    lengths = None if length is None else computed.of(length).to(torch.int64).clamp(0, keys).to(torch.int32).expand(b, 1, 1, 1).contiguous()
     return _ops.attention(q, k, v, beside, slopes, None, None, lengths, None, None, *_NO_DESCALES, *(blocks or _NO_BLOCKS), words)
 
 

@@ -30,7 +30,7 @@ _BINARY = {
     **{"logical_and": "and", "logical_or": "or", "logical_xor": "ne"},
 }
 #: Steps between whose jumps nothing varies; so are all that give truths.
-_CONSTANT = ("floor", "ceil", "round", "sign", "floor_divide")
+_CONSTANT = ("floor", "ceil", "round", "trunc", "sign", "floor_divide")
 _OF_TRUTHS = {"add": "or", "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "ne"}
 
 
@@ -61,7 +61,7 @@ class Steps:
     def emitted(self, g, score, operands):
         """The function's value in the graph `g`, of the scores and the operands in it."""
         made = {at.number: uid for at, uid in zip(self.operands, operands)}
-        constants = _Constants(g)
+        constants = _Constants(g, self.trace.score_dtype)
         for at in self.order:
             if at.number not in made and at.op != "score" and not at.is_number:
                 made[at.number] = self._op(g, at, [made.get(arg.number) for arg in at.args if isinstance(arg, Value)], constants)
@@ -89,7 +89,9 @@ class Steps:
             return g.binary(_OF_TRUTHS[op], *args)
         if op == "pow":
             exponent = at.args[1]
-            if exponent.holds(0) or not (exponent.is_number or exponent.dtype.is_floating_point):
+            if not exponent.is_number and exponent.dtype.is_floating_point:
+                return self._power(g, *args, constants)
+            if exponent.holds(0) or not exponent.is_number:
                 # Of an exponent 0 the result is 1 and the gradient 0, and not 0 · 0⁻¹.
                 args[0] = g.ternary("select", constants.of(1.0), args[0], g.binary("eq", args[1], constants.of(0.0)))
         if op in _BINARY:
@@ -104,9 +106,9 @@ class Steps:
         if op == "square":
             return g.binary("mul", args[0], args[0])
         if op == "floor_divide":
-            return g.unary("floor", g.binary("div", *args))
+            return self._whole_quotient(g, *args, constants)
         if op == "trunc":
-            return g.binary("sub", args[0], g.binary("mod", args[0], constants.of(1.0)))
+            return g.ternary("select", g.unary("ceil", args[0]), g.unary("floor", args[0]), g.binary("lt", args[0], constants.of(0.0)))
         if op == "exp2":
             return g.unary("exp", g.unary("affine", args[0], scale=math.log(2.0), shift=0.0))
         if op in ("log2", "log10"):
@@ -117,6 +119,30 @@ class Steps:
         if op == "log1p":
             return g.unary("log", g.unary("affine", args[0], scale=1.0, shift=1.0))
         return self.trace.refuse(f"`{op}` of a score", "it is no step of the pointwise language; of places and captured tensors alone it is computed")
+
+    def _whole_quotient(self, g, x, z, constants):
+        """`x // z` by the remainder, as PyTorch has it: a quotient that was rounded up to a whole number is one too large (1 // 0.1)."""
+        zero = constants.of(0.0)
+        rest = g.binary("mod", x, z)
+        whole = g.binary("div", g.binary("sub", x, rest), z)
+        is_beyond = g.binary("and", g.binary("ne", rest, zero), g.binary("ne", g.binary("lt", z, zero), g.binary("lt", rest, zero)))
+        whole = g.ternary("select", g.unary("affine", whole, scale=1.0, shift=-1.0), whole, is_beyond)
+        return g.ternary("select", g.binary("div", x, z), g.unary("round", whole), g.binary("eq", z, zero))
+
+    def _power(self, g, x, z, constants):
+        """`x ^ z`, of which the exponent may have a gradient too.
+
+        At x = 0 that is 0 for exponents from 0 on, as PyTorch's is, and not 0ᶻ · log 0; and that of x at an exponent 0 is 0, and not 0 · 0⁻¹.
+        """
+        is_zero = g.binary("eq", x, constants.of(0.0))
+        one = constants.of(1.0)
+        at_zero = g.binary("and", is_zero, g.binary("gt", z, constants.of(0.0)))
+        # What 0ᶻ varies with is x alone: by ∞ below an exponent 1, by 1 at it, not at all beyond.
+        alike = g.ternary("select", constants.of(0.5), constants.of(2.0), g.binary("lt", z, one))
+        alike = g.ternary("select", one, alike, g.binary("eq", z, one))
+        of_zero = g.binary("pow", g.ternary("select", x, one, at_zero), alike)
+        elsewhere = g.ternary("select", one, x, g.binary("and", is_zero, g.binary("ge", z, constants.of(0.0))))
+        return g.ternary("select", of_zero, g.binary("pow", elsewhere, z), at_zero)
 
     def _cast(self, g, at, x):
         dtype = at.dtype
@@ -129,6 +155,9 @@ class Steps:
             x = g.unary("identity", x)
             g.round_to(x, _NAMES[dtype])
             return x
+        if dtype == torch.float32 and at.args[0].dtype == torch.float64:
+            x = g.unary("identity", x)
+            g.round_to(x, "f32")
         if dtype.is_floating_point:
             return x
         return self.trace.refuse(f"a score as {dtype}", "scores are real numbers")
@@ -148,10 +177,17 @@ def _there(value):
 
 
 class _Constants:
-    """Numbers as tensors of one element, made of an index that is 0."""
+    """Numbers as tensors of one element, made of an index that is 0, in the type that scores are computed in."""
 
-    def __init__(self, g):
-        self.g, self.known = g, {}
+    def __init__(self, g, wide):
+        self.g, self.wide, self.known = g, wide, {}
+
+    def zero(self):
+        """An index is f32 where nothing says otherwise, and what is made of it too: a number beside scores of f64 would lose half its digits."""
+        zero = self.g.gen_index((1, 1, 1, 1, 1), 0)
+        if self.wide == torch.float64:
+            self.g.round_to(zero, "f64")
+        return zero
 
     def later(self, number):
         return _Later(self, number)
@@ -159,7 +195,7 @@ class _Constants:
     def of(self, number):
         key = repr(float(number))
         if key not in self.known:
-            zero = self.g.gen_index((1, 1, 1, 1, 1), 0)
+            zero = self.zero()
             if math.isfinite(number):
                 made = self.g.unary("affine", zero, scale=1.0, shift=float(number))
             elif math.isnan(number):
@@ -275,7 +311,7 @@ class _Call:
         made = self.steps.emitted(g, product, [named[name] for name in self.operands])
         if "mask" not in named:
             return made, made
-        return made, g.ternary("select", made, _Constants(g).of(-math.inf), named["mask"])
+        return made, g.ternary("select", made, _Constants(g, self.wide).of(-math.inf), named["mask"])
 
     def rounded(self, g, x):
         """A factor of a product, as the values beside it are."""
@@ -293,7 +329,7 @@ def _forward(call, o, total):
     def draw():
         g = _native.Graph("flex_attention")
         named = _entered(g, call.read)
-        constants = _Constants(g)
+        constants = _Constants(g, call.wide)
         _, s = call.scores(g, named)
         # A row of which everything is hidden has the sum 0, and not one of numbers less ∞.
         most = g.reduction("max", s, [4])
@@ -325,7 +361,7 @@ def _backward(call, o, total, d_o, d_total, wanted):
     def draw():
         g = _native.Graph("flex_attention_backward")
         named = _entered(g, read)
-        constants = _Constants(g)
+        constants = _Constants(g, call.wide)
         made, s = call.scores(g, named)
         # Of a row of which everything is hidden: e^(−∞ − 0).
         shown = g.binary("ne", named["total"], constants.of(-math.inf))
@@ -333,7 +369,7 @@ def _backward(call, o, total, d_o, d_total, wanted):
         found = {}
         if "v" in wanted:
             d_v = g.matmul(g.transpose(call.rounded(g, p), (0, 1, 2, 4, 3)), named["d_o"], precision=call.precision)
-            found["v"] = g.reduction("add", d_v, [2]) if call.group > 1 else d_v
+            found["v"] = g.reduction("add", d_v, [2]) if call.group != 1 else d_v
         others = [name for name in wanted if name != "v"]
         if others:
             d_p = g.matmul(named["d_o"], g.transpose(named["v"], (0, 1, 2, 4, 3)), precision=call.precision)

@@ -110,9 +110,17 @@ def _form(trace, value, forms):
     return None
 
 
+def _wide(trace, bias):
+    """A bias in a type that sums and factors of it stay in, as beside a score: by themselves two truths would be one, and narrow numbers wrap around, are rounded or infinite."""
+    if bias.dtype is None or bias.dtype in (torch.float32, torch.float64, torch.int64):
+        return bias
+    return trace.cast(bias, trace.score_dtype if bias.dtype.is_floating_point else torch.int64)
+
+
 def _sum(trace, biases):
     total = trace.number(0.0)
     for factor, bias in biases:
+        bias = _wide(trace, bias)
         scaled = bias if factor == 1.0 else trace.binary("mul", bias, trace.number(factor))
         total = scaled if total.holds(0) else trace.binary("add", total, scaled)
     return total
@@ -284,7 +292,7 @@ def length_of(trace, value, sense):
     op, x, z = compared
     if z.op == "key":
         op, x, z = _TURNED[op], z, x
-    if x.op != "key" or op not in ("lt", "le") or z.reads & ~(BATCH | CAPTURED) or z.dtype is None or z.dtype.is_floating_point or z.dtype == torch.bool:
+    if x.op != "key" or op not in ("lt", "le") or z.reads & ~(BATCH | CAPTURED) or z.dtype is None or z.dtype.is_floating_point or z.dtype in (torch.bool, torch.uint64):
         return None
     if op == "lt":
         return z

@@ -109,7 +109,8 @@ class Trace:
         """A number of Python, or one with a type of PyTorch's, as a tensor of no dims has."""
         if dtype is not None:
             # As it is in that type: without its fraction in an integer one, rounded in a narrow one.
-            number = torch.tensor(number, dtype=torch.float64 if isinstance(number, float) else None).to(dtype).item()
+            exact = torch.float64 if isinstance(number, float) else torch.uint64 if dtype == torch.uint64 and number >= 0 else None
+            number = torch.tensor(number, dtype=exact).to(dtype).item()
         return self.made("number", (number,), dtype)
 
     def place(self, name, reads):
@@ -134,8 +135,22 @@ class Trace:
             return self.number(value.args[0], dtype)
         return self.made("cast", (value,), dtype)
 
+    def common(self, x, z):
+        """The type of what is made of two values."""
+        try:
+            dtype = _promoted(_kind(x), _kind(z))
+        except RuntimeError:
+            # Of an unsigned type beside another PyTorch says so.
+            kinds = " and ".join(str(_promoted(_kind(value), _kind(value))) for value in (x, z))
+            return self.refuse(f"values of {kinds} together", "PyTorch has no type for both; a cast of one makes them alike")
+        if not dtype.is_floating_point:
+            for value in (x, z):
+                if value.is_number and value.dtype is None and not -(1 << 63) <= value.args[0] < 1 << 63:
+                    raise GraphError(f"{self.function} has the number {value.args[0]} beside a value of {dtype}; whole numbers are of 64 bits")
+        return dtype
+
     def where(self, condition, x, z):
-        dtype = _promoted(_kind(x), _kind(z))
+        dtype = self.common(x, z)
         if condition.is_number:
             return self.cast(x if condition.args[0] else z, dtype)
         return self.cast(x, dtype) if x is z else self.made("where", (condition, x, z), dtype)
@@ -158,7 +173,7 @@ class Trace:
         return self.made(op, (x,), torch.bool if op in _TRUTH else _real(dtype) if op in _REAL else dtype)
 
     def binary(self, op, x, z):
-        dtype = _promoted(_kind(x), _kind(z))
+        dtype = self.common(x, z)
         if op in _INTEGERS and dtype.is_floating_point:
             self.refuse(f"{op} of {dtype}", "bits are those of bool and integers")
         if op == "bitwise_and" and dtype == torch.bool:
@@ -461,7 +476,7 @@ def _quotient(trace, input, other, *, rounding_mode=None):
         return trace.binary("floor_divide", x, z)
     if rounding_mode != "trunc":
         raise GraphError(f"{trace.function} divides with rounding_mode={rounding_mode!r}; it is None, 'floor' or 'trunc'")
-    dtype = _promoted(_kind(x), _kind(z))
+    dtype = trace.common(x, z)
     if dtype.is_floating_point:
         return trace.unary("trunc", trace.binary("div", x, z))
     # Of integers: exact by the remainder, which has the sign of the dividend.
@@ -505,7 +520,7 @@ def _clamp(trace, input, min=None, max=None):
         if given is None:
             continue
         bound = trace.value_of(given)
-        dtype = _promoted(_kind(x), _kind(bound))
+        dtype = trace.common(x, bound)
         if not dtype.is_floating_point:
             x = trace.binary(op, x, bound)
             continue
@@ -705,8 +720,8 @@ class Computed:
         op, device = value.op, self.trace.device
         if op == "number":
             number = value.args[0]
-            # Without a type it has no dims either, so that it yields to what it meets.
-            return torch.tensor(number) if value.dtype is None else torch.full((1, 1, 1, 1), number, dtype=value.dtype, device=device)
+            # Without a type it has no dims either, so that it yields to what it meets. Beyond 64 bits it meets real numbers alone.
+            return torch.tensor(number if -(1 << 63) <= number < 1 << 63 else float(number)) if value.dtype is None else torch.full((1, 1, 1, 1), number, dtype=value.dtype, device=device)
         if op in AXES:
             axis = AXES[op]
             shape = [1] * 4
@@ -725,7 +740,11 @@ class Computed:
         args = [self._operand(arg, value.args) for arg in value.args]
         if op == "cast":
             return args[0].to(value.dtype)
-        made = (_COMPUTED.get(op) or getattr(torch, op))(*args)
+        try:
+            made = (_COMPUTED.get(op) or getattr(torch, op))(*args)
+        except NotImplementedError as error:
+            types = " and ".join(str(arg.dtype) for arg in args)
+            raise UnsupportedError(f"{self.trace.function} computes `{op}` of {types}, which PyTorch does not: {error}") from error
         return made if made.dtype == value.dtype else made.to(value.dtype)
 
     def _operand(self, arg, every):

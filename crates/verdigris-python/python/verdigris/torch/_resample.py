@@ -62,6 +62,9 @@ def _interpolation(shape, size, scale_factor, mode, align_corners, recompute):
         is_copied = mode in ("linear", "bilinear", "trilinear") and out == tuple(shape[2:])
         if recompute or mode == "area" or align_corners or is_copied:
             factors = None
+        elif mode == "nearest" and spatial == 2:
+            # Of two spatial dims it leaves one alone that keeps its extent, and of one or three it does not.
+            factors = tuple(1.0 if size == extent else factor for factor, size, extent in zip(factors, out, shape[2:]))
     if 0 in shape[1:] or any(extent < 1 for extent in out):
         raise GraphError(f"interpolation of {shape} to {out}; dims behind the batch, and those of the result, are not empty")
     if mode == "area":
@@ -83,7 +86,8 @@ def interpolate(
     """`x [n, c, spatial...]` in another resolution; see `torch.nn.functional.interpolate`.
 
     Coordinates are computed in f32 (of linear and cubic modes in f64 for f64 tensors) as PyTorch's kernels for GPUs do; those for CPUs differ at ties of
-    `nearest` in 16-bit types and where the result is twice as large by an uneven factor. An element of weight 0 does not reach the result, be it an infinity
+    `nearest` in 16-bit types and where the result is twice as large by an uneven factor. A factor that leaves an extent as it is changes nothing along it in linear modes, if no extent
+    changes, and in `nearest` of two spatial dims. An element of weight 0 does not reach the result, be it an infinity
     or a NaN; PyTorch multiplies it by 0. `area` is `adaptive_avg_pool`. `antialias=True` is refused.
     """
     if antialias:
