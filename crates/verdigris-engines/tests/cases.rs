@@ -31,7 +31,12 @@ fn check(case: &Case, engine: &str, knobs: &Knobs, arch: &Arch, kernels: &Kernel
         let bytes = before.or_else(|| inputs.buffers.get(&slot));
         assert_eq!(memory.add(bytes.map_or(&[][..], |bytes| bytes)), slot.0 as usize);
     }
-    let scalars = problem.slots().iter().map(|slot| inputs.scalars.get(slot).copied().unwrap_or(0.0).into()).collect();
+    let scalar = |slot: &verdigris_graph::Slot| {
+        let scalar = inputs.scalars.get(slot).copied().unwrap_or(0.0);
+        let is_integer = program.integer_scalars().any(|integer| integer == slot.0 as usize);
+        if is_integer { (scalar as i64).into() } else { scalar.into() }
+    };
+    let scalars = problem.slots().iter().map(scalar).collect();
     let options = Options { host_scalars: scalars, sms: arch.sm_count, ..Options::schedule(seed) };
     interp::run(&program, kernels, &mut memory, &options).map_err(|findings| findings.to_string())?;
     for (expected, (slot, before)) in expected.iter().zip(&outputs) {

@@ -295,7 +295,7 @@ fn few_queries_to_many_keys_are_estimated_faster_than_elsewhere() {
 fn a_cache_of_8_bits_beside_queries_that_are_not() {
     let taken = |words: &str| Decode::accept(&parsed(words), &Arch::h200());
     let of = |cache: &str, rest: &str| {
-        format!("attention forward bf16 b=2 h=8 h_kv=2 {rest} k=bhsd:{cache} v=bhsd:{cache} k_descale=head v_descale=one")
+        format!("attention forward bf16 b=2 h=8 h_kv=2 {rest} k=bhsd:{cache} v=bhsd:{cache} k_descale=head:f32 v_descale=one:f32")
     };
     for (cache, byte) in [("e4m3", Byte::E4m3), ("e5m2", Byte::E5m2)] {
         let words = of(cache, "s_q=1 s_kv=1000 d=128");
