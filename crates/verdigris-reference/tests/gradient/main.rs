@@ -749,7 +749,7 @@ fn random_graph(seed: u64) -> Option<(Built, Inputs<Uid>)> {
 #[test]
 fn random_graphs() {
     let (mut graphs, mut directions, mut kinks) = (0, 0, 0);
-    for seed in 0..420 {
+    for seed in 0..450 {
         let Some((built, inputs)) = random_graph(seed) else { continue };
         let judged = built.judge(&format!("seed {seed}"), &inputs, seed);
         graphs += 1;
