@@ -537,7 +537,7 @@ impl Machine<'_> {
     pub(crate) fn flag_of_sum(&self, adds: bool, ty: Ty, is_scratch: bool) -> u8 {
         match adds && ty.is_float() && self.options.ordered_sums {
             false => 0,
-            true => flag::ORDERED_SUM | flag::SUM_OF_SCRATCH * u8::from(is_scratch),
+            true => flag::ORDERED_SUM | if is_scratch { flag::SUM_OF_SCRATCH } else { 0 },
         }
     }
 
