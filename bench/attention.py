@@ -248,7 +248,7 @@ class Dense:
         new = lambda *dims: torch.randn(*dims, device=device, dtype=TYPES[row.dtype])
         extents = ((row.b, row.h, row.s, row.d), (row.b, row.h_kv, row.s_kv, row.d), (row.b, row.h_kv, row.s_kv, row.d_v))
         self.copies = [[new(*dims).requires_grad_(row.backward) for dims in extents] for _ in range(copies_of(row))]
-        self.kept = kept_of(row, self.copies)
+        self.kept, self.one = kept_of(row, self.copies), torch.ones(1, device=device)
         self.d_o = new(row.b, row.h, row.s, row.d_v)
         self.bias = new(row.b if row.bias_gradient else 1, row.h, row.s, row.s_kv).requires_grad_(row.bias_gradient) if row.bias else None
         self.state = torch.tensor([7, 0, 0, 0], dtype=torch.int32, device=device) if row.dropout else None
@@ -259,7 +259,7 @@ class Dense:
     def own(self, i):
         row, operands = self.row, self.copies[i % len(self.copies)]
         if row.kept:
-            return self.of_cache(*self.kept[i % len(self.kept)], k_descale=ONE[0], v_descale=ONE[0])
+            return self.of_cache(*self.kept[i % len(self.kept)], k_descale=self.one, v_descale=self.one)
         return self.of_16_bits(i)
 
     def of_cache(self, q, k, v, **descales):
@@ -345,7 +345,7 @@ class Sequences:
             rows_kv = (sum(self.keys),)
         extents = ((*rows_q, row.h, row.d), (*rows_kv, row.h_kv, row.d), (*rows_kv, row.h_kv, row.d_v))
         self.copies = [[new(*dims) for dims in extents] for _ in range(copies_of(row))]
-        self.kept = kept_of(row, self.copies)
+        self.kept, self.one = kept_of(row, self.copies), torch.ones(1, device=device)
         self.d_o = torch.randn(*rows_q, row.h, row.d_v, device=device, dtype=TYPES[row.dtype])
 
     def operands(self, i):
@@ -354,7 +354,7 @@ class Sequences:
     def own(self, i):
         row = self.row
         if row.kept:
-            return self.of_cache(*self.kept[i % len(self.kept)], k_descale=ONE[0], v_descale=ONE[0])
+            return self.of_cache(*self.kept[i % len(self.kept)], k_descale=self.one, v_descale=self.one)
         return self.of_16_bits(i)
 
     def of_cache(self, q, k, v, **descales):
@@ -420,10 +420,6 @@ def copies_of(row):
     return max(1, min(64, int(ROTATED_BYTES / once_bytes) + 1))
 
 
-#: A factor, where the first row has made it.
-ONE = []
-
-
 def kept_of(row, copies):
     """The operands with keys and values of 8 bits, which those of 16 bits are rounded to."""
     if not row.kept:
@@ -432,7 +428,6 @@ def kept_of(row, copies):
     for (_, k, v), (_, few_k, few_v) in zip(copies, kept):
         k.copy_(few_k)
         v.copy_(few_v)
-    ONE[:] = [torch.ones(1, device=copies[0][0].device)]
     return kept
 
 

@@ -70,8 +70,8 @@
 //! t[i, j] = scale · q_descale · k_descale · Σ q[i] · k[j]          o[i] = v_descale · Σ p[i, j] · v[j]
 //! ```
 //!
-//! Keys and values alone may be 8-bit floats too, as a cache of keys and values that takes half the room: then `k_descale` and `v_descale` are there for the asking and `q_descale`
-//! is not, keys and values are widened, which rounds nothing, and everything else is as with keys and values of the type of `q`.
+//! Keys and values alone may be 8-bit floats too, beside queries that are not, as a cache of keys and values is that takes half the memory. `k_descale` and `v_descale` may then be
+//! given, and `q_descale` may not; keys and values are converted to the type of `q`, which rounds nothing, and everything else is as with keys and values of that type.
 //!
 //! Data are f16, bf16, f32 or f64, and queries, keys and values 8-bit floats too; `q`, `k` and `v` are alike, but for a cache of 8 bits. Arithmetic is in f32, in f64 if a tensor that is read is f64, and results are rounded once;
 //! `p` and `dt` may be rounded to the type of `q` before they are multiplied, as tensor cores take them; a `dt` beyond 65504 may then be infinite in f16, as

@@ -655,10 +655,4 @@ def mean_lines(rows: Sequence[dict]) -> List[List[str]]:
 
 def table(rows: Sequence[dict]) -> str:
     """Rows, means and troubles, for a terminal."""
-    parts = [summary.table(HEAD, lines(rows))]
-    means, failed = mean_lines(rows), summary.trouble_lines(rows)
-    if means:
-        parts.append("Fastest right peer's time over ours (above 1, we are faster)\n\n" + summary.table(MEANS_HEAD, means))
-    if failed:
-        parts.append(summary.table(summary.TROUBLE_HEAD, failed, left=3))
-    return "\n\n".join(parts)
+    return summary.rows_and_means(rows, (HEAD, lines(rows)), (MEANS_HEAD, mean_lines(rows)))

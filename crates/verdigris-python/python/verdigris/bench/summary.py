@@ -152,6 +152,17 @@ def trouble_lines(rows: Iterable[dict], shown: int = 3) -> List[List[str]]:
     return [[reason, str(len(keys)), ", ".join(keys[:shown]) + (", …" if len(keys) > shown else "")] for reason, keys in by_reason.items()]
 
 
+def rows_and_means(rows: Sequence[dict], each: Tuple[Sequence[str], List[List[str]]], means: Tuple[Sequence[str], List[List[str]]]) -> str:
+    """A table of the rows, one of their means, and one of the rows that failed: each a head and its lines."""
+    parts = [table(*each)]
+    if means[1]:
+        parts.append("Fastest right peer's time over ours (above 1, we are faster)\n\n" + table(*means))
+    failed = trouble_lines(rows)
+    if failed:
+        parts.append(table(TROUBLE_HEAD, failed, left=3))
+    return "\n\n".join(parts)
+
+
 def text(rows: Sequence[dict], suite: str) -> str:
     """All of it, for a terminal."""
     parts = []
