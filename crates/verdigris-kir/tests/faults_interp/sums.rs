@@ -174,7 +174,7 @@ fn sums_that_need_no_order() {
     );
 }
 
-/// Scratch: what two CTAs add there in no order is a fault where a launch behind reads it, unless it is filled anew before.
+/// Scratch: what several CTAs add there in no order is a fault where a launch behind reads it, also if one behind them adds alone, unless it is filled anew before.
 #[test]
 fn scratch_that_is_read_and_scratch_that_is_filled_anew() {
     let adds = kernel("adds", 32, 1, |k| {
@@ -186,12 +186,13 @@ fn scratch_that_is_read_and_scratch_that_is_filled_anew() {
         let value = k.ld_global::<f32>(sum.at(k.thread(), 4), 0);
         k.st_global(y.at(k.thread(), 4), 0, value);
     });
-    for (is_read, is_filled) in [(true, false), (true, true), (false, false)] {
+    for (is_read, is_filled, is_added_to) in [(true, false, false), (true, true, false), (false, false, false), (true, false, true)] {
         let mut program = Program::default();
         let sum = program.add_scratch("sum", 128);
         let fill = Step::Fill { at: sum, bytes: 128, value: 0 };
         program.steps = vec![fill.clone(), launch(&adds, 3, false, Residency::Any, &[Arg::Pointer(sum)])];
         program.steps.extend(is_filled.then_some(fill));
+        program.steps.extend(is_added_to.then(|| launch(&adds, 1, false, Residency::Any, &[Arg::Pointer(sum)])));
         program.steps.extend(is_read.then(|| launch(&reads, 1, false, Residency::Any, &[Arg::Pointer(sum), pointer(1)])));
         for seed in 0..SCHEDULES {
             let options = Options { ordered_sums: true, ..Options::schedule(seed) };
@@ -205,7 +206,7 @@ fn scratch_that_is_read_and_scratch_that_is_filled_anew() {
                     );
                     assert!(first.second.len() == 1, "{findings}");
                 }
-                (ran, _) => panic!("read {is_read}, filled {is_filled}: {ran:?}"),
+                (ran, _) => panic!("read {is_read}, filled {is_filled}, added to {is_added_to}: {ran:?}"),
             }
         }
     }
