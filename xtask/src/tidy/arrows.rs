@@ -47,7 +47,10 @@ const ROOMS: &[&str] = &["arch", "cost", "engine", "algorithm", "layout", "fuse"
 
 /// Rooms of a family, which its engines share: in their order, as above.
 const FAMILY_ROOMS: &[(&str, &[&str])] = &[
-    ("attention", &["half", "tile", "mapped", "order", "paged", "ragged", "band", "blocks", "softmax", "score_mod", "dropout", "testing"]),
+    (
+        "attention",
+        &["half", "tile", "mapped", "order", "paged", "ragged", "band", "blocks", "softmax", "score_mod", "function", "dropout", "testing"],
+    ),
     ("conv", &["geometry"]),
     ("gemm", &["factors"]),
     ("norm", &["walk"]),

@@ -6,6 +6,7 @@ mod blocks;
 mod decode;
 mod dropout;
 mod forward;
+mod function;
 mod half;
 mod mapped;
 mod order;

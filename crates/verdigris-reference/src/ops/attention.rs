@@ -11,6 +11,8 @@
 //! L   Σ p · (e^η − 1) + n · ε + 4 ε · (|M| + |L|) + 2⁻²⁰
 //! ```
 //!
+//! What a score function adds is what its steps do in any pointwise chain, from the product's own error on: where a jump lies within that, either side is right.
+//!
 //! Of 8-bit floats `p` is rounded to e4m3 as 2⁸ times its size, and products are summed as `fp8_fast` sums them.
 //!
 //! What is rounded to the type of `q` before a product: `p` and `dt`, half a unit in the last place; of a `dt` beyond that type's range nothing is said. A key that is not attended counts as multiplied by 0
@@ -30,7 +32,10 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use verdigris_graph::{Attention, AttentionBackward, AttentionSpec, Causal, Error, Graph, HostScalar, Pointwise, Precision, Real, Uid};
+use verdigris_graph::{
+    Attention, AttentionBackward, AttentionSpec, Causal, Error, Graph, HostScalar, Pointwise, Precision, Real, ScoreFunction, ScoreStep,
+    Uid,
+};
 use verdigris_tensor::DType;
 use verdigris_tensor::num::power_of_two;
 
@@ -110,6 +115,8 @@ struct Scores<'a> {
     dropout: Option<(f64, State)>,
     /// The factors of queries, keys and values of 8 bits.
     descales: [Option<Source<'a>>; 3],
+    /// The function of scores, and what it reads.
+    score: Option<(ScoreFunction, Vec<Source<'a>>)>,
     /// Batch, queries and keys of scores.
     extents: [u64; 3],
     compute: DType,
@@ -154,6 +161,10 @@ impl<'a> Scores<'a> {
         });
         let of_heads = [b, h_kv, 1, 1];
         let descales = [over(op.q_descale, of_heads)?, over(op.k_descale, of_heads)?, over(op.v_descale, of_heads)?];
+        let mut read = Vec::new();
+        for &uid in &op.score_operands {
+            read.extend(over(Some(uid), scores)?);
+        }
         Ok(Scores {
             spec: op.spec,
             scale,
@@ -168,6 +179,7 @@ impl<'a> Scores<'a> {
             blocks: blocks.transpose()?.flatten(),
             dropout: op.spec.dropout.map(|p| p.0).zip(state),
             descales,
+            score: op.score.clone().map(|score| (score, read)),
             extents,
             q,
             k,
@@ -314,6 +326,9 @@ impl<'a> Scores<'a> {
             tanh = if !is_known { t } else { Bounded { value, error: (t.error / cap).min(2.0) + own } };
             s = if !is_known { t } else { Bounded::new(cap * value, t.error.min(2.0 * cap) + cap * own, compute) };
         }
+        if let Some(score) = &self.score {
+            s = self.made_by(score, t, [b, h, i, j]);
+        }
         let mut add = |part: Bounded| {
             let value = s.value + part.value;
             s = Bounded::new(value, s.error + part.error + 2.0 * unit * (s.value.abs() + part.value.abs()), compute);
@@ -326,6 +341,30 @@ impl<'a> Scores<'a> {
             add(slopes.at(&[b, h, 0, 0]).scaled(-(distance as f64), compute));
         }
         Score { key: j, s, tanh }
+    }
+
+    /// The function of a scaled product.
+    fn made_by(&self, (function, operands): &(ScoreFunction, Vec<Source<'a>>), t: Bounded, at: [u64; 4]) -> Bounded {
+        /// As precise as functions are of what is stored in f32: an exponential of the score follows.
+        const BITS: u32 = 24;
+        let compute = self.compute;
+        let mut values: Vec<Bounded> = Vec::with_capacity(function.steps.len());
+        for step in &function.steps {
+            let of = |x: u32| values[x as usize];
+            let next = match *step {
+                ScoreStep::Given => t,
+                ScoreStep::Number(number) => Bounded::exact(number.0).rounded(compute, compute),
+                // An integer is rounded to the type computed in.
+                ScoreStep::Operand(number) => operands[number as usize].at(&at).rounded(compute, compute),
+                ScoreStep::Place(place) => Bounded::exact(at[place as usize] as f64),
+                ScoreStep::Unary { f, x } => of(x).unary(f, BITS, compute),
+                ScoreStep::Binary { f, x, z } => of(x).binary(f, of(z), false, BITS, compute),
+                ScoreStep::Ternary { f, x, z, t } => of(x).ternary(f, of(z), of(t), compute),
+                ScoreStep::Round { dtype, x } => of(x).rounded(dtype, compute),
+            };
+            values.push(next);
+        }
+        values.pop().unwrap_or(t)
     }
 
     /// The keys of a query; `None` if it is not known which.
@@ -768,9 +807,10 @@ fn compute_of(at: &Evaluation<'_>, read: impl Iterator<Item = Uid>) -> Result<DT
     Ok(Pointwise::compute_dtype(read.map(|uid| Ok(at.described(uid)?.dtype)).collect::<Result<Vec<_>, GraphError>>()?))
 }
 
-fn floats(op: &Attention) -> impl Iterator<Item = Uid> + use<> {
+fn floats(op: &Attention) -> impl Iterator<Item = Uid> + use<'_> {
     let descales = [op.q_descale, op.k_descale, op.v_descale];
-    [Some(op.q), Some(op.k), Some(op.v), op.bias, op.slopes, op.sinks].into_iter().chain(descales).flatten()
+    let options = [Some(op.q), Some(op.k), Some(op.v), op.bias, op.slopes, op.sinks].into_iter().chain(descales).flatten();
+    options.chain(op.score_operands.iter().copied())
 }
 
 /// What a tensor of options holds.
