@@ -4,8 +4,7 @@ use verdigris_cpu::{Bindings, GraphPlan};
 use verdigris_graph::{
     Attention, AttentionBackward, AttentionSpec, BinaryOp, Border, Causal, Conv, ConvDirection, ConvMode, CrossEntropyBackward,
     CrossEntropySpec, Error, Filter, Graph, GraphBuilder, HostScalar, LossReduction, Matmul, NormGradients, NormKind, NormSpec, Normalize,
-    NormalizeBackward, PoolBackward, PoolMode, PoolWindows, Precision, Real, ReductionOp, Sampling, ScoreFunction, ScorePlace, ScoreStep,
-    TernaryOp, Uid, UnaryOp,
+    NormalizeBackward, PoolBackward, PoolMode, PoolWindows, Precision, Real, ReductionOp, Sampling, TernaryOp, Uid, UnaryOp,
 };
 use verdigris_reference::compare::compare;
 use verdigris_reference::data::{Distribution, Random, graph_inputs, output_buffer};
@@ -501,30 +500,6 @@ impl Draw {
         Ok(())
     }
 
-    /// `t · operand + (query − key) / 8` or the like, and −∞ where a place is before another.
-    fn score(&mut self, g: &mut GraphBuilder, dims: [u64; 4]) -> (ScoreFunction, Vec<Uid>) {
-        let mut score = ScoreFunction::default();
-        let t = score.push(ScoreStep::Given);
-        let own: Vec<u64> = dims.iter().map(|&dim| if self.chance(2) { 1 } else { dim }).collect();
-        let dtype = self.pick(&[DType::U8, DType::F16, DType::Bf16, DType::F32, DType::F64]);
-        let operand = self.tensor(g, "score operand", dtype, &own);
-        let read = score.push(ScoreStep::Operand(0));
-        let product = score.push(ScoreStep::Binary { f: self.pick(&[BinaryOp::Mul, BinaryOp::Add, BinaryOp::Max]), x: t, z: read });
-        let [x, z] = [(); 2].map(|()| score.push(ScoreStep::Place(self.pick(&ScorePlace::ALL))));
-        let apart = score.push(ScoreStep::Binary { f: BinaryOp::Sub, x, z });
-        let small = score.push(ScoreStep::Unary { f: UnaryOp::Affine { scale: Real(0.125), shift: Real(0.5) }, x: apart });
-        let sum = score.push(ScoreStep::Binary { f: BinaryOp::Add, x: product, z: small });
-        let hidden = score.push(ScoreStep::Number(Real(f64::NEG_INFINITY)));
-        let after = score.push(ScoreStep::Binary { f: self.pick(&[BinaryOp::Ge, BinaryOp::Ne]), x: z, z: x });
-        let chosen = score.push(ScoreStep::Ternary { f: TernaryOp::Select, x: sum, z: hidden, t: after });
-        match self.below(3) {
-            0 => score.push(ScoreStep::Unary { f: UnaryOp::Tanh, x: chosen }),
-            1 => score.push(ScoreStep::Round { dtype: DType::Bf16, x: chosen }),
-            _ => chosen,
-        };
-        (score, vec![operand])
-    }
-
     fn attention(&mut self, g: &mut GraphBuilder) -> Result<(), Error> {
         let is_fp8 = self.chance(5);
         let (dtype, out) = (self.pick(if is_fp8 { &[DType::E4m3, DType::E5m2] } else { &ATTENDED }), self.pick(&ATTENDED));
@@ -577,16 +552,11 @@ impl Draw {
         attention.kv_offsets = offsets(self, ragged && !paged);
         attention.dropout_state = spec.dropout.map(|_| g.tensor("state", DType::I32, Layout::row_major(&[4]).expect("small")));
         attention.page_table = paged.then(|| self.tensor(g, "table", DType::I32, &[b, entries, 1, 1]));
-        if attention.spec.soft_cap.is_none() && self.chance(4) {
-            let (score, operands) = self.score(g, [b, h, s_q, s_kv]);
-            (attention.score, attention.score_operands) = (Some(score), operands);
-        }
-        let has_function = attention.score.is_some();
         let Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, dropout_state, .. } = attention;
         let made = g.attention("attention", attention)?;
         self.store(g, made.o, out, &[own_b, h, q_rows, d_v])?;
         self.store(g, made.log_sum_exp, DType::F32, &[own_b, h, q_rows, 1])?;
-        if paged || is_fp8 || has_function {
+        if paged || is_fp8 {
             return Ok(());
         }
         let d_o = self.tensor(g, "d_o", dtype, &[own_b, h, q_rows, d_v]);

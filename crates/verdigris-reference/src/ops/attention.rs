@@ -27,14 +27,14 @@
 //! their keys are paged, each sequence has all of its line of the table.
 
 mod draw;
+mod function;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
 use verdigris_graph::{
-    Attention, AttentionBackward, AttentionSpec, Causal, Error, Graph, HostScalar, Pointwise, Precision, Real, ScoreFunction, ScoreStep,
-    Uid,
+    Attention, AttentionBackward, AttentionSpec, Causal, Error, Graph, HostScalar, Pointwise, Precision, Real, ScoreFunction, Uid,
 };
 use verdigris_tensor::DType;
 use verdigris_tensor::num::power_of_two;
@@ -327,7 +327,7 @@ impl<'a> Scores<'a> {
             s = if !is_known { t } else { Bounded::new(cap * value, t.error.min(2.0 * cap) + cap * own, compute) };
         }
         if let Some(score) = &self.score {
-            s = self.made_by(score, t, [b, h, i, j]);
+            s = function::made(score, t, [b, h, i, j], compute);
         }
         let mut add = |part: Bounded| {
             let value = s.value + part.value;
@@ -341,30 +341,6 @@ impl<'a> Scores<'a> {
             add(slopes.at(&[b, h, 0, 0]).scaled(-(distance as f64), compute));
         }
         Score { key: j, s, tanh }
-    }
-
-    /// The function of a scaled product.
-    fn made_by(&self, (function, operands): &(ScoreFunction, Vec<Source<'a>>), t: Bounded, at: [u64; 4]) -> Bounded {
-        /// As precise as functions are of what is stored in f32: an exponential of the score follows.
-        const BITS: u32 = 24;
-        let compute = self.compute;
-        let mut values: Vec<Bounded> = Vec::with_capacity(function.steps.len());
-        for step in &function.steps {
-            let of = |x: u32| values[x as usize];
-            let next = match *step {
-                ScoreStep::Given => t,
-                ScoreStep::Number(number) => Bounded::exact(number.0).rounded(compute, compute),
-                // An integer is rounded to the type computed in.
-                ScoreStep::Operand(number) => operands[number as usize].at(&at).rounded(compute, compute),
-                ScoreStep::Place(place) => Bounded::exact(at[place as usize] as f64),
-                ScoreStep::Unary { f, x } => of(x).unary(f, BITS, compute),
-                ScoreStep::Binary { f, x, z } => of(x).binary(f, of(z), false, BITS, compute),
-                ScoreStep::Ternary { f, x, z, t } => of(x).ternary(f, of(z), of(t), compute),
-                ScoreStep::Round { dtype, x } => of(x).rounded(dtype, compute),
-            };
-            values.push(next);
-        }
-        values.pop().unwrap_or(t)
     }
 
     /// The keys of a query; `None` if it is not known which.
