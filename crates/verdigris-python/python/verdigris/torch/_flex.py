@@ -368,12 +368,18 @@ def _by_function(trace, value, conditions, scale, tensors, computed, blocks):
     if by_op is not None:
         with torch.no_grad():
             beside = {} if mask is None else {"mask": mask.view(torch.uint8)}
-            read = [op_steps.as_operand(_tensor_of(computed, operand), wide) for operand in by_op.operands]
+            read = [_score_operand(computed, operand, wide) for operand in by_op.operands]
 
         def made_by_op(q, k, v):
             return op_steps.forward(by_op, {"scale": scale}, q, k, v, beside, read)
 
     return composed.attention(steps, scale, q, k, v, mask, operands, made_by_op)
+
+
+def _score_operand(computed, value, wide):
+    # What is of one place alone stays as small as it is.
+    is_of_both = value.reads & QUERY and value.reads & KEY
+    return op_steps.as_operand(_tensor_of(computed, value) if is_of_both else computed.of(value), wide)
 
 
 def _by_steps(trace, function, conditions, scale, tensors, computed, blocks):
@@ -393,7 +399,7 @@ def _by_steps(trace, function, conditions, scale, tensors, computed, blocks):
     beside = dict(zip(("block_map", "mask_blocks"), blocks)) if blocks else {}
     if not (mask.is_number and mask.args[0]):
         beside["mask"] = _tensor_of(computed, mask)
-    operands = [op_steps.as_operand(_tensor_of(computed, operand), function.wide) for operand in function.operands]
+    operands = [_score_operand(computed, operand, function.wide) for operand in function.operands]
     return op_steps.forward(function, words, *tensors, beside, operands)
 
 

@@ -238,7 +238,9 @@ class OpSteps(composed.Steps):
             return g.binary("sub", x, g.binary("mul", whole, z))
         if at.op == "trunc":
             return self._truncated(g, *there(args), constants)
-        if at.op == "cast" and not at.dtype.is_floating_point and at.dtype != torch.bool:
+        source = at.args[0].dtype if at.op == "cast" else None
+        if source is not None and not at.dtype.is_floating_point and at.dtype != torch.bool and not source.is_floating_point:
+            # From one whole type to another, of which the bounds are known.
             return next(there(args))
         if at.op == "cast" and at.dtype in (torch.float16, torch.bfloat16) and self.wide == torch.float32:
             return g.rounded(next(there(args)), composed._NAMES[at.dtype])
