@@ -4,12 +4,17 @@
 
 use std::ops::Range;
 
+use num_traits::Float;
 use rayon::prelude::*;
-use verdigris_graph::{Attention, AttentionBackward, AttentionSpec, Causal, DropoutMask, Node, TensorDesc, Uid};
+use verdigris_graph::{
+    Attention, AttentionBackward, AttentionSpec, Causal, DropoutMask, Node, ScoreFunction, ScorePlace, ScoreStep, TensorDesc, Uid,
+};
+use verdigris_tensor::num::round_to;
 use verdigris_tensor::{DType, Layout};
 
 use crate::elements::{Loaded, ViewMut, row_major};
 use crate::engine::Engine;
+use crate::functions;
 use crate::graph_plan::Context;
 use crate::operation::Operation;
 use crate::philox::Stream;
@@ -17,7 +22,7 @@ use crate::real::Real;
 use crate::scratch::{Scratch, made};
 
 /// What is read, packed row-major, and how it is read.
-struct Scores<'a, 's, T: Real> {
+struct Scores<'a, 's, T: Real + Float> {
     spec: AttentionSpec,
     scale: f64,
     q: Loaded<'a, 's, T>,
@@ -38,6 +43,8 @@ struct Scores<'a, 's, T: Real> {
     dropout: Option<(DropoutMask, Stream)>,
     /// The factors of queries, keys and values of 8 bits.
     descales: [Option<Spread<'a, 's, T>>; 3],
+    /// The function of scores, and what it reads.
+    score: Option<(ScoreFunction, Vec<Spread<'a, 's, T>>)>,
     h: usize,
     h_kv: usize,
     /// Queries and keys of the scores, which `bias` and `mask` are of.
@@ -78,12 +85,12 @@ impl Ragged {
 }
 
 /// A tensor repeated over the dims of the scores.
-struct Spread<'a, 's, T: Real> {
+struct Spread<'a, 's, T: Real + Float> {
     loaded: Loaded<'a, 's, T>,
     strides: [usize; 4],
 }
 
-impl<'a, 's, T: Real> Spread<'a, 's, T> {
+impl<'a, 's, T: Real + Float> Spread<'a, 's, T> {
     fn load(context: &Context<'a>, scratch: &'s Scratch, uid: Uid) -> Spread<'a, 's, T> {
         let loaded = context.view(uid).load_row_major::<T>(scratch);
         Spread { strides: spread(&loaded.layout), loaded }
@@ -144,28 +151,28 @@ impl Blocks {
 }
 
 /// `Σ a · b`, in several sums at a time.
-fn dot<T: Real>(a: &[T], b: &[T]) -> f64 {
+fn dot<T: Real + Float>(a: &[T], b: &[T]) -> f64 {
     const LANES: usize = 16;
     let mut sums = [T::default(); LANES];
     let (wide_a, wide_b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
-    let rest: f64 = wide_a.remainder().iter().zip(wide_b.remainder()).map(|(a, b)| a.to_f64() * b.to_f64()).sum();
+    let rest: f64 = wide_a.remainder().iter().zip(wide_b.remainder()).map(|(a, b)| Real::to_f64(*a) * Real::to_f64(*b)).sum();
     for (a, b) in wide_a.zip(wide_b) {
         for ((sum, &a), &b) in sums.iter_mut().zip(a).zip(b) {
             *sum += a * b;
         }
     }
-    rest + sums.iter().map(|sum| sum.to_f64()).sum::<f64>()
+    rest + sums.iter().map(|sum| Real::to_f64(*sum)).sum::<f64>()
 }
 
 /// `to += factor · x`.
-fn add_scaled<T: Real>(to: &mut [T], factor: f64, x: &[T]) {
+fn add_scaled<T: Real + Float>(to: &mut [T], factor: f64, x: &[T]) {
     let factor = T::from_f64(factor);
     for (to, &x) in to.iter_mut().zip(x) {
         *to += factor * x;
     }
 }
 
-impl<'a, 's, T: Real> Scores<'a, 's, T> {
+impl<'a, 's, T: Real + Float> Scores<'a, 's, T> {
     fn new(op: &Attention, context: &Context<'a>, scratch: &'s Scratch) -> Scores<'a, 's, T> {
         let load = |uid: Uid| context.view(uid).load_row_major::<T>(scratch);
         let (q, k, v) = (load(op.q), load(op.k), load(op.v));
@@ -199,7 +206,7 @@ impl<'a, 's, T: Real> Scores<'a, 's, T> {
             mask: spread(op.mask),
             blocks: op.block_map.zip(op.mask_blocks).map(|(map, masks)| Blocks::load(context, map, masks)),
             slopes: spread(op.slopes),
-            sinks: op.sinks.map(|uid| load(uid).data().iter().map(|sink| sink.to_f64()).collect()),
+            sinks: op.sinks.map(|uid| load(uid).data().iter().map(|sink| Real::to_f64(*sink)).collect()),
             lengths,
             ragged,
             pages,
@@ -209,7 +216,8 @@ impl<'a, 's, T: Real> Scores<'a, 's, T> {
                 .zip(op.dropout_state)
                 .filter(|(p, _)| p.0 > 0.0)
                 .map(|(p, state)| (DropoutMask::of(p.0), Stream::of(context, state, op.dropout_offset))),
-            descales: [op.q_descale, op.k_descale, op.v_descale].map(spread),
+            descales: [op.q_descale, op.k_descale, op.v_descale].map(&spread),
+            score: op.score.clone().map(|score| (score, op.score_operands.iter().filter_map(|&uid| spread(Some(uid))).collect())),
             h,
             h_kv,
             s_q,
@@ -291,16 +299,23 @@ impl<'a, 's, T: Real> Scores<'a, 's, T> {
         let q = self.query(self.q.data(), at, self.d);
         let [s_q, s_kv] = self.lengths[at[0]];
         let scale = self.scale * self.descale(0, at) * self.descale(1, at);
+        let is_hidden = |j: usize| {
+            let is_masked = self.mask.as_ref().is_some_and(|mask| mask.at(at, j) == 0.0);
+            is_masked || self.blocks.as_ref().is_some_and(|blocks| !blocks.holds(at, j))
+        };
+        let product = |j: usize| {
+            let row = self.key(at, j);
+            scale * dot(q, &self.k.data()[row * self.d..(row + 1) * self.d])
+        };
+        // Of all keys of the range at once, those that are hidden too: so that each function is called once.
+        let made = self.score.as_ref().map(|score| of_function(score, at, range.clone(), &product));
         for j in range.clone() {
-            let is_hidden = self.mask.as_ref().is_some_and(|mask| mask.at(at, j) == 0.0);
-            if is_hidden || self.blocks.as_ref().is_some_and(|blocks| !blocks.holds(at, j)) {
+            if is_hidden(j) {
                 scores.push(f64::NEG_INFINITY);
                 tangents.push(0.0);
                 continue;
             }
-            let row = self.key(at, j);
-            let key = &self.k.data()[row * self.d..(row + 1) * self.d];
-            let mut s = scale * dot(q, key);
+            let mut s = made.as_ref().map_or_else(|| product(j), |made| made[j - range.start].to_f64());
             if let Some(cap) = self.spec.soft_cap {
                 let tangent = (s / cap.0).tanh();
                 tangents.push(tangent);
@@ -335,6 +350,38 @@ impl<'a, 's, T: Real> Scores<'a, 's, T> {
     }
 }
 
+/// What a function makes of the products of a query and a range of keys.
+fn of_function<T: Real + Float>(
+    (function, operands): &(ScoreFunction, Vec<Spread<'_, '_, T>>),
+    at: [usize; 3],
+    range: Range<usize>,
+    product: &dyn Fn(usize) -> f64,
+) -> Vec<T> {
+    let mut values: Vec<Vec<T>> = Vec::with_capacity(function.steps.len());
+    for step in &function.steps {
+        let of = |x: u32| &values[x as usize][..];
+        let each = |of: &dyn Fn(usize) -> f64| range.clone().map(|j| T::from_f64(of(j))).collect::<Vec<_>>();
+        let filled = |fill: &dyn Fn(&mut [T])| {
+            let mut made = vec![T::default(); range.len()];
+            fill(&mut made);
+            made
+        };
+        let next = match *step {
+            ScoreStep::Given => each(&|j| product(j)),
+            ScoreStep::Number(number) => each(&|_| number.0),
+            ScoreStep::Operand(number) => each(&|j| operands[number as usize].at(at, j)),
+            ScoreStep::Place(ScorePlace::Key) => each(&|j| j as f64),
+            ScoreStep::Place(place) => each(&|_| at[place as usize] as f64),
+            ScoreStep::Unary { f, x } => filled(&|y| functions::unary(f, of(x), y)),
+            ScoreStep::Binary { f, x, z } => filled(&|y| functions::binary(f, of(x), of(z), y)),
+            ScoreStep::Ternary { f, x, z, t } => filled(&|y| functions::ternary(f, of(x), of(z), of(t), y)),
+            ScoreStep::Round { dtype, x } => of(x).iter().map(|x| T::from_f64(round_to(dtype, Real::to_f64(*x)))).collect(),
+        };
+        values.push(next);
+    }
+    values.pop().unwrap_or_default()
+}
+
 /// The outputs by uid; those that nobody reads are not there.
 struct Results<'v>(Vec<(Uid, ViewMut<'v>)>);
 
@@ -346,14 +393,14 @@ impl<'v> Results<'v> {
     }
 }
 
-fn store<T: Real>(to: Option<ViewMut<'_>>, numbers: &[T]) {
+fn store<T: Real + Float>(to: Option<ViewMut<'_>>, numbers: &[T]) {
     if let Some(to) = to {
         let order = row_major(&to.layout);
         to.store::<T>(numbers, order);
     }
 }
 
-fn forward<T: Real>(op: &Attention, context: &Context<'_>, mut results: Results<'_>) {
+fn forward<T: Real + Float>(op: &Attention, context: &Context<'_>, mut results: Results<'_>) {
     let of = Scores::<T>::new(op, context, context.scratch);
     let rows = of.rows[0] * of.h * of.rows[1];
     let (mut o, mut totals) = (made::<T>(rows * of.d_v), made::<T>(rows));
@@ -396,7 +443,7 @@ struct Weights {
 }
 
 /// What the gradients read.
-struct Gradients<'a, 's, T: Real> {
+struct Gradients<'a, 's, T: Real + Float> {
     of: Scores<'a, 's, T>,
     d_o: Loaded<'a, 's, T>,
     totals: Vec<f64>,
@@ -404,7 +451,7 @@ struct Gradients<'a, 's, T: Real> {
     sums: Vec<f64>,
 }
 
-impl<T: Real> Gradients<'_, '_, T> {
+impl<T: Real + Float> Gradients<'_, '_, T> {
     /// The keys of a query, empty where it gives nothing, with their weights.
     fn weigh(&self, at: [usize; 3], weights: &mut Weights) -> Range<usize> {
         let of = &self.of;
@@ -515,7 +562,7 @@ impl<T: Real> Gradients<'_, '_, T> {
     }
 }
 
-fn backward<T: Real>(op: &AttentionBackward, context: &Context<'_>, mut results: Results<'_>) {
+fn backward<T: Real + Float>(op: &AttentionBackward, context: &Context<'_>, mut results: Results<'_>) {
     let &AttentionBackward { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, .. } = op;
     let &AttentionBackward { dropout_state, dropout_offset, block_map, mask_blocks, .. } = op;
     let plain = Attention { dropout_state, dropout_offset, block_map, mask_blocks, ..Attention::new(spec, q, k, v) };
@@ -523,7 +570,7 @@ fn backward<T: Real>(op: &AttentionBackward, context: &Context<'_>, mut results:
     let of = Scores::<T>::new(&forward, context, context.scratch);
     let [o, d_o, totals] = [op.o, op.d_o, op.log_sum_exp].map(|uid| context.view(uid).load_row_major::<T>(context.scratch));
     let sums = o.data().chunks(of.d_v).zip(d_o.data().chunks(of.d_v)).map(|(o, d_o)| dot(o, d_o)).collect();
-    let gradients = Gradients { of, d_o, totals: totals.data().iter().map(|total| total.to_f64()).collect(), sums };
+    let gradients = Gradients { of, d_o, totals: totals.data().iter().map(|total| Real::to_f64(*total)).collect(), sums };
     let (dq, dk, dv) = (results.take(op.dq), results.take(op.dk), results.take(op.dv));
     if dq.is_some() || dk.is_some() || dv.is_some() {
         let [of_q, of_k, of_v] = gradients.products();
@@ -569,7 +616,7 @@ impl Operation for Attention {
 
     fn run(&self, _: &[Node], context: &Context<'_>, outputs: Vec<(Uid, ViewMut<'_>)>) {
         let read = [Some(self.q), Some(self.k), Some(self.v), self.bias, self.slopes, self.sinks];
-        if is_f64(context, read) {
+        if is_f64(context, read.into_iter().chain(self.score_operands.iter().copied().map(Some))) {
             forward::<f64>(self, context, Results(outputs))
         } else {
             forward::<f32>(self, context, Results(outputs))

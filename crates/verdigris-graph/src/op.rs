@@ -3,7 +3,7 @@
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::error::Error;
 use crate::gradient::Backward;
@@ -119,9 +119,45 @@ impl Op {
 }
 
 /// A finite attribute value. Compared and hashed by its bits, so that it can be part of a fingerprint (−0 is not 0).
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-#[serde(transparent)]
+#[derive(Clone, Copy, Debug)]
 pub struct Real(pub f64);
+
+/// In JSON infinities, which it has no numbers for, are the words `inf` and `-inf`.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum RealText {
+    Number(f64),
+    Infinity(Infinity),
+}
+
+#[derive(Serialize, Deserialize)]
+enum Infinity {
+    #[serde(rename = "inf")]
+    Above,
+    #[serde(rename = "-inf")]
+    Below,
+}
+
+impl Serialize for Real {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let text = match self.0 {
+            f64::INFINITY => RealText::Infinity(Infinity::Above),
+            f64::NEG_INFINITY => RealText::Infinity(Infinity::Below),
+            number => RealText::Number(number),
+        };
+        text.serialize(to)
+    }
+}
+
+impl<'de> Deserialize<'de> for Real {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Real, D::Error> {
+        Ok(Real(match RealText::deserialize(from)? {
+            RealText::Number(number) => number,
+            RealText::Infinity(Infinity::Above) => f64::INFINITY,
+            RealText::Infinity(Infinity::Below) => f64::NEG_INFINITY,
+        }))
+    }
+}
 
 impl PartialEq for Real {
     fn eq(&self, other: &Real) -> bool {

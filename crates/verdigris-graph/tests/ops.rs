@@ -8,7 +8,7 @@ use verdigris_graph::{
     Attention, AttentionBackward, AttentionSpec, BatchNorm, BatchNormBackward, BinaryOp, Causal, Conv, ConvDirection, ConvMode,
     CrossEntropyBackward, CrossEntropySpec, Error, Filter, Graph, GraphBuilder, HostScalar, Key, LossReduction, Matmul, Movement,
     NormGradients, NormKind, NormSpec, Normalize, NormalizeBackward, Op, PoolBackward, PoolMode, PoolWindows, Precision, RandomState, Real,
-    ReductionOp, Role, Sampling, ScanOp, TensorDesc, TernaryOp, Uid, UnaryOp, json,
+    ReductionOp, Role, Sampling, ScanOp, ScoreFunction, ScorePlace, ScoreStep, TensorDesc, TernaryOp, Uid, UnaryOp, json,
 };
 use verdigris_tensor::{DType, Layout};
 
@@ -245,6 +245,21 @@ fn everything() -> Result<Graph, Error> {
     let attended = g.attention("attention", attention)?;
     g.store(attended.o, "attended", DType::Bf16)?;
     g.store(attended.log_sum_exp, "log sum exp", DType::F32)?;
+    // A function of the score comes in place of a soft cap.
+    let mut score = ScoreFunction::default();
+    let t = score.push(ScoreStep::Given);
+    let (key, read) = (score.push(ScoreStep::Place(ScorePlace::Key)), score.push(ScoreStep::Operand(0)));
+    let hidden = score.push(ScoreStep::Number(Real(f64::NEG_INFINITY)));
+    let sum = score.push(ScoreStep::Binary { f: BinaryOp::Add, x: t, z: key });
+    let chosen = score.push(ScoreStep::Ternary { f: TernaryOp::Select, x: sum, z: hidden, t: read });
+    let bent = score.push(ScoreStep::Unary { f: UnaryOp::LeakyRelu { slope: Real(0.5) }, x: chosen });
+    score.push(ScoreStep::Round { dtype: DType::F16, x: bent });
+    let score_operands = vec![g.tensor("score operand", DType::U8, rows(&[2, 1, 1, 7]))];
+    let plain =
+        Attention { dropout_state: seed, dropout_offset: offset, ..Attention::new(AttentionSpec { soft_cap: None, ..spec }, q, k, v) };
+    let made = Attention { q_offsets, kv_offsets, score: Some(score), score_operands, ..plain };
+    let made = g.attention("attention by a function", made)?;
+    g.store(made.o, "attended by a function", DType::Bf16)?;
     let plain = AttentionBackward::new(spec, [q, k, v], attended.o, attended.log_sum_exp, attended.o);
     let plain = AttentionBackward { dropout_state: seed, dropout_offset: offset, ..plain };
     let back = AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };
@@ -319,7 +334,7 @@ fn uids_of(value: &serde_json::Value) -> Vec<i64> {
 #[test]
 fn the_table_is_what_json_reads() -> TestResult {
     let graph = everything()?;
-    let mut forms = BTreeSet::new();
+    let (mut forms, mut tried) = (BTreeSet::new(), BTreeSet::new());
     for (at, node) in graph.nodes.iter().enumerate() {
         let spec = node.op.spec();
         let value = serde_json::to_value(&node.op)?;
@@ -375,7 +390,12 @@ fn the_table_is_what_json_reads() -> TestResult {
             }
         }
         for attribute in form.attributes {
-            let (_, read) = without(attribute.name);
+            let (is_there, read) = without(attribute.name);
+            // What may be left out is, where it and another come in place of each other.
+            if !is_there && attribute.default.is_some() {
+                continue;
+            }
+            tried.insert((spec.name, form.name, attribute.name));
             match attribute.default {
                 None => assert!(read.is_err(), "{name} without {}", attribute.name),
                 Some(default) => {
@@ -396,6 +416,9 @@ fn the_table_is_what_json_reads() -> TestResult {
     }
     let all = SPECS.iter().flat_map(|spec| spec.forms.iter().map(|form| (spec.name, form.name))).collect();
     assert_eq!(forms, all, "the graph of everything has an op of each form");
+    let told = SPECS.iter().flat_map(|spec| spec.forms.iter().map(move |form| (spec, form)));
+    let told = told.flat_map(|(spec, form)| form.attributes.iter().map(move |attribute| (spec.name, form.name, attribute.name))).collect();
+    assert_eq!(tried, told, "each attribute is said by an op");
     Ok(())
 }
 
@@ -432,7 +455,11 @@ fn collect_uids(value: &serde_json::Value, uids: &mut BTreeSet<i64>) {
                     serde_json::Value::Number(number) if FIELDS.split(' ').any(|field| field == key) && !number.is_f64() => {
                         uids.insert(number.as_i64().unwrap());
                     }
-                    serde_json::Value::Array(list) if key == "xs" => uids.extend(list.iter().map(|uid| uid.as_i64().unwrap())),
+                    // Positions of steps.
+                    _ if key == "score" => {}
+                    serde_json::Value::Array(list) if matches!(key.as_str(), "xs" | "score_operands") => {
+                        uids.extend(list.iter().map(|uid| uid.as_i64().unwrap()))
+                    }
                     other => collect_uids(other, uids),
                 }
             }

@@ -1,11 +1,11 @@
 //! Graphs, built op by op or read from JSON.
 
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyTuple};
 use verdigris_graph::{
     Attended, Attention, AttentionBackward, AttentionSpec, BatchNorm, BatchNormBackward, BatchNormed, BinaryOp, CrossEntropyBackward,
     GraphBuilder, HostScalar, Matmul, NormGradients, Normalize, NormalizeBackward, PoolBackward, PoolWindows, Precision, Real, Sampling,
-    TensorDesc, TernaryOp,
+    ScoreFunction, ScoreStep, TensorDesc, TernaryOp,
 };
 use verdigris_tensor::DType;
 
@@ -653,10 +653,13 @@ impl Graph {
     /// With a `block_map`, i32, which broadcasts to `[b, h, ⌈s_q / block_q⌉, ⌈s_kv / block_kv⌉]`, and `mask_blocks`, u8 `[n, 1, block_q, block_kv / 8]`, pairs are attended to by
     /// blocks: an entry of 0 leaves a block out, -1 takes all of it, `m` the pairs whose bit in mask block `m - 1` is 1.
     /// Queries, keys and values of 8 bits may have factors, `q_descale`, `k_descale` and `v_descale`, f32, which broadcast to `[b, h_kv, 1, 1]`.
+    /// `score` are the steps of a function that makes a score of the scaled product of a query and a key, in place of a soft cap; the last one gives it, and each but the last is named by a later one,
+    /// by its position: `("given",)`, `("number", x)`, `("operand", n)` (the element of `score_operands[n]`, which broadcasts to the scores), `("place", "batch")` (`head`, `query`, `key`),
+    /// `("round", "bf16", x)`, and functions by their names in `unary`, `binary` and `ternary`: `("mul", x, z)`, `("affine", x, {"scale": 2.0, "shift": 0.0})`.
     #[pyo3(signature = (q, k, v, *, scale = None, causal = "none", left = None, right = None, soft_cap = None, bias = None, mask = None,
         slopes = None, sinks = None, q_lengths = None, kv_lengths = None, q_offsets = None, kv_offsets = None, longest_q = None,
         longest_kv = None, page_table = None, dropout = None, dropout_state = None, dropout_offset = None, q_descale = None,
-        k_descale = None, v_descale = None, block_map = None, mask_blocks = None, name = "attention"))]
+        k_descale = None, v_descale = None, block_map = None, mask_blocks = None, score = None, score_operands = None, name = "attention"))]
     fn attention(
         &mut self,
         q: Uid,
@@ -686,6 +689,8 @@ impl Graph {
         v_descale: Option<Uid>,
         block_map: Option<Uid>,
         mask_blocks: Option<Uid>,
+        score: Option<Vec<Bound<'_, PyTuple>>>,
+        score_operands: Option<Vec<Uid>>,
         name: &str,
     ) -> PyResult<(Uid, Uid)> {
         let spec = self.attention_spec(q, scale, causal, [left, right], [longest_q, longest_kv], [soft_cap, dropout])?;
@@ -694,6 +699,9 @@ impl Graph {
         let [q_descale, k_descale, v_descale, block_map, mask_blocks] = [q_descale, k_descale, v_descale, block_map, mask_blocks].map(of);
         let plain = Attention { q_descale, k_descale, v_descale, ..Attention::new(spec, q.0, k.0, v.0) };
         let plain = Attention { dropout_state, dropout_offset, block_map, mask_blocks, ..plain };
+        let score = score.map(|steps| steps.iter().map(score_step).collect()).transpose()?.map(|steps| ScoreFunction { steps });
+        let score_operands = score_operands.unwrap_or_default().into_iter().map(|uid| uid.0).collect();
+        let plain = Attention { score, score_operands, ..plain };
         let attention = Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, ..plain };
         let Attended { o, log_sum_exp } = self.builder()?.attention(name, attention).map_err(refuse)?;
         Ok((Uid(o), Uid(log_sum_exp)))
@@ -823,4 +831,35 @@ impl Graph {
         };
         dims.ok_or_else(|| raise(Kind::Graph, format!("{uid:?} is no tensor of this graph")))
     }
+}
+
+/// A step of a function of scores, as Python says it.
+fn score_step(step: &Bound<'_, PyTuple>) -> PyResult<ScoreStep> {
+    let name = step.get_item(0)?.extract::<String>()?;
+    let wrong = || {
+        raise(
+            Kind::Graph,
+            format!(
+                "`{step}` is no step of a score function: given, number, operand, place, round, or a function of steps by their positions"
+            ),
+        )
+    };
+    let position = |place: usize| step.get_item(place).and_then(|position| position.extract::<u32>()).map_err(|_| wrong());
+    Ok(match (name.as_str(), step.len()) {
+        ("given", 1) => ScoreStep::Given,
+        ("number", 2) => ScoreStep::Number(Real(step.get_item(1)?.extract().map_err(|_| wrong())?)),
+        ("operand", 2) => ScoreStep::Operand(position(1)?),
+        ("place", 2) => {
+            let place = step.get_item(1)?.extract::<String>().map_err(|_| wrong())?;
+            ScoreStep::Place(by_name("the place", &place)?)
+        }
+        ("round", 3) => ScoreStep::Round { dtype: dtype(&step.get_item(1)?.extract::<String>().map_err(|_| wrong())?)?, x: position(2)? },
+        (f, 2) => ScoreStep::Unary { f: unary_named(f, None)?, x: position(1)? },
+        (f, 3) => match step.get_item(2)?.cast::<PyDict>() {
+            Ok(attributes) => ScoreStep::Unary { f: unary_named(f, Some(attributes))?, x: position(1)? },
+            Err(_) => ScoreStep::Binary { f: by_name("the function", f)?, x: position(1)?, z: position(2)? },
+        },
+        (f, 4) => ScoreStep::Ternary { f: by_name("the function", f)?, x: position(1)?, z: position(2)?, t: position(3)? },
+        _ => return Err(wrong()),
+    })
 }

@@ -12,7 +12,7 @@ from conftest import TOLERANCES, close
 
 import verdigris as vd
 import verdigris.torch as vt
-from verdigris.torch import _flex, _flex_composed, _flex_forms
+from verdigris.torch import _flex, _flex_composed, _flex_forms, _flex_steps
 from verdigris.torch._flex_trace import Trace
 
 flex = pytest.importorskip("torch.nn.attention.flex_attention")
@@ -668,6 +668,136 @@ def test_many_pairs_are_computed_in_rows(monkeypatch):
     for name in ("natten 1d", "documents", "relative table", "checkerboard", "heads apart"):
         check(drawn((B, H, S, 8)), *GYM[name])
     vt.clear_plans()
+
+
+# Functions that are steps of the op.
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """The graphs that calls draw, as JSON."""
+    drawn_graphs, own = [], _flex_composed._planned
+    monkeypatch.setattr(_flex_composed, "_planned", lambda key, device, draw: drawn_graphs.append(json.loads(draw().to_json())) or own(key, device, draw))
+    return drawn_graphs
+
+
+def ops_of(graph):
+    return [next(iter(node["op"])) for node in graph["nodes"]]
+
+
+SCALES = torch.rand(H, generator=torch.Generator().manual_seed(11))
+SIGNS = torch.randint(0, 2, (S,), generator=torch.Generator().manual_seed(12), dtype=torch.bool)
+STEPS = {
+    "a power": (lambda s, b, h, q, kv: s * s * 0.5, 0),
+    "a distance": (lambda s, b, h, q, kv: s * (1 + 0.125 * (q - kv).abs()), 0),
+    "near and far": (lambda s, b, h, q, kv: torch.where((q - kv).abs() <= 5, s * s, -math.inf), 0),
+    "whole quotients": (lambda s, b, h, q, kv: s.abs() + (q - kv) // 7 - (kv - q) % 5 + torch.fmod(q - 2 * kv, 3), 1),
+    "truncated": (lambda s, b, h, q, kv: torch.trunc(4 * s) / 4 + torch.div(q - kv, 4, rounding_mode="trunc"), 0),
+    "by head and key": (lambda s, b, h, q, kv: torch.sigmoid(s) * SCALES[h] + torch.where(SIGNS[kv], s, -s), 2),
+    "of one of them alone": (lambda s, b, h, q, kv: s * s + torch.log1p(kv / 3) - torch.sqrt(q * 1.0), 2),
+    "rounded": (lambda s, b, h, q, kv: (s.abs() + (q + kv)).to(torch.bfloat16).float(), 0),
+    "logic": (lambda s, b, h, q, kv: torch.where(((q > kv) ^ (s > 0)) & ~(q == 3), torch.relu(s), torch.exp(s.clamp(max=1.0))), 1),
+    "gathered by both": (lambda s, b, h, q, kv: s * s + TABLE[h, q - kv + S - 1], 1),
+    "batch": (lambda s, b, h, q, kv: s * s * (b + 1) + h, 1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=["f32", "f64", "bf16"])
+@pytest.mark.parametrize("name", STEPS)
+def test_functions_are_steps_of_the_op(graphs, name, dtype):
+    score_mod, operands = STEPS[name]
+    if name == "rounded" and dtype == torch.float64:
+        pytest.skip("scores of float64 are not rounded to 16 bits")
+    q, k, v = drawn((B, H, S, 16), dtype, kv_heads=2, requires_grad=False)
+    for mask in (None, causal, lambda b, h, i, j: (i * 7 + j * 5) % 3 != 0):
+        o = vt.flex_attention(q, k, v, score_mod, None if mask is None else whole(mask, S, S), enable_gqa=True)
+        # A number that is rounded to 16 bits within is another one where the product was on the other side.
+        slack = 40.0 if name in ("rounded", "truncated", "logic") and dtype != torch.float64 else 6.0
+        close(o, reference(*(x.double() for x in (q, k, v)), score_mod, mask)[0], slack)
+    assert [ops_of(graph) for graph in graphs] == [["attention"]] * 3
+    # Reals of places are f32, whose roundings steps in f64 would not have.
+    if dtype != torch.float64:
+        assert [len(graph["nodes"][0]["op"]["attention"].get("score_operands", [])) for graph in graphs] == [operands] * 3
+    # A window is an option, and reads no mask.
+    assert "mask" not in graphs[1]["nodes"][0]["op"]["attention"] and "mask" in graphs[2]["nodes"][0]["op"]["attention"]
+
+
+def test_nothing_of_the_size_of_the_scores_is_stored(graphs):
+    queries, keys = 1500, 1300
+    q, k, v = drawn((1, 2, queries, 8), keys=keys, requires_grad=False)
+    weights, seen = torch.rand(keys), []
+
+    def score_mod(score, b, h, q_idx, kv_idx):
+        return torch.where(q_idx % 16 >= kv_idx % 16, score * score - 0.001 * (q_idx - kv_idx).abs() * (h + 1), score) + weights[kv_idx]
+
+    own = torch.utils._python_dispatch.TorchDispatchMode
+
+    class Sizes(own):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            made = func(*args, **(kwargs or {}))
+            seen.extend(x.numel() for x in (made if isinstance(made, (tuple, list)) else [made]) if isinstance(x, torch.Tensor))
+            return made
+
+    with Sizes():
+        o = vt.flex_attention(q, k, v, score_mod, whole(causal, queries, keys))
+    close(o, reference(*(x.double() for x in (q, k, v)), score_mod, causal)[0], 6.0)
+    (graph,) = graphs
+    sizes = [math.prod(tensor["layout"]["dims"]) for tensor in graph["tensors"]]
+    assert ops_of(graph) == ["attention"] and seen and max(sizes + seen) <= 2 * queries * 8, (max(sizes), max(seen))
+
+
+def test_what_the_op_takes_no_steps_for_is_composed(graphs):
+    q, k, v = drawn((B, H, S, 8), requires_grad=False)
+    five = [torch.rand(S) for _ in range(5)]
+
+    def many(score, b, h, q_idx, kv_idx):
+        for number in range(70):
+            score = torch.tanh(score) + 0.01 * number
+        return score
+
+    for score_mod in (
+        lambda s, b, h, i, j: torch.sin(s),
+        lambda s, b, h, i, j: s.abs() ** 1.5,
+        lambda s, b, h, i, j: torch.fmod(s, 0.75),
+        lambda s, b, h, i, j: sum((own[j] * s for own in five), s),
+        many,
+    ):
+        close(vt.flex_attention(q, k, v, score_mod), reference(*(x.double() for x in (q, k, v)), score_mod)[0], 40.0)
+        assert "attention" not in ops_of(graphs.pop())
+
+
+def test_whole_numbers_that_f32_does_not_hold_are_operands():
+    trace = Trace(torch.device("cpu"), torch.float32)
+    near, far = torch.zeros(40, dtype=torch.int16), torch.zeros(40, dtype=torch.int64)
+
+    def steps(score_mod, dims=(1, 1, 40, 40)):
+        own = _flex_steps.OpSteps(trace, trace.cast(trace.call(score_mod, "score_mod", True), torch.float32), dims)
+        return [at.op for at in own.operands], [step[0] for step in own.steps]
+
+    assert steps(lambda s, b, h, i, j: s * s + (i - j))[0] == []
+    assert steps(lambda s, b, h, i, j: s * s + (i - j) * 1000000) == (["mul"], ["given", "operand", "mul", "add"])
+    assert steps(lambda s, b, h, i, j: torch.where(near[i] == near[j], s * s, s))[0] == ["index", "index"]
+    assert steps(lambda s, b, h, i, j: torch.where(far[i] == far[j], s * s, s))[0] == ["eq"]
+    assert steps(lambda s, b, h, i, j: s * s + (i - j) % 3)[1].count("div") == 1
+    # By 0 nobody says, and reals of fewer digits are rounded at each step.
+    assert steps(lambda s, b, h, i, j: s * s + i % (j + 0))[0] == ["remainder"]
+    assert steps(lambda s, b, h, i, j: s * s + (i - j).to(torch.bfloat16) * 0.1)[0] == ["mul"]
+    with pytest.raises(_flex_steps._Untaken):
+        steps(lambda s, b, h, i, j: s * s + j, (1, 1, 1, (1 << 24) + 1))
+
+
+def test_steps_go_through_blocks_of_a_mask(graphs):
+    q, k, v = drawn((B, H, 300, 16), torch.bfloat16, keys=420, requires_grad=False)
+    ids = [torch.arange(size) // 90 for size in (300, 420)]
+
+    def same(b, h, i, j):
+        return ids[0][i] == ids[1][j]
+
+    mask = create_block_mask(same, None, None, 300, 420, device="cpu")
+    o = vt.flex_attention(q, k, v, lambda s, b, h, i, j: s * s, mask)
+    close(o, reference(*(x.double() for x in (q, k, v)), lambda s, b, h, i, j: s * s, same)[0], 6.0)
+    told = graphs[0]["nodes"][0]["op"]["attention"]
+    assert {"block_map", "mask_blocks", "score"} <= set(told) and "mask" not in told
 
 
 # What a function captured.

@@ -49,7 +49,22 @@ const ROOMS: &[&str] = &["arch", "cost", "engine", "algorithm", "layout", "fuse"
 const FAMILY_ROOMS: &[(&str, &[&str])] = &[
     (
         "attention",
-        &["half", "tile", "descale", "mapped", "order", "paged", "ragged", "band", "blocks", "softmax", "score_mod", "dropout", "testing"],
+        &[
+            "half",
+            "tile",
+            "descale",
+            "mapped",
+            "order",
+            "paged",
+            "ragged",
+            "band",
+            "blocks",
+            "softmax",
+            "score_mod",
+            "function",
+            "dropout",
+            "testing",
+        ],
     ),
     ("conv", &["geometry"]),
     ("gemm", &["factors"]),

@@ -7,6 +7,7 @@ mod decode;
 mod descale;
 mod dropout;
 mod forward;
+mod function;
 mod half;
 mod mapped;
 mod order;

@@ -45,7 +45,7 @@ const MOST_CAP: f32 = 4096.0;
 /// Whether a problem has anything of it.
 pub(super) fn is_needed(p: &AttentionProblem) -> bool {
     let is_plain = matches!(p.scale, HostScalar::Fixed(scale) if (scale.0 as f32).is_normal() && scale.0 > 0.0);
-    !is_plain || p.soft_cap.is_some() || p.bias.is_some() || p.mask.is_some() || p.slopes.is_some()
+    !is_plain || p.soft_cap.is_some() || p.score.is_some() || p.bias.is_some() || p.mask.is_some() || p.slopes.is_some()
 }
 
 /// Instructions that make a score of a product.
@@ -63,6 +63,7 @@ pub(super) fn plain_scale(id: EngineId, p: &AttentionProblem) -> Result<f32, Ref
         id.require(!given, Reason::Epilogue, format_args!("{name} between the products, taken without"))?;
     }
     id.require(p.soft_cap.is_none(), Reason::Epilogue, "a soft cap between the products, taken without")?;
+    id.require(p.score.is_none(), Reason::Epilogue, "a score function between the products, taken without")?;
     let HostScalar::Fixed(scale) = p.scale else {
         return Err(id.refusal(Reason::Scale, "a scale that is given at execution, taken if it is known before"));
     };
@@ -229,6 +230,31 @@ impl<'k> ScoreMod<'k> {
                     if let Some(&bend) = bends.get(i) {
                         bend.set(k.select(hidden, 0.0, bend));
                     }
+                }
+            });
+        });
+    }
+}
+
+impl<'k> ScoreMod<'k> {
+    /// Of a head of queries, the mask alone.
+    #[track_caller]
+    pub(super) fn mask_of_head(&self, batch: Val<'k, u32>, head: Val<'k, u32>) -> Pointer<'k> {
+        let [of_batch, of_head, _] = self.mask_strides;
+        self.mask.moved(batch.widen() * of_batch + head.widen() * of_head)
+    }
+
+    /// Hides what the mask does, where there is one. What it hides, whatever made it, is −∞.
+    #[track_caller]
+    pub(super) fn hide(&self, k: Kernel<'k>, mask: Pointer<'k>, elements: &[Element<'k>], places: &dyn Places<'k>) {
+        k.scope(Location::caller(), || {
+            let [_, _, of_query] = self.mask_strides;
+            k.when(self.has_mask.ne(0), || {
+                let at = places.addresses(mask, of_query, 1);
+                for &(score, half, column) in elements {
+                    let (base, offset) = at(half, column);
+                    let hidden = k.ld_global_byte(base, offset, false).eq(0);
+                    score.set(k.select(hidden, f32::NEG_INFINITY, score));
                 }
             });
         });

@@ -24,7 +24,7 @@ pub enum Walk {
 
 impl Walk {
     /// That of a stride.
-    pub(super) fn of(stride: u64) -> Walk {
+    pub(crate) fn of(stride: u64) -> Walk {
         match stride {
             1 => Walk::Row,
             0 => Walk::PerRow,

@@ -73,7 +73,7 @@ pub trait OperandWord {
 
 impl<O> Step<O> {
     /// The same with another word on its operand.
-    pub(super) fn map<P>(&self, operand: impl FnOnce(&O) -> P) -> Step<P> {
+    pub(crate) fn map<P>(&self, operand: impl FnOnce(&O) -> P) -> Step<P> {
         match *self {
             Step::Load(ref from) => Step::Load(operand(from)),
             Step::Given => Step::Given,
@@ -149,12 +149,12 @@ impl<O: OperandWord> Step<O> {
 }
 
 /// The names of steps, in order.
-pub(super) fn names<O: OperandWord>(steps: &[Step<O>]) -> impl Iterator<Item = String> {
+pub(crate) fn names<O: OperandWord>(steps: &[Step<O>]) -> impl Iterator<Item = String> {
     steps.iter().map(Step::name)
 }
 
 /// The least chip that has the conversions.
-pub(super) fn target<O: OperandWord>(steps: &[Step<O>]) -> Target {
+pub(crate) fn target<O: OperandWord>(steps: &[Step<O>]) -> Target {
     compute::target_of_all(steps.iter().filter_map(|step| match *step {
         Step::Load(ref operand) | Step::Store(ref operand, _) => Some(operand.dtype()),
         Step::Round(dtype, _) => Some(dtype),
@@ -166,9 +166,9 @@ pub(super) fn target<O: OperandWord>(steps: &[Step<O>]) -> Target {
 
 /// Steps of a problem: operands where they lie, and the numbers of each step.
 #[derive(Clone, Debug)]
-pub(super) struct Steps<P> {
-    pub(super) steps: Vec<Step<P>>,
-    pub(super) numbers: Vec<Vec<HostNumber>>,
+pub(crate) struct Steps<P> {
+    pub(crate) steps: Vec<Step<P>>,
+    pub(crate) numbers: Vec<Vec<HostNumber>>,
 }
 
 impl<P> Steps<P> {
@@ -240,11 +240,11 @@ impl<'p, P> Steps<&'p P> {
 }
 
 /// An operand of a chain: where it lies, where in the space it is loaded, and which row a store is to.
-pub(super) type InChain<'p> = (&'p View, Option<&'p Window>, Option<&'p RowPlace>);
+pub(crate) type InChain<'p> = (&'p View, Option<&'p Window>, Option<&'p RowPlace>);
 
 impl<'p> Steps<InChain<'p>> {
     /// The steps of a chain.
-    pub(super) fn of_chain(chain: &'p Chain) -> Self {
+    pub(crate) fn of_chain(chain: &'p Chain) -> Self {
         let mut all = Steps { steps: Vec::new(), numbers: Vec::new() };
         for step in &chain.steps {
             let (step, numbers) = match *step {
@@ -320,7 +320,7 @@ impl Parameter for Number {
 
 /// How a kernel takes a number of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Taken {
+pub(crate) enum Taken {
     Single,
     Double,
     /// As an i64.
@@ -329,7 +329,7 @@ pub(super) enum Taken {
 
 /// A number of a step.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum StepNumber {}
+pub(crate) enum StepNumber {}
 
 impl Parameter for StepNumber {
     type Spec = Taken;
@@ -354,10 +354,10 @@ impl Parameter for StepNumber {
 }
 
 /// The numbers of steps, a list for each.
-pub(super) type Numbers = Vec<Vec<StepNumber>>;
+pub(crate) type Numbers = Vec<Vec<StepNumber>>;
 
 /// The declaration of [`Numbers`]; `double`: in f64.
-pub(super) fn numbers<O>(steps: &[Step<O>], double: bool) -> Vec<Vec<Taken>> {
+pub(crate) fn numbers<O>(steps: &[Step<O>], double: bool) -> Vec<Vec<Taken>> {
     let taken = |step: &Step<O>| match step {
         Step::Half(_) => Taken::Integer,
         _ if double => Taken::Double,
@@ -367,7 +367,7 @@ pub(super) fn numbers<O>(steps: &[Step<O>], double: bool) -> Vec<Vec<Taken>> {
 }
 
 /// How steps reach their operands at the place where they are run.
-pub(super) trait Operands<'k, O> {
+pub(crate) trait Operands<'k, O> {
     /// What step `step` loads: one element for all lanes, or one for each.
     fn load(&self, step: usize, from: &O) -> Vec<AnyVal<'k>>;
 
@@ -383,18 +383,18 @@ pub(super) trait Operands<'k, O> {
 
 /// Steps in a kernel.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Code<'c, 'k, O> {
-    pub(super) steps: &'c [Step<O>],
-    pub(super) numbers: &'c [Vec<HostVal<'k>>],
+pub(crate) struct Code<'c, 'k, O> {
+    pub(crate) steps: &'c [Step<O>],
+    pub(crate) numbers: &'c [Vec<HostVal<'k>>],
     /// The type of all functions; where it is none, they compute in f64 if an operand is f64, else in f32.
-    pub(super) computed: Option<DType>,
+    pub(crate) computed: Option<DType>,
     /// Elements that are handled at once: neighbours, for which loads and stores may be one access.
-    pub(super) lanes: usize,
+    pub(crate) lanes: usize,
 }
 
 impl<'k, O> Code<'_, 'k, O> {
     /// Runs the steps and returns the value of each, for each lane; one that serves all lanes stands once.
-    pub(super) fn run(&self, k: Kernel<'k>, given: &[AnyVal<'k>], operands: &impl Operands<'k, O>) -> Vec<Vec<AnyVal<'k>>> {
+    pub(crate) fn run(&self, k: Kernel<'k>, given: &[AnyVal<'k>], operands: &impl Operands<'k, O>) -> Vec<Vec<AnyVal<'k>>> {
         let mut values: Vec<Vec<AnyVal<'k>>> = Vec::with_capacity(self.steps.len());
         for (i, step) in self.steps.iter().enumerate() {
             let of = |x: u32, lane: usize| {

@@ -21,7 +21,10 @@ pub mod softmax;
 /// What the crate shows of each op at its root.
 pub(crate) mod names {
     pub use super::append::Append;
-    pub use super::attention::{Attended, Attention, AttentionBackward, AttentionGradients, AttentionSpec, Causal, DropoutMask};
+    pub use super::attention::{
+        Attended, Attention, AttentionBackward, AttentionGradients, AttentionSpec, Causal, DropoutMask, ScoreFunction, ScorePlace,
+        ScoreStep,
+    };
     pub use super::batch_norm::{BatchNorm, BatchNormBackward, BatchNormStatistics, BatchNormed, Moments};
     pub use super::conv::{Conv, ConvDirection, ConvMode};
     pub use super::matmul::{Matmul, OperandScale, Precision};

@@ -4,7 +4,7 @@ use verdigris_tensor::DType;
 
 use crate::error::Error;
 use crate::op::Op;
-use crate::ops::attention::{AttentionSpec, Causal};
+use crate::ops::attention::{AttentionSpec, Causal, ScoreFunction};
 use crate::ops::norm::NormSpec;
 use crate::ops::pointwise::Pointwise;
 use crate::ops::pool::{PoolMode, PoolWindows};
@@ -139,17 +139,24 @@ pub(super) fn lower(cut: &Cut<'_>, node: usize) -> Result<Subgraph, Error> {
         Op::Attention(op) => {
             let floats = [Some(op.q), Some(op.k), Some(op.v), op.bias, op.slopes, op.sinks];
             let descales = [op.q_descale, op.k_descale, op.v_descale];
-            let read = floats.into_iter().chain(descales).flatten().collect::<Vec<_>>();
+            let read = floats.into_iter().chain(descales).flatten().chain(op.score_operands.iter().copied()).collect::<Vec<_>>();
             let options = [op.bias, op.mask, op.slopes, op.sinks, op.q_lengths, op.kv_lengths, op.q_offsets, op.kv_offsets, op.page_table];
             let dropout = [op.dropout_state, op.dropout_offset];
             let blocks = [op.block_map, op.mask_blocks];
-            attention(cut, &op.spec, [op.q, op.k, op.v], (options, dropout, descales, blocks), &read, |[queries, _, values], _, view| {
-                let [b, h, s_q, _] = queries;
-                Ok(AttentionPass::Forward {
-                    o: view(op.o, [b, h, s_q, values[3]])?,
-                    log_sum_exp: op.log_sum_exp.map(|uid| view(uid, [b, h, s_q, 1])).transpose()?,
-                })
-            })
+            attention(
+                cut,
+                &op.spec,
+                [op.q, op.k, op.v],
+                (options, dropout, descales, blocks, op.score.as_ref().map(|score| (score, &op.score_operands[..]))),
+                &read,
+                |[queries, _, values], _, view| {
+                    let [b, h, s_q, _] = queries;
+                    Ok(AttentionPass::Forward {
+                        o: view(op.o, [b, h, s_q, values[3]])?,
+                        log_sum_exp: op.log_sum_exp.map(|uid| view(uid, [b, h, s_q, 1])).transpose()?,
+                    })
+                },
+            )
         }
         Op::AttentionBackward(op) => {
             let floats = [Some(op.q), Some(op.k), Some(op.v), op.bias, op.slopes, op.sinks].into_iter().flatten();
@@ -161,7 +168,7 @@ pub(super) fn lower(cut: &Cut<'_>, node: usize) -> Result<Subgraph, Error> {
                 cut,
                 &op.spec,
                 [op.q, op.k, op.v],
-                (options, dropout, [None; 3], blocks),
+                (options, dropout, [None; 3], blocks, None),
                 &read,
                 |[queries, keys, values], scores, view| {
                     let [b, h, s_q, _] = queries;
@@ -224,15 +231,16 @@ fn over_with_last(cut: &Cut<'_>, uid: Uid, dims: &[u64], last: usize, slots: &mu
 type AttentionViewer<'v> = &'v mut dyn FnMut(Uid, [u64; 4]) -> Result<View, Error>;
 
 /// What attention may have beside queries, keys and values: its options, the state of dropout and the offset in it, the factors of 8-bit
-/// floats, and the map of blocks with their masks.
-type AttentionOptions = ([Option<Uid>; 9], [Option<Uid>; 2], [Option<Uid>; 3], [Option<Uid>; 2]);
+/// floats, the map of blocks with their masks, and the function of scores with what it reads.
+type AttentionOptions<'o> =
+    ([Option<Uid>; 9], [Option<Uid>; 2], [Option<Uid>; 3], [Option<Uid>; 2], Option<(&'o ScoreFunction, &'o [Uid])>);
 
 /// The problem of attention; `pass` is given the dims of queries, keys and values, and of scores.
 fn attention(
     cut: &Cut<'_>,
     spec: &AttentionSpec,
     operands: [Uid; 3],
-    (options, [state, offset], descales, blocks): AttentionOptions,
+    (options, [state, offset], descales, blocks, score): AttentionOptions<'_>,
     read: &[Uid],
     pass: impl FnOnce([[u64; 4]; 3], [u64; 4], AttentionViewer<'_>) -> Result<AttentionPass, Error>,
 ) -> Result<Subgraph, Error> {
@@ -277,6 +285,12 @@ fn attention(
     let mut views = blocks.into_iter().zip(of_blocks).map(|(uid, dims)| uid.map(|uid| view(uid, dims, &mut slots)).transpose());
     let mut next = || views.next().unwrap_or(Ok(None));
     let (block_map, mask_blocks) = (next()?, next()?);
+    let score = score.map(|(score, operands)| {
+        let views = operands.iter().map(|&uid| view(uid, scores, &mut slots)).collect::<Result<Vec<_>, Error>>()?;
+        // A number that names no operand is refused by the op.
+        let of = |number: u32| views[(number as usize).min(views.len() - 1)].clone();
+        Ok::<_, Error>(score.over(of))
+    });
     let (in_memory, by_value) = (state.filter(|_| offset.is_none()), state.zip(offset));
     let dropout_state = in_memory.map(|uid| {
         let seen = cut.see(uid)?;
@@ -331,6 +345,7 @@ fn attention(
         v_descale,
         block_map,
         mask_blocks,
+        score: score.transpose()?,
         scale,
         pass,
     }

@@ -8,11 +8,14 @@
 use serde::{Deserialize, Serialize};
 use verdigris_tensor::DType;
 
-use super::chain::View;
+use super::chain::{Chain, ChainStep, View};
 use super::{Determinism, Operand, Slot, views};
 use crate::error::Error;
 use crate::op::{HostScalar, Real};
-use crate::ops::attention::{KEPT, MULTIPLIED, is_kept, is_multiplied, is_taken};
+use crate::ops::attention::{self, KEPT, MULTIPLIED, ScoreFunction, is_kept, is_multiplied, is_taken};
+
+/// The names of what a score function reads.
+const SCORE_OPERANDS: [&str; ScoreFunction::MOST_OPERANDS] = ["score_0", "score_1", "score_2", "score_3"];
 
 /// Where the diagonal lies that windows are counted from.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -141,6 +144,10 @@ pub struct AttentionProblem {
     pub block_map: Option<View>,
     /// Read; u8, `[blocks, 1, block_q, block_kv / 8]`: of blocks that are attended to in part, a bit for each pair.
     pub mask_blocks: Option<View>,
+    /// What makes a score of a scaled product, in place of a soft cap: the value of its last step. It loads views over `[b, h, s_q, s_kv]`, each once, and its indices are
+    /// coordinates of these dims.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub score: Option<Chain>,
     /// Factor of the products.
     pub scale: HostScalar<Slot>,
     /// What is computed.
@@ -235,7 +242,15 @@ impl AttentionProblem {
             ("mask_blocks", &self.mask_blocks),
         ];
         let options = options.into_iter().filter_map(|(name, view)| Some((name, view.as_ref()?)));
-        [("q", q), ("k", k), ("v", v)].into_iter().chain(options)
+        [("q", q), ("k", k), ("v", v)].into_iter().chain(options).chain(self.score_operands())
+    }
+
+    /// What the score function reads, with its names.
+    pub fn score_operands(&self) -> impl Iterator<Item = (&'static str, &View)> {
+        // Of more than there may be, which are refused, the last name.
+        let names = SCORE_OPERANDS.into_iter().chain(std::iter::repeat(SCORE_OPERANDS[SCORE_OPERANDS.len() - 1]));
+        let loads = self.score.iter().flat_map(|score| score.loads().map(|(view, _)| view));
+        names.zip(loads)
     }
 
     /// The operand of a name, if it is there.
@@ -248,7 +263,9 @@ impl AttentionProblem {
         let options = [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, &mut self.page_table];
         let last = [&mut self.dropout_state, &mut self.q_descale, &mut self.k_descale, &mut self.v_descale];
         let blocks = [&mut self.block_map, &mut self.mask_blocks];
-        let read = [q, k, v].into_iter().chain(options.into_iter().chain(last).chain(blocks).flatten());
+        let of_score = self.score.iter_mut().flat_map(|score| &mut score.steps);
+        let of_score = of_score.filter_map(|step| if let ChainStep::Load { from, .. } = step { Some(from) } else { None });
+        let read = [q, k, v].into_iter().chain(options.into_iter().chain(last).chain(blocks).flatten()).chain(of_score);
         match &mut self.pass {
             AttentionPass::Forward { o, log_sum_exp } => read.chain([o]).chain(log_sum_exp).collect(),
             AttentionPass::Backward { o, log_sum_exp, d_o, dq, dk, dv, dbias, dsinks } => {
@@ -415,6 +432,19 @@ impl AttentionProblem {
             let rule = "a soft cap is finite and above 0";
             return Err(Error::Attribute { op: op(), attribute: "soft_cap", value: cap.to_string(), rule });
         }
+        if let Some(score) = &self.score {
+            if self.is_backward() {
+                return structure("score", "attention with a score function has no gradient");
+            }
+            if let Some(cap) = self.soft_cap {
+                let rule = "a score function comes in place of a soft cap, which would be one of its steps";
+                return Err(Error::Attribute { op: op(), attribute: "soft_cap", value: cap.to_string(), rule });
+            }
+            if score.loads().count() > ScoreFunction::MOST_OPERANDS {
+                return structure("score", "a score function reads at most 4 tensors");
+            }
+            attention::check_steps("attention", score, self.compute, [b, h, s_q, s_kv])?;
+        }
         super::finite("attention", "scale", &self.scale)?;
         let descales =
             [("q_descale", &self.q_descale, &self.q), ("k_descale", &self.k_descale, &self.k), ("v_descale", &self.v_descale, &self.v)];
@@ -479,6 +509,7 @@ impl AttentionProblem {
                 "block_map" => (view.dtype == DType::I32, "a map of blocks is i32"),
                 "mask_blocks" => (view.dtype == DType::U8, "masks of blocks are bits, eight in a u8"),
                 "slopes" => (view.dtype == DType::F32, "slopes are f32"),
+                name if SCORE_OPERANDS.contains(&name) => (attention::is_operand(view.dtype), attention::OPERANDS),
                 "q_lengths" | "kv_lengths" => (view.dtype == DType::I32, "lengths are i32"),
                 "q_offsets" | "kv_offsets" => (view.dtype == DType::I32, "offsets are i32"),
                 "page_table" => (view.dtype == DType::I32, "numbers of pages are i32"),

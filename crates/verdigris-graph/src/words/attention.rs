@@ -2,7 +2,7 @@
 
 use verdigris_tensor::DType;
 
-use super::chain::packed;
+use super::chain::{packed, steps as score_steps};
 use super::codec::{Layouts, Text, error};
 use super::gemm::determinism;
 use super::rows::{BACKWARD, FORWARD, nowhere};
@@ -53,6 +53,7 @@ pub(super) fn blank() -> AttentionProblem {
         v_descale: None,
         block_map: None,
         mask_blocks: None,
+        score: None,
         scale: HostScalar::ONE,
         pass: blank_forward(),
     }
@@ -170,6 +171,11 @@ pub(super) fn describe(text: &mut Text<'_>, problem: &mut AttentionProblem) -> R
     text.optional("block_map", &mut problem.block_map, &maps)?;
     let masks: Layouts = vec![of("packed", [problem.blocks, 1, problem.block_q, problem.block_kv / 8])];
     text.optional("mask_blocks", &mut problem.mask_blocks, &masks)?;
+    let mut score = problem.score.take().unwrap_or_default();
+    let layouts: Layouts =
+        scores.iter().cloned().chain([of("query", [1, 1, s_q, 1]), of("one", [1; 4])]).chain(heads.iter().cloned().skip(1)).collect();
+    score_steps(text, &mut score, &layouts)?;
+    problem.score = (!score.steps.is_empty()).then_some(score);
     text.factor("scale", &mut problem.scale, HostScalar::ONE)?;
     seed(text, &mut problem.dropout_seed)?;
     match &mut problem.pass {

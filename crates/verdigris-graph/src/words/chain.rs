@@ -32,7 +32,7 @@ pub(super) fn blank_reduce() -> ReduceProblem {
 pub(super) fn describe_map(text: &mut Text<'_>, problem: &mut MapProblem) -> Result<(), Error> {
     text.usual_type(|| first_type(&problem.chain))?;
     text.field("dims", &mut problem.dims, None)?;
-    steps(text, &mut problem.chain, &problem.dims)
+    steps_over(text, &mut problem.chain, &problem.dims)
 }
 
 pub(super) fn describe_reduce(text: &mut Text<'_>, problem: &mut ReduceProblem) -> Result<(), Error> {
@@ -42,11 +42,11 @@ pub(super) fn describe_reduce(text: &mut Text<'_>, problem: &mut ReduceProblem) 
     text.field("kept", &mut problem.kept, None)?;
     text.field("reduced", &mut problem.reduced, None)?;
     let space: Vec<u64> = problem.kept.iter().chain(&problem.reduced).copied().collect();
-    steps(text, &mut problem.before, &space)?;
+    steps_over(text, &mut problem.before, &space)?;
     let mut value = u64::from(problem.value);
     text.field("value", &mut value, None)?;
     problem.value = u32::try_from(value).map_err(|_| error("`value=` is a position", &value.to_string()))?;
-    steps(text, &mut problem.after, &problem.kept)
+    steps_over(text, &mut problem.after, &problem.kept)
 }
 
 fn first_type(chain: &Chain) -> DType {
@@ -64,9 +64,13 @@ pub(super) fn packed(dims: &[u64]) -> Vec<u64> {
     strides
 }
 
-fn steps(text: &mut Text<'_>, chain: &mut Chain, dims: &[u64]) -> Result<(), Error> {
-    let layouts: Layouts = vec![("packed", packed(dims)), ("one", vec![0; dims.len()])];
-    text.steps("+", &mut chain.steps, |text, step| print(text, step, &layouts), |text, word| parse(text, word, &layouts))
+fn steps_over(text: &mut Text<'_>, chain: &mut Chain, dims: &[u64]) -> Result<(), Error> {
+    steps(text, chain, &vec![("packed", packed(dims)), ("one", vec![0; dims.len()])])
+}
+
+/// Steps whose operands lie as these names say.
+pub(super) fn steps(text: &mut Text<'_>, chain: &mut Chain, layouts: &Layouts) -> Result<(), Error> {
+    text.steps("+", &mut chain.steps, |text, step| print(text, step, layouts), |text, word| parse(text, word, layouts))
 }
 
 fn print(text: &mut Text<'_>, step: &ChainStep, layouts: &Layouts) -> String {

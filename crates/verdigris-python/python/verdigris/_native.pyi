@@ -318,6 +318,8 @@ class Graph:
         v_descale: Uid | None = None,
         block_map: Uid | None = None,
         mask_blocks: Uid | None = None,
+        score: Sequence[tuple[Any, ...]] | None = None,
+        score_operands: Sequence[Uid] | None = None,
         name: str = "attention",
     ) -> tuple[Uid, Uid]: ...
     def attention_backward(

@@ -1,7 +1,8 @@
 //! `attention.toml`.
 
 use serde::Deserialize;
-use verdigris_graph::{Attention, AttentionBackward, AttentionSpec, Causal, Graph, HostScalar, Real, Uid};
+use serde::de::IntoDeserializer;
+use verdigris_graph::{Attention, AttentionBackward, AttentionSpec, Causal, Graph, HostScalar, Real, ScoreFunction, ScoreStep, Uid};
 use verdigris_tensor::{DType, Layout};
 
 use super::{Cases, Common, Draft, Shape, fault, field, normal};
@@ -117,6 +118,26 @@ impl Extents {
         percent.map_or(of, |percent| Extents { rows: [1, rows(of.s_q, percent), rows(of.s_kv, percent)], ..of })
     }
 
+    /// The dims of what a word spreads over the scores.
+    fn spread(&self, word: &str) -> Option<[u64; 4]> {
+        let &Extents { b, h, s_q, s_kv, .. } = self;
+        Some(match word {
+            "" | "scores" | "turned" => [b, h, s_q, s_kv],
+            "head" => [1, h, s_q, s_kv],
+            "batch" => [b, 1, s_q, s_kv],
+            "pair" => [1, 1, s_q, s_kv],
+            "key" => [b, 1, 1, s_kv],
+            "query" => [1, h, s_q, 1],
+            "one" => [1; 4],
+            _ => return None,
+        })
+    }
+
+    /// The layout of a score operand: of `turned` ones queries lie side by side.
+    fn of_operands(&self, word: &str) -> &'static str {
+        if word == "turned" { "reversed" } else { "bhsd" }
+    }
+
     fn queries(&self) -> [u64; 4] {
         [self.rows[0], self.h, self.rows[1], self.d]
     }
@@ -159,6 +180,25 @@ fn layout(group: &str, word: &str, dims: &[u64]) -> Result<Layout, CaseError> {
     Layout::new(dims, &strides).map_err(|source| fault(group, verdigris_graph::Error::Layout { tensor: word.to_owned(), source }))
 }
 
+/// A coordinate by its name, or a function by its name with the positions that it is of: `sub(1,2)`, `cast(0,bf16)`.
+fn function(word: &str) -> Option<ScoreStep> {
+    fn named<T: serde::de::DeserializeOwned>(name: &str) -> Option<T> {
+        T::deserialize(IntoDeserializer::<serde::de::value::Error>::into_deserializer(name)).ok()
+    }
+    let Some((name, of)) = word.strip_suffix(')').and_then(|word| word.split_once('(')) else { return named(word).map(ScoreStep::Place) };
+    let parts: Vec<&str> = of.split(',').collect();
+    if let ("cast", [x, dtype]) = (name, &parts[..]) {
+        return Some(ScoreStep::Round { dtype: dtype.parse().ok()?, x: x.parse().ok()? });
+    }
+    let positions = parts.iter().map(|part| part.parse().ok()).collect::<Option<Vec<u32>>>()?;
+    Some(match positions[..] {
+        [x] => ScoreStep::Unary { f: named(name)?, x },
+        [x, z] => ScoreStep::Binary { f: named(name)?, x, z },
+        [x, z, t] => ScoreStep::Ternary { f: named(name)?, x, z, t },
+        _ => return None,
+    })
+}
+
 impl Group {
     fn tensor(&self, draft: &mut Draft<'_>, what: &str, dtype: DType, word: &str, dims: [u64; 4]) -> Result<Uid, CaseError> {
         let (layout, name) = (layout(&self.id, word, &dims)?, draft.name(what));
@@ -196,16 +236,7 @@ impl Group {
         for option in options.split_whitespace() {
             let (name, value) = option.split_once('=').unwrap_or((option, ""));
             let wrong = || field(&self.id, "options", option, "see `attention.toml` in graph_cases/mod.rs");
-            let spread = match value {
-                "" | "scores" => [b, h, s_q, s_kv],
-                "head" => [1, h, s_q, s_kv],
-                "batch" => [b, 1, s_q, s_kv],
-                "pair" => [1, 1, s_q, s_kv],
-                "key" => [b, 1, 1, s_kv],
-                "query" => [1, h, s_q, 1],
-                "one" => [1; 4],
-                _ => [0; 4],
-            };
+            let spread = of.spread(value).unwrap_or([0; 4]);
             match (name, value.parse::<f64>()) {
                 ("latent" | "cache", _) => {}
                 ("top_left", _) => op.spec.causal = Causal::TopLeft,
@@ -252,6 +283,7 @@ impl Group {
                     op.k_descale = Some(self.tensor(draft, "k descale", DType::F32, "bhsd", dims)?);
                     op.v_descale = Some(self.tensor(draft, "v descale", DType::F32, "bhsd", dims)?);
                 }
+                ("score", _) => self.score(draft, &mut op, value, of)?,
                 ("sinks", _) => op.sinks = Some(self.tensor(draft, "sinks", of_options, "bhsd", [1, h, 1, 1])?),
                 ("q_lengths", _) => op.q_lengths = Some(self.tensor(draft, "q lengths", DType::I32, "bhsd", [b, 1, 1, 1])?),
                 ("kv_lengths", _) => op.kv_lengths = Some(self.tensor(draft, "kv lengths", DType::I32, "bhsd", [b, 1, 1, 1])?),
@@ -277,6 +309,31 @@ impl Group {
             }
         }
         Ok(op)
+    }
+
+    /// A function of scores in words: steps parted by semicolons.
+    fn score(&self, draft: &mut Draft<'_>, op: &mut Attention, text: &str, of: Extents) -> Result<(), CaseError> {
+        let mut score = ScoreFunction::default();
+        for word in text.split(';') {
+            let wrong = || field(&self.id, "options", word, "see `score` of `attention.toml` in graph_cases/mod.rs");
+            let step = match (word, word.parse::<f64>(), word.strip_prefix("read:").and_then(|operand| operand.split_once(':'))) {
+                ("given", ..) => ScoreStep::Given,
+                (_, Ok(number), _) => ScoreStep::Number(Real(number)),
+                (_, _, Some((dtype, spread))) => {
+                    let (Ok(dtype), Some(dims)) = (dtype.parse::<DType>(), of.spread(spread)) else { return wrong() };
+                    let number = op.score_operands.len() as u32;
+                    op.score_operands.push(self.tensor(draft, &format!("score operand {number}"), dtype, of.of_operands(spread), dims)?);
+                    ScoreStep::Operand(number)
+                }
+                _ => match function(word) {
+                    Some(step) => step,
+                    None => return wrong(),
+                },
+            };
+            score.push(step);
+        }
+        op.score = Some(score);
+        Ok(())
     }
 
     fn graph(&self, kind: Kind, dtype: DType, word: &str, of: Extents, options: &str) -> Result<Graph, CaseError> {

@@ -11,6 +11,8 @@
 //! L   Σ p · (e^η − 1) + n · ε + 4 ε · (|M| + |L|) + 2⁻²⁰
 //! ```
 //!
+//! What a score function adds is what its steps do in any pointwise chain, from the product's own error on: where a jump lies within that, either side is right.
+//!
 //! Of 8-bit floats `p` is rounded to e4m3 as 2⁸ times its size, and products are summed as `fp8_fast` sums them.
 //!
 //! What is rounded to the type of `q` before a product: `p` and `dt`, half a unit in the last place; of a `dt` beyond that type's range nothing is said. A key that is not attended counts as multiplied by 0
@@ -25,12 +27,15 @@
 //! their keys are paged, each sequence has all of its line of the table.
 
 mod draw;
+mod function;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use verdigris_graph::{Attention, AttentionBackward, AttentionSpec, Causal, Error, Graph, HostScalar, Pointwise, Precision, Real, Uid};
+use verdigris_graph::{
+    Attention, AttentionBackward, AttentionSpec, Causal, Error, Graph, HostScalar, Pointwise, Precision, Real, ScoreFunction, Uid,
+};
 use verdigris_tensor::DType;
 use verdigris_tensor::num::power_of_two;
 
@@ -110,6 +115,8 @@ struct Scores<'a> {
     dropout: Option<(f64, State)>,
     /// The factors of queries, keys and values of 8 bits.
     descales: [Option<Source<'a>>; 3],
+    /// The function of scores, and what it reads.
+    score: Option<(ScoreFunction, Vec<Source<'a>>)>,
     /// Batch, queries and keys of scores.
     extents: [u64; 3],
     compute: DType,
@@ -154,6 +161,10 @@ impl<'a> Scores<'a> {
         });
         let of_heads = [b, h_kv, 1, 1];
         let descales = [over(op.q_descale, of_heads)?, over(op.k_descale, of_heads)?, over(op.v_descale, of_heads)?];
+        let mut read = Vec::new();
+        for &uid in &op.score_operands {
+            read.extend(over(Some(uid), scores)?);
+        }
         Ok(Scores {
             spec: op.spec,
             scale,
@@ -168,6 +179,7 @@ impl<'a> Scores<'a> {
             blocks: blocks.transpose()?.flatten(),
             dropout: op.spec.dropout.map(|p| p.0).zip(state),
             descales,
+            score: op.score.clone().map(|score| (score, read)),
             extents,
             q,
             k,
@@ -313,6 +325,9 @@ impl<'a> Scores<'a> {
             let is_known = !t.value.is_nan() && t.error.is_finite();
             tanh = if !is_known { t } else { Bounded { value, error: (t.error / cap).min(2.0) + own } };
             s = if !is_known { t } else { Bounded::new(cap * value, t.error.min(2.0 * cap) + cap * own, compute) };
+        }
+        if let Some(score) = &self.score {
+            s = function::made(score, t, [b, h, i, j], compute);
         }
         let mut add = |part: Bounded| {
             let value = s.value + part.value;
@@ -768,9 +783,10 @@ fn compute_of(at: &Evaluation<'_>, read: impl Iterator<Item = Uid>) -> Result<DT
     Ok(Pointwise::compute_dtype(read.map(|uid| Ok(at.described(uid)?.dtype)).collect::<Result<Vec<_>, GraphError>>()?))
 }
 
-fn floats(op: &Attention) -> impl Iterator<Item = Uid> + use<> {
+fn floats(op: &Attention) -> impl Iterator<Item = Uid> + use<'_> {
     let descales = [op.q_descale, op.k_descale, op.v_descale];
-    [Some(op.q), Some(op.k), Some(op.v), op.bias, op.slopes, op.sinks].into_iter().chain(descales).flatten()
+    let options = [Some(op.q), Some(op.k), Some(op.v), op.bias, op.slopes, op.sinks].into_iter().chain(descales).flatten();
+    options.chain(op.score_operands.iter().copied())
 }
 
 /// What a tensor of options holds.

@@ -251,6 +251,7 @@ fn run_under(case: Case, schedules: Vec<(bool, interp::Options)>) -> Vec<Vec<u8>
             page_table: None,
             block_map: None,
             mask_blocks: None,
+            score: None,
             dropout: None,
             dropout_state: None,
             dropout_seed: None,

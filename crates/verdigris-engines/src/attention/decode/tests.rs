@@ -180,6 +180,7 @@ fn run(case: Case, parts: &[u32]) {
             page_table: None,
             block_map: None,
             mask_blocks: None,
+            score: None,
             dropout: None,
             dropout_state: None,
             dropout_seed: None,

@@ -19,6 +19,7 @@ use super::super::band::{BandArgs, SinkArgs};
 use super::super::blocks::{Entry, ListedArgs};
 use super::super::descale::DescaleArgs;
 use super::super::dropout::{DropoutArgs, WordsOfKeys};
+use super::super::function::FunctionArgs;
 use super::super::order::OrderArgs;
 use super::super::paged::PagesArgs;
 use super::super::ragged::{OfKeys, OffsetsArgs, RowsOutArgs};
@@ -63,6 +64,7 @@ verdigris_kir::parameters! {
         pub(super) listed: Option<ListedArgs> = spec.listed.then_some(()),
         /// The factors of queries, keys and values of 8 bits.
         pub(super) descales: Option<DescaleArgs> = spec.fp8.then_some(()),
+        pub(super) function: Option<FunctionArgs> = (!spec.function.is_empty()).then(|| spec.function.clone()),
     }
 }
 
@@ -95,7 +97,7 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
     let v_ring = Ring::new(k, spec.stages, spec.consumers, RingScope::Cta);
     let handout = params.next_tile.map(|next| Handout::new(k, params.order.tiles, next, TILES_AHEAD, 4 * spec.consumers));
     let (order, group, offsets, listed) = (params.order, params.group, params.offsets, params.listed);
-    let tiles = Tiles { kernel: k, spec: *spec, order, group, bounds, offsets, listed, queries, keys, key_blocks, handout };
+    let tiles = Tiles { kernel: k, spec: spec.clone(), order, group, bounds, offsets, listed, queries, keys, key_blocks, handout };
     let init = || {
         [q_ring, k_ring, v_ring].iter().for_each(|ring| ring.init());
         tiles.handout.iter().for_each(|handout| handout.init());
@@ -237,17 +239,30 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
                     }
                 });
             };
-            let mods = params.score_mod.as_ref().map(|score_mod| (score_mod, score_mod.of_head(k, tile.batch, tile.head)));
+            // What makes scores of products is code that all such kernels have in common, or the function that this one is for.
+            let (mods, function) = match (&params.score_mod, &params.function) {
+                (None, _) => (None, None),
+                (Some(score_mod), None) => (Some((score_mod, score_mod.of_head(k, tile.batch, tile.head))), None),
+                (Some(score_mod), Some(function)) => {
+                    let of_head = function.of_head(&spec.function, tile.batch, tile.head);
+                    (None, Some((score_mod, of_head, score_mod.mask_of_head(tile.batch, tile.head))))
+                }
+            };
             // Makes scores of the products of a block, of which the last may reach beyond the last key.
             let make_scores = |block: Val<'k, u32>, is_last: bool| {
+                let places = || QueryRows {
+                    queries: [0, 8].map(|below| (own_row + row + below).min(queries - 1)),
+                    first_key: block * spec.block + column,
+                    last_key: is_last.then(|| keys - 1),
+                    shift: (tile.keys - tile.queries).signed(),
+                };
                 if let Some((score_mod, of_head)) = &mods {
-                    let places = QueryRows {
-                        queries: [0, 8].map(|below| (own_row + row + below).min(queries - 1)),
-                        first_key: block * spec.block + column,
-                        last_key: is_last.then(|| keys - 1),
-                        shift: (tile.keys - tile.queries).signed(),
-                    };
-                    score_mod.apply(k, spec.ty, of_head, &elements(&scores, 0..spec.block / 8), &places, &[]);
+                    score_mod.apply(k, spec.ty, of_head, &elements(&scores, 0..spec.block / 8), &places(), &[]);
+                }
+                if let Some((score_mod, of_head, mask)) = &function {
+                    let (elements, places) = (elements(&scores, 0..spec.block / 8), places());
+                    of_head.apply(k, score_mod.factor, &elements, &places);
+                    score_mod.hide(k, *mask, &elements, &places);
                 }
             };
             let draws = state.map(|state| state.of_head(k, tile.batch, tile.head));

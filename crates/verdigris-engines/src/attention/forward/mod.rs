@@ -1,7 +1,8 @@
 //! `attention.forward`: attention on Hopper's tensor cores ([`verdigris_graph::AttentionProblem`] has the formulas).
 //!
 //! **What.** bf16 and f16, heads of up to 256 elements, values of another length than keys, grouped heads, windows around either diagonal, lengths, sinks; and
-//! between the products a soft cap, a bias, slopes, a mask and a factor that is given at execution ([`super::score_mod`]), in kernels of their own. Tensors of
+//! between the products a soft cap, a bias, slopes, a mask and a factor that is given at execution ([`super::score_mod`]), in kernels of their own; or the caller's
+//! function with a mask ([`super::function`]), each in a kernel of its own, whose text its steps are a part of. Tensors of
 //! any strides that TMA takes, so that the order of dims and packed queries, keys and values cost no copy; and ragged tensors ([`super::ragged`]), in kernels of
 //! their own: where a sequence ends they store row by row, and values of the next one become 0; and paged keys ([`super::paged`]) in pages of any multiple of 8,
 //! of ragged queries too; and dropout ([`super::dropout`]), in kernels of their own, of keys that are not paged.
@@ -43,6 +44,7 @@ use super::band::{self, BandArgs, SinkArgs};
 use super::blocks::{self, ListOf, ListedArgs};
 use super::descale::DescaleArgs;
 use super::dropout::{self, DropoutArgs};
+use super::function::{self, FunctionArgs};
 use super::half::Half;
 use super::mapped::{self, UNBOUNDED};
 use super::order::OrderArgs;
@@ -53,6 +55,7 @@ use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::cost::{Loop, Stream, Traffic, Work, wgmma_cycles};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal, empty_program};
+use crate::fuse::operand::Walk;
 use crate::layout::space::element;
 
 use kernel::ParamsArgs;
@@ -133,6 +136,9 @@ const MOST_OF_L2: u64 = 4;
 const LISTED_ROWS: u32 = 128;
 const LISTED_KEYS: u32 = 128;
 
+/// The longest heads of which lists of blocks and a function leave registers for the sums.
+const MOST_OF_LISTED_FUNCTIONS: u64 = 192;
+
 /// What all blocks are multiples of.
 const BLOCK_STEP: u32 = 16;
 
@@ -188,6 +194,7 @@ impl Shape {
             paged,
             dropout: false,
             listed: false,
+            function: Vec::new(),
         }
     }
 
@@ -218,7 +225,7 @@ pub(super) struct Forward {
 }
 
 /// A config.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Config {
     shape: u32,
     spec: Spec,
@@ -261,12 +268,21 @@ impl Algorithm for Forward {
         // Of 8 bits what stands there is refused, with its reason.
         let score_mod = !fp8 && score_mod::is_needed(p);
         score_mod::require(Self::ID, p)?;
+        if p.score.is_some() && !fp8 {
+            function::require(Self::ID, p)?;
+            dropout::require_none(Self::ID, p)?;
+        }
         let scale = if score_mod { 1.0 } else { score_mod::plain_scale(Self::ID, p)? };
         band::require(Self::ID, p, log_sum_exp)?;
         ragged::require(Self::ID, p)?;
         if p.block_map.is_some() {
             Self::ID.require(!fp8, Reason::DType, "8 bits beside a map of blocks, taken are bf16 and f16")?;
             blocks::require(Self::ID, p, LISTED_ROWS, LISTED_KEYS)?;
+            let longest = p.d.max(p.d_v);
+            let is_taken = p.score.is_none() || longest <= MOST_OF_LISTED_FUNCTIONS;
+            let rule =
+                format_args!("{longest} elements beside a map of blocks and a score function, taken are up to {MOST_OF_LISTED_FUNCTIONS}");
+            Self::ID.require(is_taken, Reason::Extent, rule)?;
         }
         paged::require(Self::ID, p, BLOCK_STEP)?;
         if p.is_paged() {
@@ -304,6 +320,8 @@ impl Algorithm for Forward {
         let is_paged = self.problem.is_paged();
         let has_dropout = self.problem.dropout.is_some();
         let is_listed = self.problem.block_map.is_some();
+        let function = function::steps_of(&self.problem, Walk::of);
+        let with_function = |spec: Spec| if function.is_empty() { spec } else { spec.with_function(function.clone()) };
         let is_alone = self.problem.is_ragged() || is_paged || has_dropout || is_listed;
         let of_two = self.score_mod || self.problem.is_ragged() || is_paged || is_listed;
         let holds = |shape: &Shape| shape.head >= d && shape.value >= d_v && (!of_two || shape.takes_score_mod());
@@ -315,7 +333,7 @@ impl Algorithm for Forward {
             let config = |shape: &Shape| {
                 let spec = shape.spec_of(self.ty, self.mask, [true, self.score_mod], [self.problem.is_ragged(), is_paged]);
                 let spec = if has_dropout { shape.dropping(spec) } else { spec };
-                let spec = if is_listed { shape.listing(spec) } else { spec };
+                let spec = with_function(if is_listed { shape.listing(spec) } else { spec });
                 Config { shape: shape.number, spec, persistence: Persistence::Dynamic }
             };
             return suits.map(config).collect();
@@ -330,7 +348,7 @@ impl Algorithm for Forward {
             let dynamic = persistence == Persistence::Dynamic;
             let spec = match self.fp8 {
                 true => shape.spec_of_8_bits(self.ty, self.mask, dynamic),
-                false => shape.spec(self.ty, self.mask, dynamic, self.score_mod),
+                false => with_function(shape.spec(self.ty, self.mask, dynamic, self.score_mod)),
             };
             Config { shape: shape.number, spec, persistence }
         };
@@ -392,7 +410,7 @@ impl Algorithm for Forward {
             // Maximum, sum, scale, rounding, for each score, and what makes it of a product; each output is rescaled.
             issued: waits
                 * ((5.0
-                    + if self.score_mod { score_mod::instructions(p) } else { 0.0 }
+                    + if self.score_mod { score_mod::instructions(p) + function::instructions(p) } else { 0.0 }
                     + if p.dropout.is_some() { dropout::INSTRUCTIONS } else { 0.0 })
                     * rows
                     * block
@@ -466,9 +484,10 @@ impl Algorithm for Forward {
             dropout: DropoutArgs::of(p),
             listed,
             descales: spec.fp8.then(|| DescaleArgs::of(p)),
+            function: p.score.is_some().then(|| FunctionArgs::of(p)),
         };
         let grid = if config.persistence == Persistence::None { order.tiles } else { order.tiles.min(self.arch.sm_count) };
-        program.launch(Launch::new(spec.kernel(), [grid, 1, 1], args.bound(spec)).overlapping());
+        program.launch(Launch::new(spec.clone().kernel(), [grid, 1, 1], args.bound(spec)).overlapping());
         Ok(program)
     }
 
@@ -501,12 +520,29 @@ impl Algorithm for Forward {
             let shapes = SHAPES.iter().filter(|shape| shape.takes_score_mod() && shape.masks.contains(&Mask::Band));
             shapes.flat_map(move |shape| [false, true].map(|score_mod| shape.listing(shape.spec(ty, Mask::Band, true, score_mod))))
         });
+        // Functions are the caller's, and kernels with one are compiled at its first call: of each way to be fed there is one for each class of heads, by which they are judged.
+        let of_function = Half::ALL.into_iter().flat_map(|ty| {
+            let shapes = SHAPES.iter().filter(|shape| shape.takes_score_mod() && shape.masks.contains(&Mask::Band));
+            shapes.flat_map(move |shape| {
+                let among = [[true, false], [false, true], [true, true]].map(|of| shape.spec_among(ty, true, of));
+                let whole = [true, false].map(|dynamic| shape.spec(ty, Mask::Band, dynamic, true));
+                let [handed_out, fixed] = whole;
+                let listed = (u64::from(shape.value) <= MOST_OF_LISTED_FUNCTIONS).then(|| shape.listing(handed_out.clone()));
+                let others = among.into_iter().chain([fixed]).chain(listed).filter(move |_| ty == Half::Bf16);
+                [handed_out].into_iter().chain(others).map(|spec| spec.with_function(function::sample()))
+            })
+        });
         let of_8_bits = Half::ALL.into_iter().flat_map(|ty| {
             let all = FP8_SHAPES.iter().flat_map(|shape| shape.masks.iter().map(move |&mask| (shape, mask)));
             all.flat_map(move |(shape, mask)| [false, true].map(|dynamic| shape.spec_of_8_bits(ty, mask, dynamic)))
         });
-        let specs =
-            orders.flat_map(|(ty, dynamic)| of(ty, dynamic)).chain(ragged.flatten()).chain(dropping).chain(listing).chain(of_8_bits);
+        let specs = orders
+            .flat_map(|(ty, dynamic)| of(ty, dynamic))
+            .chain(ragged.flatten())
+            .chain(dropping)
+            .chain(listing)
+            .chain(of_8_bits)
+            .chain(of_function);
         specs.map(Spec::kernel).chain([fp8::turning(), blocks::listing()]).collect()
     }
 }

@@ -9,9 +9,11 @@ use verdigris_kir::program::KernelRef;
 use verdigris_kir::tile::fragment::wgmma_shape;
 use verdigris_kir::tile::staging::STAGE_BYTES;
 
+use super::super::function::{self, Source};
 use super::super::half::Half;
 use super::super::tile::HeadTile;
 use super::kernel;
+use crate::fuse::steps::Step;
 use crate::hopper::{FIRST_BARRIER, SHARED_BYTES, WARPGROUP};
 
 /// Queries of a warpgroup.
@@ -42,7 +44,7 @@ impl Mask {
 }
 
 /// Everything that shapes the kernel; extents are arguments.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Spec {
     /// Of results, and of queries, keys and values that are not of 8 bits.
     pub(super) ty: Half,
@@ -73,6 +75,8 @@ pub(super) struct Spec {
     pub(super) dropout: bool,
     /// Tiles go through lists of blocks; with a mask of bands, and tiles that are handed out.
     pub(super) listed: bool,
+    /// The function of scores, where there is one: then something stands between the products and the softmax.
+    pub(super) function: Vec<Step<Source>>,
 }
 
 impl fmt::Display for Spec {
@@ -94,7 +98,8 @@ impl fmt::Display for Spec {
             (self.dropout, "_dropout"),
             (self.listed, "_listed"),
         ]);
-        marks.filter(|(has, _)| *has).try_for_each(|(_, name)| f.write_str(name))
+        marks.filter(|(has, _)| *has).try_for_each(|(_, name)| f.write_str(name))?;
+        function::write_name(f, &self.function)
     }
 }
 
@@ -118,6 +123,12 @@ impl Spec {
             (true, false) if self.value <= 128 => 3,
             _ => 0,
         }
+    }
+
+    /// The same with a function of scores. What its steps are made of takes registers of those that scores are in; listed blocks divide those of the map.
+    pub(super) fn with_function(self, function: Vec<Step<Source>>) -> Spec {
+        let block = if self.listed { 64 } else { self.block - 16 };
+        Spec { function, block, ..self }
     }
 
     /// Queries of a CTA.

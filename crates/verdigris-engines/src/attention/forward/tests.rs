@@ -1,5 +1,7 @@
 //! The kernel on the interpreter against three loops.
 
+use std::borrow::Borrow;
+
 use verdigris_graph::{AttentionPass, AttentionProblem, Corner, Determinism, HostScalar, Problem, Real, Slot, View};
 use verdigris_kir::execution::HostValue;
 use verdigris_kir::interp::{self, Kernels, Memory};
@@ -14,7 +16,7 @@ use crate::arch::Arch;
 use crate::engine::Engine;
 
 /// A small problem; tensors lie as `[b, s, h, d]`.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Case {
     spec: Spec,
     batch: usize,
@@ -66,11 +68,13 @@ const SMALL: Spec = Spec {
     paged: false,
     dropout: false,
     listed: false,
+    function: Vec::new(),
 };
 
-fn case(spec: Spec, queries: usize, keys: usize) -> Case {
+fn case(spec: impl Borrow<Spec>, queries: usize, keys: usize) -> Case {
+    let spec = spec.borrow();
     Case {
-        spec,
+        spec: spec.clone(),
         batch: 1,
         heads: 1,
         kv_heads: 1,
@@ -189,7 +193,7 @@ fn run(case: Case) {
     for (options, persistence) in runs {
         let seed = options.seed;
         let options = interp::Options { host_scalars: vec![HostValue::Real(f64::from(case.scale))], ..options };
-        let spec = Spec { dynamic: persistence == Persistence::Dynamic, ..spec };
+        let spec = Spec { dynamic: persistence == Persistence::Dynamic, ..spec.clone() };
         let mut memory = Memory::new();
         let operands = |values: &[f32]| if spec.fp8 { bytes_of(operand, values) } else { halves(spec.ty, values) };
         let [q_slot, k_slot, v_slot] = [&q, &k, &v].map(|values| memory.add(&operands(values)));
@@ -255,6 +259,7 @@ fn run(case: Case) {
             page_table: None,
             block_map: None,
             mask_blocks: None,
+            score: None,
             dropout: None,
             dropout_state: None,
             dropout_seed: None,
@@ -270,7 +275,7 @@ fn run(case: Case) {
         let arch = Arch { l2_bytes: case.l2_bytes, ..Arch::virtual_device(case.sms) };
         let forward = Forward::accept(&Problem::Attention(problem), &arch).expect("accepted");
         assert_eq!(forward.mask, spec.mask);
-        let program = forward.lower(&Config { shape: 0, spec, persistence }).expect("lowered");
+        let program = forward.lower(&Config { shape: 0, spec: spec.clone(), persistence }).expect("lowered");
         if let Err(findings) = interp::run(&program, &Kernels::new(), &mut memory, &options) {
             panic!("{spec} seed {seed}: {findings}");
         }
@@ -300,20 +305,20 @@ fn bytes_of(dtype: DType, values: &[f32]) -> Vec<u8> {
 #[test]
 fn operands_of_8_bits() {
     let spec = Spec { fp8: true, block: 128, ..SMALL };
-    run(case(spec, 5, 9));
-    run(Case { batch: 2, heads: 4, kv_heads: 2, head: 48, value: 16, l2_bytes: 8_750, ..case(spec, 150, 300) });
+    run(case(&spec, 5, 9));
+    run(Case { batch: 2, heads: 4, kv_heads: 2, head: 48, value: 16, l2_bytes: 8_750, ..case(&spec, 150, 300) });
     run(Case {
         heads: 2,
         behind: 1,
         bottom_right: true,
-        ..case(Spec { consumers: 3, mask: Mask::Causal, ty: Half::F16, ..spec }, 200, 145)
+        ..case(Spec { consumers: 3, mask: Mask::Causal, ty: Half::F16, ..spec.clone() }, 200, 145)
     });
-    run(Case { scale: 8.0, ..case(Spec { block: 192, ..spec }, 70, 250) });
-    let band = Spec { head: 128, value: 128, mask: Mask::Band, ping_pong: false, ..spec };
+    run(Case { scale: 8.0, ..case(Spec { block: 192, ..spec.clone() }, 70, 250) });
+    let band = Spec { head: 128, value: 128, mask: Mask::Band, ping_pong: false, ..spec.clone() };
     let lengths = Some([[70, 33], [129, 14]]);
-    run(Case { batch: 2, heads: 2, kv_heads: 1, lengths, before: -40, sink: Some(0.5), bottom_right: true, ..case(band, 70, 150) });
+    run(Case { batch: 2, heads: 2, kv_heads: 1, lengths, before: -40, sink: Some(0.5), bottom_right: true, ..case(&band, 70, 150) });
     // More elements than a tile of the launch that turns values has.
-    run(Case { heads: 2, value: 144, ..case(Spec { head: 256, value: 256, ping_pong: false, ..spec }, 5, 130) });
+    run(Case { heads: 2, value: 144, ..case(Spec { head: 256, value: 256, ping_pong: false, ..spec.clone() }, 5, 130) });
 }
 
 /// The choice at once of 8 bits against configs that were pinned on an H200 (the record of 2026-11-26): those within 2 % of the fastest.
@@ -388,8 +393,8 @@ fn scores_far_apart() {
 #[test]
 fn at_full_size() {
     let full = Spec { head: 128, value: 128, block: 176, ..SMALL };
-    run(case(full, 128, 400));
-    run(Case { behind: 1, ..case(Spec { block: 128, mask: Mask::Causal, ..full }, 256, 256) });
+    run(case(&full, 128, 400));
+    run(Case { behind: 1, ..case(Spec { block: 128, mask: Mask::Causal, ..full.clone() }, 256, 256) });
     run(case(Spec { head: 256, value: 256, block: 80, ping_pong: false, ..SMALL }, 64, 200));
 }
 
@@ -398,7 +403,7 @@ fn causal_from_either_corner() {
     let causal = Spec { mask: Mask::Causal, ..SMALL };
     for (queries, keys) in [(1, 129), (127, 64), (129, 200), (200, 100), (260, 260)] {
         for bottom_right in [false, true] {
-            run(Case { behind: 1, bottom_right, heads: 2, l2_bytes: 1 << 17, ..case(causal, queries, keys) });
+            run(Case { behind: 1, bottom_right, heads: 2, l2_bytes: 1 << 17, ..case(&causal, queries, keys) });
         }
     }
 }
@@ -407,11 +412,11 @@ fn causal_from_either_corner() {
 fn bands_lengths_and_sinks() {
     let band = Spec { mask: Mask::Band, ..SMALL };
     for (before, behind) in [(-70, 1), (-3, 4), (-200, 131), (0, 1), (0, 40)] {
-        run(Case { before, behind, bottom_right: true, heads: 2, l2_bytes: 1 << 17, ..case(band, 200, 330) });
+        run(Case { before, behind, bottom_right: true, heads: 2, l2_bytes: 1 << 17, ..case(&band, 200, 330) });
     }
     let lengths = Some([[150, 0], [100, 70]]);
-    run(Case { lengths, batch: 2, ..case(band, 150, 170) });
-    run(Case { lengths: Some([[150, 64], [0, 1]]), batch: 2, sink: Some(0.5), behind: 1, bottom_right: true, ..case(band, 150, 170) });
+    run(Case { lengths, batch: 2, ..case(&band, 150, 170) });
+    run(Case { lengths: Some([[150, 64], [0, 1]]), batch: 2, sink: Some(0.5), behind: 1, bottom_right: true, ..case(&band, 150, 170) });
     run(Case {
         lengths: Some([[70, 400], [400, 65]]),
         batch: 2,
@@ -420,7 +425,7 @@ fn bands_lengths_and_sinks() {
         before: -10,
         behind: 1,
         bottom_right: true,
-        ..case(band, 150, 170)
+        ..case(&band, 150, 170)
     });
 }
 
@@ -428,16 +433,16 @@ fn bands_lengths_and_sinks() {
 fn what_stands_between_the_products() {
     let spec = Spec { mask: Mask::Band, score_mod: true, ..SMALL };
     let plain = Mods::default();
-    let with = |score_mod: Mods| Case { heads: 2, score_mod, ..case(spec, 70, 150) };
+    let with = |score_mod: Mods| Case { heads: 2, score_mod, ..case(&spec, 70, 150) };
     run(with(Mods { soft_cap: Some(1.5), ..plain }));
     run(with(Mods { bias: Some(DType::F32), is_repeated: true, ..plain }));
     // An odd number of keys: rows of halves begin anywhere.
-    run(Case { behind: 1, bottom_right: true, batch: 2, ..case(spec, 49, 49) }.having(Mods {
+    run(Case { behind: 1, bottom_right: true, batch: 2, ..case(&spec, 49, 49) }.having(Mods {
         bias: Some(DType::Bf16),
         mask: true,
         ..plain
     }));
-    run(Case { heads: 2, kv_heads: 1, ..case(Spec { ty: Half::F16, ..spec }, 65, 131) }.having(Mods {
+    run(Case { heads: 2, kv_heads: 1, ..case(Spec { ty: Half::F16, ..spec.clone() }, 65, 131) }.having(Mods {
         bias: Some(DType::F16),
         is_bound: true,
         ..plain

@@ -8,12 +8,13 @@ use verdigris_kir::program::KernelRef;
 use verdigris_tensor::DType;
 
 use super::super::dropout::DropoutArgs;
+use super::super::function::{self, Source};
 use super::name::Name;
 use crate::fuse::compute::{self, Compute};
 use crate::fuse::lanes;
 use crate::fuse::math;
 use crate::fuse::operand::{OperandArgs, OperandDecl};
-use crate::fuse::steps::Number;
+use crate::fuse::steps::{self, Code, Number, Numbers, Operands, Step};
 use crate::fuse::strided::{self, Strided};
 use crate::fuse::value::AnyVal;
 use crate::layout::space::Extents;
@@ -77,6 +78,8 @@ impl Pass {
         match name {
             Name::Q | Name::K | Name::Bias | Name::Mask | Name::Slopes | Name::KvLengths | Name::KvOffsets => self.has_scores(),
             Name::BlockMap | Name::MaskBlocks => self.has_scores(),
+            // A function has no gradient.
+            Name::Score0 | Name::Score1 | Name::Score2 | Name::Score3 => matches!(self, Pass::Forward),
             Name::V => self.has_gradient() || matches!(self, Pass::Forward),
             Name::QLengths | Name::QOffsets => self.has_scores() || matches!(self, Pass::Sinks),
             Name::Sinks => matches!(self, Pass::Forward | Pass::Sinks),
@@ -119,6 +122,9 @@ pub(super) struct Spec {
     pub team: u32,
     /// What is read and written, in the order of the problem's operands.
     pub operands: Vec<(Name, DType)>,
+    /// The steps of the function of scores, where there is one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub function: Vec<Step<Source>>,
 }
 
 impl Spec {
@@ -135,6 +141,7 @@ impl Spec {
             columns: 1,
             team: 1,
             operands: Vec::new(),
+            function: Vec::new(),
         }
     }
 
@@ -174,11 +181,14 @@ impl Spec {
             flag(self.team > 1, "warps"),
         ];
         let operands: String = self.operands.iter().map(|(name, dtype)| format!("_{}{dtype}", name.word())).collect();
-        format!("attention_simt_{}{}_x{}{operands}", self.pass.word(), flags.concat(), self.columns)
+        let mut name = format!("attention_simt_{}{}_x{}{operands}", self.pass.word(), flags.concat(), self.columns);
+        // Text that is held in memory takes whatever is written.
+        let _ = function::write_name(&mut name, &self.function);
+        name
     }
 
     pub(super) fn target(&self) -> Target {
-        compute::target_of_all(self.operands.iter().map(|(_, dtype)| *dtype))
+        compute::target_of_all(self.operands.iter().map(|(_, dtype)| *dtype)).max(steps::target(&self.function))
     }
 
     pub(super) fn kernel(self) -> KernelRef {
@@ -266,6 +276,8 @@ verdigris_kir::parameters! {
         pub repeats: Extents = 4,
         pub repeated: u32,
         pub operands: Vec<OperandArgs> = spec.declarations(),
+        /// Of the function of scores.
+        pub numbers: Numbers = steps::numbers(&spec.function, spec.double),
         /// `Σ d_o · o` of each query.
         pub sums: Option<Read> = spec.pass.reads_sums().then_some(spec.bytes()),
         pub sums_to: Option<Write> = (spec.pass == Pass::RowSums).then_some(spec.bytes()),
@@ -339,6 +351,33 @@ struct Run<'s, 'k, T> {
     values: Values<'k>,
     operands: Vec<(Name, Strided<'k>)>,
     scale: Option<Val<'k, T>>,
+}
+
+/// What the function of scores reads at a pair.
+struct AtScore<'r, 's, 'k, T> {
+    run: &'r Run<'s, 'k, T>,
+    at: [Val<'k, u32>; 4],
+}
+
+impl<'k, T: Compute> Operands<'k, Source> for AtScore<'_, '_, 'k, T> {
+    fn load(&self, _: usize, from: &Source) -> Vec<AnyVal<'k>> {
+        vec![match *from {
+            Source::Place(axis) => AnyVal::of(T::from_i32(self.at[axis as usize].signed())),
+            Source::Tensor { number, .. } => self.run.must(Name::SCORE_OPERANDS[number as usize]).at(&self.at).first(),
+        }]
+    }
+
+    fn word(&self, _: usize, _: u32) -> AnyVal<'k> {
+        unreachable!("a function of scores draws no random numbers")
+    }
+
+    fn index(&self, _: usize) -> Vec<AnyVal<'k>> {
+        unreachable!("coordinates of scores are loaded")
+    }
+
+    fn store(&self, _: usize, _: &Source, _: &[AnyVal<'k>]) {
+        unreachable!("a function of scores stores nothing")
+    }
 }
 
 /// The value of lane `lane`.
@@ -467,6 +506,11 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
         });
         if let Some(tanh) = tanh {
             s = tanh * T::from_f64(self.values.soft_cap);
+        }
+        if !spec.function.is_empty() {
+            let code = Code { steps: &spec.function, numbers: &self.values.numbers, computed: Some(T::DTYPE), lanes: 1 };
+            let values = code.run(k, &[AnyVal::of(s)], &AtScore { run: self, at: [b, head, i, j] });
+            s = values.last().and_then(|value| value.first()).expect("a function has steps").get(k);
         }
         if let Some(bias) = self.operand(Name::Bias) {
             s = s + bias.load::<T>(&[b, head, i, j]);

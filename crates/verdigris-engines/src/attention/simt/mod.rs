@@ -28,10 +28,12 @@ use verdigris_kir::program::{Address, KernelRef, Launch, Program};
 use verdigris_tensor::DType;
 
 use super::dropout::DropoutArgs;
+use super::function;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::cost::{Loop, Work};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
+use crate::fuse::operand::Walk;
 use crate::fuse::steps::host_number;
 use crate::fuse::strided;
 use crate::layout::space::divisor;
@@ -199,6 +201,8 @@ impl Simt {
             spec.bottom_right = p.corner == Corner::BottomRight;
             spec.soft_cap = p.soft_cap.is_some();
             spec.dropout = p.dropout.is_some();
+            // One kernel for all strides.
+            spec.function = function::steps_of(p, |_| Walk::Strided);
         }
         if pass.has_columns() {
             spec.columns = self.width(pass).div_ceil(32).next_power_of_two().min(8) as u32;
@@ -305,6 +309,7 @@ impl Simt {
             columns_of_bias: own[3] as u32,
             repeats: extents(repeats),
             repeated: repeats.iter().product::<u64>() as u32,
+            numbers: if spec.function.is_empty() { Vec::new() } else { function::numbers_of(p) },
             operands: spec.operands.iter().map(|&(name, _)| strided::argument(view(name), &[0; 4])).collect(),
             sums: (spec.pass.reads_sums()).then_some(sums).flatten(),
             sums_to: (spec.pass == Pass::RowSums).then_some(sums).flatten(),

@@ -23,6 +23,10 @@ pub(super) enum Name {
     VDescale,
     BlockMap,
     MaskBlocks,
+    Score0,
+    Score1,
+    Score2,
+    Score3,
     O,
     LogSumExp,
     Do,
@@ -34,7 +38,10 @@ pub(super) enum Name {
 }
 
 impl Name {
-    const ALL: [Name; 25] = [
+    /// What a function of scores reads.
+    pub(super) const SCORE_OPERANDS: [Name; 4] = [Name::Score0, Name::Score1, Name::Score2, Name::Score3];
+
+    const ALL: [Name; 29] = [
         Name::Q,
         Name::K,
         Name::V,
@@ -52,6 +59,10 @@ impl Name {
         Name::VDescale,
         Name::BlockMap,
         Name::MaskBlocks,
+        Name::Score0,
+        Name::Score1,
+        Name::Score2,
+        Name::Score3,
         Name::O,
         Name::LogSumExp,
         Name::Do,
@@ -82,6 +93,10 @@ impl Name {
             Name::VDescale => "v_descale",
             Name::BlockMap => "block_map",
             Name::MaskBlocks => "mask_blocks",
+            Name::Score0 => "score_0",
+            Name::Score1 => "score_1",
+            Name::Score2 => "score_2",
+            Name::Score3 => "score_3",
             Name::O => "o",
             Name::LogSumExp => "log_sum_exp",
             Name::Do => "d_o",

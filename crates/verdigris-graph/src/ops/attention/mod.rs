@@ -5,7 +5,7 @@
 //! reads head `n / (h / h_kv)` of keys and values. Of each batch and head, for query `i` and key `j`:
 //!
 //! ```text
-//! score     t[i, j] = scale · Σ q[i] · k[j]          u = soft_cap · tanh(t / soft_cap), or t
+//! score     t[i, j] = scale · Σ q[i] · k[j]          u = score(t), soft_cap · tanh(t / soft_cap), or t
 //!           s[i, j] = u + bias[i, j] − slope · |i + shift − j|          −∞ where j is not attended from i
 //! forward   L[i] = ln (Σ e^s[i, j] + e^sink)           p[i, j] = e^(s[i, j] − L[i])           o[i] = Σ p[i, j] · v[j]
 //! backward  r[i] = Σ d_o[i] · o[i]          ds[i, j] = p[i, j] · (Σ d_o[i] · v[j] − r[i])          dt = ds · (1 − (u / soft_cap)²), or ds
@@ -47,6 +47,12 @@
 //! nothing is read outside of tensors whatever they are: one above `n` counts as `n`. Engines skip blocks that no query attends to, and read no mask of those that are
 //! attended to as a whole.
 //!
+//! With a `score` a function of the caller's makes `u` of `t`: straight-line steps ([`ScoreFunction`]), which read `t`, numbers, the elements that belong to the pair of up to four
+//! `score_operands`, each of which broadcasts to `[b, h, s_q, s_kv]`, and the pair's batch, head of queries, query and key as numbers. Bias, slopes and all that says which
+//! keys are attended come behind it, so that a key that is not attended stays so whatever the function gives. It may give −∞, which hides a pair; ∞ and NaN make a row NaN, as
+//! a bias of them does. It comes in place of a soft cap, which would be one of its steps: beside each other nothing would say which is first. Its steps compute in the type that attention computes in,
+//! and extents whose coordinates it reads in f32 are at most 2²⁴, so that each is exact. There is no gradient.
+//!
 //! Values may be a part of the keys: where `v` is a slice of `k`, its first `d_v` elements, as of latent attention in its absorbed form, engines read it where
 //! it lies ([`AttentionProblem::has_values_in_keys`](crate::AttentionProblem::has_values_in_keys)), and some of them once for both.
 //!
@@ -80,6 +86,7 @@
 mod build;
 mod dropout;
 mod read;
+mod score;
 
 use serde::{Deserialize, Serialize};
 use verdigris_tensor::DType;
@@ -96,6 +103,8 @@ use read::{Read, check_result};
 
 pub use build::{Attended, AttentionGradients};
 pub use dropout::DropoutMask;
+pub(crate) use score::{OPERANDS, check_steps, is_operand};
+pub use score::{ScoreFunction, ScorePlace, ScoreStep};
 
 const ATTRIBUTES: &[AttributeSpec] = &[
     AttributeSpec::new("spec.scale", "`{fixed: number}` or `{bound: uid}` of a host scalar", "finite", r#"{"bound":0}"#),
@@ -106,6 +115,25 @@ const ATTRIBUTES: &[AttributeSpec] = &[
     AttributeSpec::new("spec.longest_q", "number or null", "below 2³², with `q_offsets`; all rows where it is left out", "-1").or("null"),
     AttributeSpec::new("spec.dropout", "number or null", "from 0 to 1, with `dropout_state`", "1.5").or("null"),
     AttributeSpec::new("spec.longest_kv", "number or null", "below 2³², with `kv_offsets`; all rows where it is left out", "-1").or("null"),
+];
+
+const FORWARD_ATTRIBUTES: &[AttributeSpec] = &[
+    ATTRIBUTES[0],
+    ATTRIBUTES[1],
+    ATTRIBUTES[2],
+    ATTRIBUTES[3],
+    ATTRIBUTES[4],
+    ATTRIBUTES[5],
+    ATTRIBUTES[6],
+    ATTRIBUTES[7],
+    AttributeSpec::new(
+        "score",
+        "steps in order, or null: `given`, `{number: x}`, `{operand: n}`, `{place: batch}` (`head`, `query`, `key`), `{unary: {f, x}}`, `{binary: {f, x, z}}`, `{ternary: {f, x, z, t}}`, \
+         `{round: {dtype, x}}`; `x`, `z`, `t` are positions of earlier steps",
+        "1 to 64 steps, each but the last named by a later one; without `soft_cap`",
+        "[]",
+    )
+    .or("null"),
 ];
 
 const SCORES: &str = "broadcasts to `[b, h, s_q, s_kv]`";
@@ -124,6 +152,8 @@ const TABLE: &str = "i32, `[b, entries, 1, 1]`, without `kv_offsets`. `k` is the
 const BLOCK_MAP: &str = "with `mask_blocks`: i32, broadcasts to `[b, h, ⌈s_q / block_q⌉, ⌈s_kv / block_kv⌉]`; 0 leaves a block of pairs out, −1 takes all of it, `m` those of mask block `m − 1`";
 const MASK_BLOCKS: &str =
     "with a `block_map`: u8, `[n, 1, block_q, block_kv / 8]`, a bit for each pair of a block, the first key in the lowest";
+
+const SCORE_OPERANDS: &str = "with a `score`, at most 4: u8, i32, f16, bf16, f32 or f64, each broadcasts to `[b, h, s_q, s_kv]`; `{operand: n}` reads the one of that number";
 
 const DESCALE: &str = "of 8-bit floats: f32, broadcasts to `[b, h_kv, 1, 1]`; 1 where it is left out";
 
@@ -307,6 +337,12 @@ pub struct Attention {
     /// Read with a `block_map`; u8, `[n, 1, block_q, block_kv / 8]`: of blocks that are attended to in part, a bit for each pair.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mask_blocks: Option<Uid>,
+    /// Steps that make the score of a scaled product, in place of a soft cap.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub score: Option<ScoreFunction>,
+    /// Read by the score function; each u8, i32, f16, bf16, f32 or f64, and broadcasts to `[b, h, s_q, s_kv]`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub score_operands: Vec<Uid>,
     /// `[b, h, s_q, d_v]`, written.
     pub o: Uid,
     /// Written where asked for; `[b, h, s_q, 1]`: `L` of each query, in natural units.
@@ -338,6 +374,8 @@ impl Attention {
             v_descale: None,
             block_map: None,
             mask_blocks: None,
+            score: None,
+            score_operands: Vec::new(),
             o: Uid(0),
             log_sum_exp: None,
         }
@@ -365,6 +403,8 @@ impl Attention {
             dropout,
             descales,
             blocks,
+            score: self.score.clone(),
+            score_operands: self.score_operands.clone(),
         }
     }
 }
@@ -376,7 +416,8 @@ impl Operation for Attention {
         forms: &[Form {
             name: "",
             formula: "o[i] = Σ p[i, j] · m[i, j] · v[j]          p = e^(s − log_sum_exp)          log_sum_exp = ln (Σ e^s + e^sink)\n\
-                      s[i, j] = soft_cap · tanh(scale · q[i] · k[j] / soft_cap) + bias − slope · |i + s_kv − s_q − j|, −∞ where j is not attended\n\
+                      s[i, j] = u + bias − slope · |i + s_kv − s_q − j|, −∞ where j is not attended\n\
+                      u = score(scale · q[i] · k[j]), soft_cap · tanh(scale · q[i] · k[j] / soft_cap), or scale · q[i] · k[j]\n\
                       m = 1, with `dropout` 0 or 1 / (1 − dropout)",
             operands: &[
                 OperandSpec::read("q", "`[b, h, s_q, d]`, e4m3, e5m2, f16, bf16, f32 or f64"),
@@ -398,12 +439,13 @@ impl Operation for Attention {
                 OperandSpec::read("v_descale", DESCALE).optional(),
                 OperandSpec::read("block_map", BLOCK_MAP).optional(),
                 OperandSpec::read("mask_blocks", MASK_BLOCKS).optional(),
+                OperandSpec::read("score_operands", SCORE_OPERANDS).several().optional(),
                 OperandSpec::written("o", "`[b, h, s_q, d_v]`"),
                 OperandSpec::written("log_sum_exp", "f32 or f64, `[b, h, s_q, 1]`").optional(),
             ],
-            attributes: ATTRIBUTES,
+            attributes: FORWARD_ATTRIBUTES,
             shape: "`[b, h, s_q, d_v]`; `left` and `right` count keys from the diagonal, which is that of `bottom_right` where nothing is causal",
-            gradient: "`attention_backward`; of 8-bit floats, of `slopes`, of what has a `page_table` and from `log_sum_exp` refused",
+            gradient: "`attention_backward`; of 8-bit floats, of `slopes`, of what has a `page_table` or a `score` and from `log_sum_exp` refused",
             methods: &[Method::new(
                 "attention",
                 "q: Uid, k: Uid, v: Uid, *, scale: float | Uid | None = None, \
@@ -414,7 +456,8 @@ impl Operation for Attention {
                  longest_kv: int | None = None, page_table: Uid | None = None, dropout: float | None = None, \
                  dropout_state: Uid | None = None, dropout_offset: Uid | None = None, q_descale: Uid | None = None, \
                  k_descale: Uid | None = None, v_descale: Uid | None = None, block_map: Uid | None = None, \
-                 mask_blocks: Uid | None = None, name: str = \"attention\"",
+                 mask_blocks: Uid | None = None, score: Sequence[tuple[Any, ...]] | None = None, score_operands: Sequence[Uid] | None = None, \
+                 name: str = \"attention\"",
             )
             .two()],
         }],
@@ -445,6 +488,9 @@ impl Operation for Attention {
         for input in options.into_iter().flatten() {
             visit(Role::Input, input);
         }
+        for input in &mut self.score_operands {
+            visit(Role::Input, input);
+        }
         if let HostScalar::Bound(uid) = &mut self.spec.scale {
             visit(Role::Input, uid);
         }
@@ -473,6 +519,10 @@ impl Operation for Attention {
         if self.page_table.is_some() {
             return at
                 .refuse(wanted, "attention to paged keys has no gradient; keys and values lie in one tensor each where one is wanted");
+        }
+        if self.score.is_some() {
+            let rule = "attention with a score function has no gradient as an op; compose it from products, steps and softmax";
+            return at.refuse(wanted, rule);
         }
         if let Some(slopes) = self.slopes.filter(|&slopes| at.wants(slopes)) {
             return at.refuse(slopes, "the slopes of attention are no variables");
@@ -642,6 +692,8 @@ impl AttentionBackward {
             dropout,
             descales,
             blocks,
+            score: None,
+            score_operands: Vec::new(),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use verdigris_tensor::DType;
 
-use super::{AttentionSpec, KEPT, dropout, float, is_kept, multiplied};
+use super::{AttentionSpec, KEPT, ScoreFunction, dropout, float, is_kept, multiplied, score};
 use crate::error::Error;
 use crate::graph::Graph;
 use crate::tensor::{TensorDesc, Uid};
@@ -29,12 +29,16 @@ pub(super) struct Read {
     pub(super) descales: [Option<Uid>; 3],
     /// The map of blocks, and the masks of those that are attended to in part.
     pub(super) blocks: [Option<Uid>; 2],
+    /// The function of scores, and what it reads.
+    pub(super) score: Option<ScoreFunction>,
+    pub(super) score_operands: Vec<Uid>,
 }
 
 impl Read {
     /// What is computed with.
     pub(super) fn floats(&self) -> impl Iterator<Item = Uid> + use<> {
-        [Some(self.q), Some(self.k), Some(self.v), self.bias, self.slopes, self.sinks].into_iter().chain(self.descales).flatten()
+        let options = [Some(self.q), Some(self.k), Some(self.v), self.bias, self.slopes, self.sinks].into_iter().chain(self.descales);
+        options.flatten().chain(self.score_operands.clone())
     }
 
     /// Checks all that is read, and gives the dims of the result.
@@ -116,6 +120,10 @@ impl Read {
             broadcasts_to(op, descale, &[b, h_kv, 1, 1], "factors of queries, keys and values broadcast to `[b, h_kv, 1, 1]`")?;
         }
         self.check_blocks(op, graph, [b, h, s_q, s_kv])?;
+        match &self.score {
+            Some(score) => score.check(op, graph, self, [b, h, s_q, s_kv])?,
+            None => score::check_none(op, graph, &self.score_operands)?,
+        }
         dropout::check(op, graph, self.spec.dropout, self.dropout)?;
         Ok([own_b, h, rows, d_v])
     }

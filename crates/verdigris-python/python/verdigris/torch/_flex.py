@@ -1,7 +1,7 @@
 """FlexAttention: attention with a user's function of the score and of the mask, by PyTorch's signature.
 
 A call traces the functions (`_flex_trace`), and what their expressions say goes one of two ways: what the op of attention has options for is that op (`_flex_forms`), with what is left of
-biases and masks as one tensor beside it; else scores are computed between two products (`_flex_composed`).
+biases and masks as one tensor beside it; other functions are steps of that op (`_flex_steps`), or scores are computed between two products (`_flex_composed`), as their gradients always are.
 """
 
 import collections
@@ -17,6 +17,7 @@ from .._errors import GraphError, UnsupportedError
 from . import _flex_blocks as block_maps
 from . import _flex_composed as composed
 from . import _flex_forms as forms
+from . import _flex_steps as op_steps
 from . import _ops
 from ._flex_trace import BATCH, CAPTURED, HEAD, KEY, QUERY, Computed, Trace
 from .functional import _NO_BLOCKS, _NO_DESCALES, _attention_words, _rows_of_keys
@@ -360,13 +361,19 @@ def _by_op(trace, form, conditions, scale, tensors, computed, wants_total, block
     return _ops.attention(q, k, v, beside, slopes, None, None, lengths, None, None, *_NO_DESCALES, *(blocks or _NO_BLOCKS), words)
 
 
-def _composed(trace, value, conditions, scale, tensors, computed):
+def _by_function(trace, value, conditions, scale, tensors, computed, blocks):
     q, k, v = tensors
     for x in tensors:
         if type(x) not in (torch.Tensor, torch.nn.Parameter):
             raise UnsupportedError(f"{trace.function} of {type(x).__name__}: score functions that are no options of attention take plain tensors")
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    steps = composed.Steps(trace, trace.cast(value, wide))
+    value = trace.cast(value, wide)
+    by_op = op_steps.of_function(trace, value, computed.dims, tensors)
+    is_trained = torch.is_grad_enabled() and (any(x.requires_grad for x in tensors) or _wants_gradient(trace, [value]))
+    if by_op is not None and not is_trained:
+        with torch.no_grad():
+            return _by_steps(trace, by_op, conditions, scale, tensors, computed, blocks)
+    steps = composed.Steps(trace, value)
     mask = trace.number(True, torch.bool)
     for condition, _ in conditions:
         mask = trace.both(mask, condition)
@@ -375,18 +382,65 @@ def _composed(trace, value, conditions, scale, tensors, computed):
     for operand in steps.operands:
         made = computed.of(operand)
         operands.append(made.view(torch.uint8) if made.dtype == torch.bool else made.to(wide))
-    return composed.attention(steps, scale, q, k, v, mask, operands)
+    made_by_op = None
+    if by_op is not None:
+        with torch.no_grad():
+            beside = {} if mask is None else {"mask": mask.view(torch.uint8)}
+            read = [_score_operand(computed, operand, wide) for operand in by_op.operands]
+
+        def made_by_op(q, k, v):
+            return op_steps.forward(by_op, {"scale": scale}, q, k, v, beside, read)
+
+    return composed.attention(steps, scale, q, k, v, mask, operands, made_by_op)
 
 
-def _blocks_of(block_mask, trace, form, mask, tensors, dims):
+def _score_operand(computed, value, wide):
+    # What is of one place alone stays as small as it is.
+    is_of_both = value.reads & QUERY and value.reads & KEY
+    return op_steps.as_operand(_tensor_of(computed, value) if is_of_both else computed.of(value), wide)
+
+
+def _by_steps(trace, function, conditions, scale, tensors, computed, blocks):
+    """The op with the function's steps: what bounds distances is its window, the rest of a mask a tensor or `blocks`."""
+    _, _, queries, keys = computed.dims
+    band, mask = (None, None), trace.number(True, torch.bool)
+    for value, sense in forms.parts_of(conditions):
+        own = forms.band_of(trace, value, sense)
+        narrow = None if own is None else forms.narrower(band, own)
+        if narrow is not None and forms.words_of_band(narrow, queries, keys) is not None:
+            band = narrow
+        else:
+            value = trace.cast(value, torch.bool)
+            mask = trace.both(mask, value if sense else trace.unary("logical_not", value))
+    causal, left, right = forms.words_of_band(band, queries, keys)
+    words = {"scale": scale, "causal": causal or "none", "left": left, "right": right}
+    beside = dict(zip(("block_map", "mask_blocks"), blocks)) if blocks else {}
+    if not (mask.is_number and mask.args[0]):
+        beside["mask"] = _tensor_of(computed, mask)
+    operands = [_score_operand(computed, operand, function.wide) for operand in function.operands]
+    return op_steps.forward(function, words, *tensors, beside, operands)
+
+
+def _blocks_of(block_mask, trace, score, mask, tensors, dims):
     """The map of blocks that this mask is to the op, where its kernels go through one."""
     is_trained = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    if torch._C._are_functorch_transforms_active() or _wants_gradient(trace, [bias for _, bias in form.biases]):
+    if torch._C._are_functorch_transforms_active() or _wants_gradient(trace, [score]):
         return None
     if not block_maps.takes(block_mask, trace, mask, tensors, is_trained):
         return None
     structure = functools.cache(lambda: _Blocks(block_mask, dims[3]))
     return block_maps.of_mask(block_mask, trace, mask, lambda: structure().listed, lambda: structure().full, dims, _is_capturing(trace.device))
+
+
+def _are_steps_in_blocks(trace, score, tensors, dims):
+    """Whether a function that is no option is steps of the op beside a map of blocks: where nobody wants its gradient."""
+    if torch.is_grad_enabled() and (any(x.requires_grad for x in tensors) or _wants_gradient(trace, [score])):
+        return False
+    wide = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
+    # Of longer heads lists of blocks leave no registers for steps.
+    if max(tensors[0].shape[3], tensors[2].shape[3]) > 192:
+        return False
+    return op_steps.of_function(trace, trace.cast(score, wide), dims, tensors) is not None
 
 
 def _attend(query, key, value, score_mod, block_mask, scale, wants_total):
@@ -401,7 +455,7 @@ def _attend(query, key, value, score_mod, block_mask, scale, wants_total):
         mask = trace.cast(trace.call(block_mask.mask_mod, "mask_mod", False), torch.bool)
         # What is refused from here on is of the score.
         trace.function = function or trace.function
-        blocks = None if form is None or wants_total else _blocks_of(block_mask, trace, form, mask, tensors, dims)
+        blocks = None if wants_total or (form is None and not _are_steps_in_blocks(trace, score, tensors, dims)) else _blocks_of(block_mask, trace, score, mask, tensors, dims)
         if blocks is None:
             conditions.append((_attended(block_mask, trace, mask, dims), True))
     is_transformed = torch._C._are_functorch_transforms_active()
@@ -409,7 +463,7 @@ def _attend(query, key, value, score_mod, block_mask, scale, wants_total):
         raise UnsupportedError(f"{trace.function or 'flex_attention'} under a transform of torch.func: it takes score functions that are options of attention, without return_lse")
     if form is not None:
         return _by_op(trace, form, conditions, scale, tensors, computed, wants_total, blocks)
-    return _composed(trace, score, conditions, scale, tensors, computed)
+    return _by_function(trace, score, conditions, scale, tensors, computed, blocks)
 
 
 @torch.compiler.disable
@@ -428,7 +482,9 @@ def flex_attention(
     Bounds of `kv_idx - q_idx` (causal, windows) are the op's window, so that tiles outside are not computed; a soft cap by `tanh` and ALiBi's slopes are its options, without gradients for slopes so
     taken. Other masks of a `BlockMask` whose blocks are multiples of 128, of 16-bit types, are the op's map of blocks: blocks without a pair are skipped, full ones read no mask, and
     of others a bit for each pair is kept with the mask. Other masks and biases become one tensor over the dims in which they differ, up to `batch * heads * queries * keys` elements; those of places and numbers alone are remembered (256 MiB of them at most).
-    Score functions of another kind are computed between two products, with all scores in memory.
+    Score functions of another kind are steps within the op, and nothing of the size of the scores is stored: on Hopper of 16-bit types with heads of up to 256 elements, by multiples of 8, on the CPU of all types. What is
+    of queries, of keys, of batch or head alone, and what is gathered, is up to 4 operands of them; there are up to 64 steps, of functions that are a few instructions each. Other functions, and the gradients of all of that kind, are
+    computed between two products, with all scores in memory.
 
     Gradients are there for `query`, `key`, `value`, captured tensors and the log-sum-exp; a second derivative raises `UnsupportedError`. `kernel_options` are hints to PyTorch's kernels and change nothing here.
     `torch.compile` calls it between graphs.

@@ -1,6 +1,7 @@
 """Attention with a score function that the op of attention has no options for: products, steps of the pointwise language and a softmax between them, as one graph.
 
-Scores are stored then, `batch · heads · queries · keys` numbers of f32 at a time and a few times over in the gradient, as PyTorch's own does without a compiler. What the function computes of
+So are gradients of all functions of that kind, and results where the op takes no such steps (`_flex_steps`). Scores are stored then, `batch · heads · queries · keys` numbers of f32 at a time and a few
+times over in the gradient, as PyTorch's own does without a compiler. What the function computes of
 places and captured tensors alone is an operand of the steps, over the dims in which it differs; gradients reach it from there.
 
 A plan is kept by the steps, types, dims, strides, policy and device: never by the function, whose captured numbers stand in the steps, or in operands that are computed at each call.
@@ -37,10 +38,10 @@ _OF_TRUTHS = {"add": "or", "bitwise_and": "and", "bitwise_or": "or", "bitwise_xo
 class Steps:
     """The score function as ops of a graph, and the values that are its operands."""
 
-    def __init__(self, trace, value):
+    def __init__(self, trace, value, is_operand=lambda at: not at.reads & SCORE and not at.is_number):
         self.trace, self.value = trace, value
-        self.order = [at for at in trace.reached([value], lambda at: not at.reads & SCORE)]
-        self.operands = [at for at in self.order if not at.reads & SCORE and not at.is_number]
+        self.order = trace.reached([value], is_operand)
+        self.operands = [at for at in self.order if is_operand(at)]
         # What an operand was computed by is no part of the steps.
         place = {at.number: number for number, at in enumerate(self.order)}
         of_operands = {at.number for at in self.operands}
@@ -60,16 +61,22 @@ class Steps:
 
     def emitted(self, g, score, operands):
         """The function's value in the graph `g`, of the scores and the operands in it."""
-        made = {at.number: uid for at, uid in zip(self.operands, operands)}
-        constants = _Constants(g, self.trace.score_dtype)
+        made, constants = self._entered(g, score, operands), self._constants(g)
         for at in self.order:
-            if at.number not in made and at.op != "score" and not at.is_number:
-                made[at.number] = self._op(g, at, [made.get(arg.number) for arg in at.args if isinstance(arg, Value)], constants)
-            elif at.op == "score":
-                made[at.number] = score
-            elif at.is_number:
+            if at.is_number:
                 made[at.number] = constants.later(at.args[0])
+            elif at.number not in made:
+                made[at.number] = self._op(g, at, [made.get(arg.number) for arg in at.args if isinstance(arg, Value)], constants)
         return _there(made[self.value.number])
+
+    def _constants(self, g):
+        return _Constants(g, self.trace.score_dtype)
+
+    def _entered(self, g, score, operands):
+        """What the graph has of it: the scores, and the operands."""
+        made = {at.number: uid for at, uid in zip(self.operands, operands)}
+        made.update((at.number, score) for at in self.order if at.op == "score")
+        return made
 
     def _op(self, g, at, args, constants):
         op = at.op
@@ -408,11 +415,14 @@ class _Gradient(torch.autograd.Function):
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, told, q, k, v, mask, *operands):
-        steps, scale = told
-        call = _Call(steps, scale, q, k, v, mask, operands)
-        o = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device)
-        total = torch.empty((*q.shape[:3], 1), dtype=call.wide, device=q.device)
-        _forward(call, call.grouped(o), call.grouped(total))
+        steps, scale, by_op = told
+        if by_op is not None:
+            o, total = by_op(q, k, v)
+        else:
+            call = _Call(steps, scale, q, k, v, mask, operands)
+            o = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device)
+            total = torch.empty((*q.shape[:3], 1), dtype=call.wide, device=q.device)
+            _forward(call, call.grouped(o), call.grouped(total))
         ctx.set_materialize_grads(False)
         ctx.told, ctx.has_mask = (steps, scale, mask is not None), mask is not None
         ctx.save_for_backward(q, k, v, o, total, *([] if mask is None else [mask]), *operands)
@@ -439,6 +449,6 @@ class _Attention(torch.autograd.Function):
         return tuple(gradients)
 
 
-def attention(steps, scale, q, k, v, mask, operands):
-    """The result, and the log-sum-exp `[b, h, s_q, 1]`."""
-    return _Attention.apply((steps, scale), q, k, v, mask, *operands)
+def attention(steps, scale, q, k, v, mask, operands, by_op=None):
+    """The result, and the log-sum-exp `[b, h, s_q, 1]`; where `by_op` gives both of `q`, `k` and `v`, their gradients alone are composed."""
+    return _Attention.apply((steps, scale, by_op), q, k, v, mask, *operands)

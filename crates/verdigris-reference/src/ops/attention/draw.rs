@@ -1,12 +1,19 @@
 //! Attention of random graphs.
 
-use verdigris_graph::{Attention, AttentionBackward, AttentionSpec, Causal, Error, Pointwise, Real, Uid};
+use verdigris_graph::{
+    Attention, AttentionBackward, AttentionSpec, BinaryOp, Causal, Error, Pointwise, Real, ScoreFunction, ScorePlace, ScoreStep, TernaryOp,
+    Uid, UnaryOp,
+};
 use verdigris_tensor::DType;
 
 use crate::fuzz::{Draft, TYPES, Value};
 
 /// Types of operands in rows: those of tensor cores the more often.
 const ROW_TYPES: [DType; 7] = [DType::Bf16, DType::Bf16, DType::Bf16, DType::F16, DType::F16, DType::F16, DType::F32];
+
+/// Types of what a function of scores reads.
+const TYPES_OF_ROWS: [DType; 5] = [DType::F32, DType::Bf16, DType::F16, DType::I32, DType::U8];
+const TYPES_OF_FEW: [DType; 6] = [DType::F32, DType::Bf16, DType::F16, DType::F64, DType::I32, DType::U8];
 
 /// Positions and elements around the edges of tiles.
 const EDGES: [u64; 22] = [1, 2, 3, 7, 8, 16, 17, 48, 63, 64, 65, 100, 127, 128, 129, 176, 177, 192, 193, 255, 257, 320];
@@ -133,7 +140,6 @@ impl Draft {
         };
         let (q_descale, k_descale, v_descale) =
             (descale(self, is_fp8)?, descale(self, is_fp8 || is_cache)?, descale(self, is_fp8 || is_cache)?);
-        let compute = Pointwise::compute_dtype(read.iter().map(|value| value.dtype));
         // What is stored in rows is of the type of the operands, as engines ask.
         let of_rows = in_rows.then_some(if is_fp8 { DType::Bf16 } else { dtype });
         let whole = |draft: &mut Draft, dtype: DType, dims: &[u64]| -> Result<Option<Uid>, Error> {
@@ -159,10 +165,21 @@ impl Draft {
             false => Some(self.blocks(in_rows, [b, h, s_q, s_kv])?),
         };
         let (block_map, mask_blocks) = blocks.unzip();
+        let score = match with_backward || spec.soft_cap.is_some() || !self.one_in(rarely) {
+            true => None,
+            false => {
+                let (score, operands) = self.score([b, h, s_q, s_kv], if in_rows { &TYPES_OF_ROWS } else { &TYPES_OF_FEW })?;
+                Some((score, operands))
+            }
+        };
+        let (score, operands) = score.unzip();
+        read.extend(operands.iter().flatten().cloned());
+        let score_operands = operands.iter().flatten().map(|value| value.uid).collect();
+        let compute = Pointwise::compute_dtype(read.iter().map(|value| value.dtype));
         let dropout_state = spec.dropout.map(|_| self.state()).transpose()?;
         let name = self.name("attention");
         let plain = Attention { dropout_state, q_descale, k_descale, v_descale, ..Attention::new(spec, q.uid, k.uid, v.uid) };
-        let plain = Attention { block_map, mask_blocks, ..plain };
+        let plain = Attention { block_map, mask_blocks, score, score_operands, ..plain };
         let attention = Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, ..plain };
         let made = self.builder.attention(&name, attention)?;
         let uids: Vec<Uid> = read.iter().map(|value| value.uid).collect();
@@ -198,6 +215,52 @@ impl Draft {
             }
         }
         Ok(())
+    }
+
+    /// A function of scores of these dims, and what it reads, of these types: a few steps one after the other, each of what came out of the one before.
+    fn score(&mut self, dims: [u64; 4], types: &[DType]) -> Result<(ScoreFunction, Vec<Value>), Error> {
+        let (mut score, mut operands) = (ScoreFunction::default(), Vec::new());
+        let mut s = score.push(ScoreStep::Given);
+        for _ in 0..1 + self.below(6) {
+            s = match self.below(6) {
+                0 => {
+                    let place = score.push(ScoreStep::Place(self.pick(&ScorePlace::ALL)));
+                    let small = UnaryOp::Affine { scale: Real(0.0625), shift: Real(-0.5) };
+                    let z = score.push(ScoreStep::Unary { f: small, x: place });
+                    score.push(ScoreStep::Binary { f: self.pick(&[BinaryOp::Add, BinaryOp::Sub, BinaryOp::Mul, BinaryOp::Max]), x: s, z })
+                }
+                1 if operands.len() < ScoreFunction::MOST_OPERANDS => {
+                    let (dtype, own) = (self.pick(types), self.narrower(&dims));
+                    let z = score.push(ScoreStep::Operand(operands.len() as u32));
+                    operands.push(self.input(dtype, &own)?);
+                    // Of integers what is told is whether they are above 0.
+                    let z = match dtype.is_float() {
+                        true => z,
+                        false => {
+                            let zero = score.push(ScoreStep::Number(Real(0.0)));
+                            score.push(ScoreStep::Binary { f: BinaryOp::Gt, x: z, z: zero })
+                        }
+                    };
+                    score.push(ScoreStep::Binary { f: self.pick(&[BinaryOp::Add, BinaryOp::Mul, BinaryOp::Min]), x: s, z })
+                }
+                2 => {
+                    let hidden = score.push(ScoreStep::Number(Real(f64::NEG_INFINITY)));
+                    let [x, z] = [ScorePlace::Query, ScorePlace::Key].map(|place| score.push(ScoreStep::Place(place)));
+                    let t = score.push(ScoreStep::Binary { f: self.pick(&[BinaryOp::Ge, BinaryOp::Ne, BinaryOp::Lt]), x, z });
+                    score.push(ScoreStep::Ternary { f: TernaryOp::Select, x: s, z: hidden, t })
+                }
+                3 => {
+                    let z = score.push(ScoreStep::Number(Real(self.pick(&[0.5, -1.25, 3.0]))));
+                    score.push(ScoreStep::Binary { f: self.pick(&[BinaryOp::Mul, BinaryOp::Sub, BinaryOp::Div]), x: s, z })
+                }
+                4 => score.push(ScoreStep::Round { dtype: self.pick(&[DType::Bf16, DType::F16, DType::F32]), x: s }),
+                _ => {
+                    let f = self.pick(&[UnaryOp::Tanh, UnaryOp::Sigmoid, UnaryOp::Abs, UnaryOp::Neg, UnaryOp::Silu, UnaryOp::Relu]);
+                    score.push(ScoreStep::Unary { f, x: s })
+                }
+            };
+        }
+        Ok((score, operands))
     }
 
     /// A map of blocks beside scores of these dims, and masks of its blocks.

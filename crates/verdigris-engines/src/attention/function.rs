@@ -1,0 +1,286 @@
+//! The function of scores: steps of the pointwise language, run for one score after the other.
+
+use std::fmt::Write;
+
+use serde::{Deserialize, Serialize};
+use verdigris_graph::{AttentionProblem, BinaryOp, ChainStep, TernaryOp, UnaryOp};
+use verdigris_kir::face::{Kernel, Pointer, Val};
+use verdigris_kir::inst::CvtRound;
+use verdigris_kir::params::{HostNumber, Read};
+use verdigris_tensor::DType;
+
+use super::score_mod::{Element, QueryRows};
+use crate::engine::{EngineId, Reason, Refusal};
+use crate::fuse::operand::Walk;
+use crate::fuse::steps::{self, Code, Numbers, OperandWord, Operands, Step, Steps};
+use crate::fuse::value::{AnyVal, load_raw};
+use crate::layout::space::element;
+
+/// What a step reads beside scores and numbers.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Source {
+    /// An element of the operand of this number, and how its keys lie.
+    Tensor { number: u32, dtype: DType, keys: Walk },
+    /// A coordinate: batch, head, query or key.
+    Place(u32),
+}
+
+impl OperandWord for Source {
+    fn dtype(&self) -> DType {
+        match *self {
+            Source::Tensor { dtype, .. } => dtype,
+            Source::Place(_) => DType::F32,
+        }
+    }
+
+    fn word(&self, _: bool) -> String {
+        match *self {
+            Source::Tensor { number, dtype, keys } => {
+                let walk = match keys {
+                    Walk::Row => "row",
+                    Walk::PerRow => "one",
+                    Walk::Strided => "apart",
+                };
+                format!("{dtype}{walk}{number}")
+            }
+            Source::Place(axis) => ["batch", "head", "query", "key"][axis as usize].to_owned(),
+        }
+    }
+}
+
+/// The steps of a problem as they shape code; none where it has no function. `keys` says how those of an operand lie, by the stride.
+pub(super) fn steps_of(p: &AttentionProblem, keys: impl Fn(u64) -> Walk) -> Vec<Step<Source>> {
+    let Some(chain) = &p.score else { return Vec::new() };
+    let (mut number, all) = (0, Steps::of_chain(chain));
+    let one = |(step, own): (&Step<_>, &ChainStep)| match own {
+        ChainStep::Load { from, .. } => {
+            number += 1;
+            let stride = from.strides.last().copied().unwrap_or(0);
+            Step::Load(Source::Tensor { number: number - 1, dtype: from.dtype, keys: keys(stride) })
+        }
+        ChainStep::Index { strides } => Step::Load(Source::Place(strides.iter().position(|&stride| stride == 1).unwrap_or(0) as u32)),
+        // What is left reads no memory.
+        _ => step.map(|_| Source::Place(0)),
+    };
+    all.steps.iter().zip(&chain.steps).map(one).collect()
+}
+
+/// Steps of each kind, of which catalogs have kernels: `t + (query − key) · number + table[query, key]`.
+pub(super) fn sample() -> Vec<Step<Source>> {
+    let table = Source::Tensor { number: 0, dtype: DType::F32, keys: Walk::Row };
+    vec![
+        Step::Given,
+        Step::Load(Source::Place(2)),
+        Step::Load(Source::Place(3)),
+        Step::Binary(BinaryOp::Sub, [1, 2]),
+        Step::Scalar,
+        Step::Binary(BinaryOp::Mul, [3, 4]),
+        Step::Binary(BinaryOp::Add, [0, 5]),
+        Step::Load(table),
+        Step::Binary(BinaryOp::Add, [6, 7]),
+    ]
+}
+
+/// The numbers of the steps.
+pub(super) fn numbers_of(p: &AttentionProblem) -> Vec<Vec<HostNumber>> {
+    p.score.as_ref().map(|chain| Steps::of_chain(chain).numbers).unwrap_or_default()
+}
+
+/// Writes the part of a kernel's name that says the steps.
+pub(super) fn write_name(to: &mut impl Write, steps: &[Step<Source>]) -> std::fmt::Result {
+    steps::names(steps).try_for_each(|name| write!(to, "_{name}"))
+}
+
+/// Instructions that a function takes for a score, about.
+pub(super) fn instructions(p: &AttentionProblem) -> f64 {
+    let of = |step: &ChainStep| match step {
+        ChainStep::Load { .. } => 3.0,
+        ChainStep::Index { .. } => 0.5,
+        ChainStep::Unary { f, .. } => match f {
+            UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Relu | UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round | UnaryOp::Affine { .. } => 1.0,
+            UnaryOp::Identity => 0.0,
+            UnaryOp::Exp => 6.0,
+            _ => 15.0,
+        },
+        ChainStep::Binary { f: BinaryOp::Div, .. } => 10.0,
+        ChainStep::Binary { f: BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul | BinaryOp::Max | BinaryOp::Min, .. } => 1.0,
+        ChainStep::Binary { .. } => 3.0,
+        ChainStep::Ternary { f: TernaryOp::Select, .. } | ChainStep::Round { .. } => 2.0,
+        ChainStep::Ternary { .. } => 4.0,
+        _ => 0.0,
+    };
+    p.score.iter().flat_map(|chain| &chain.steps).map(of).sum()
+}
+
+/// What kernels of tensor cores ask of a function: one whose steps take a few instructions each, for they stand once for each score of a thread.
+///
+/// # Errors
+/// A refusal that names the first requirement not met.
+pub(super) fn require(id: EngineId, p: &AttentionProblem) -> Result<(), Refusal> {
+    for step in p.score.iter().flat_map(|chain| &chain.steps) {
+        let (name, is_short) = match step {
+            ChainStep::Unary { f, .. } => (f.name(), f.in_epilogue()),
+            ChainStep::Binary { f, .. } => (f.name(), f.in_epilogue()),
+            _ => continue,
+        };
+        id.require(is_short, Reason::Epilogue, format_args!("{name} in the score function, hundreds of instructions for each score"))?;
+    }
+    for (name, given) in [("a bias", p.bias.is_some()), ("slopes", p.slopes.is_some())] {
+        let rule = format_args!("{name} beside a score function, taken is what one of its steps adds");
+        id.require(!given, Reason::Epilogue, rule)?;
+    }
+    for (name, view) in p.score_operands() {
+        id.require(view.dtype != DType::F64, Reason::DType, format_args!("{name} of f64, taken is u8, i32, f16, bf16, f32"))?;
+    }
+    Ok(())
+}
+
+verdigris_kir::parameters! {
+    /// An operand of the function.
+    pub(super) struct Operand / #[derive(Debug)] OperandArgs of (DType, Walk) as spec {
+        pub(super) start: Read = spec.0.bytes() as u32,
+        /// Bytes from one batch, head and query to the next.
+        pub(super) strides: [u64; 3],
+        /// And from one key to the next.
+        pub(super) key_stride: Option<u64> = (spec.1 == Walk::Strided).then_some(()),
+    }
+}
+
+verdigris_kir::parameters! {
+    /// What a kernel is told of the function whose steps it has.
+    pub(super) struct Function / #[derive(Debug)] FunctionArgs of Vec<Step<Source>> as steps {
+        pub(super) operands: Vec<OperandArgs> = declared(steps),
+        pub(super) numbers: Numbers = steps::numbers(steps, false),
+    }
+}
+
+/// The operands of steps in the order of their numbers.
+fn declared(steps: &[Step<Source>]) -> Vec<(DType, Walk)> {
+    let of = |step: &Step<Source>| match step {
+        Step::Load(Source::Tensor { dtype, keys, .. }) => Some((*dtype, *keys)),
+        _ => None,
+    };
+    steps.iter().filter_map(of).collect()
+}
+
+impl FunctionArgs {
+    /// Of a problem that has a function.
+    pub(super) fn of(p: &AttentionProblem) -> FunctionArgs {
+        let operand = |(_, view): (_, &verdigris_graph::View)| {
+            let bytes = |axis: usize| view.strides[axis] * view.dtype.bytes() as u64;
+            let key_stride = (Walk::of(view.strides[3]) == Walk::Strided).then(|| bytes(3));
+            OperandArgs { start: element(view, []), strides: [bytes(0), bytes(1), bytes(2)], key_stride }
+        };
+        FunctionArgs { operands: p.score_operands().map(operand).collect(), numbers: numbers_of(p) }
+    }
+}
+
+/// The function at a head of queries.
+pub(super) struct OfHead<'f, 'k> {
+    function: &'f Function<'k>,
+    steps: &'f [Step<Source>],
+    /// The operands there.
+    starts: Vec<Pointer<'k>>,
+    /// Batch and head.
+    places: [Val<'k, u32>; 2],
+}
+
+impl<'k> Function<'k> {
+    /// At a head of queries.
+    #[track_caller]
+    pub(super) fn of_head<'f>(&'f self, steps: &'f [Step<Source>], batch: Val<'k, u32>, head: Val<'k, u32>) -> OfHead<'f, 'k> {
+        let start = |operand: &Operand<'k>| {
+            let [of_batch, of_head, _] = operand.strides;
+            operand.start.moved(batch.widen() * of_batch + head.widen() * of_head)
+        };
+        OfHead { function: self, steps, starts: self.operands.iter().map(start).collect(), places: [batch, head] }
+    }
+}
+
+/// Where the elements of an operand are read for the scores of a block.
+enum Reach<'k> {
+    /// Read already: one for each of the two queries.
+    Known([AnyVal<'k>; 2]),
+    /// From the first key of each of the queries on, so many bytes from one key to the next.
+    From([Val<'k, u64>; 2], Option<Val<'k, u64>>),
+}
+
+/// What the steps read at one score.
+struct AtScore<'a, 'k> {
+    k: Kernel<'k>,
+    reaches: &'a [Reach<'k>],
+    places: [Val<'k, f32>; 4],
+    half: usize,
+    /// Where columns may reach beyond the last key, the key; else the column behind the first.
+    key: Result<u32, Val<'k, u32>>,
+}
+
+impl<'k> Operands<'k, Source> for AtScore<'_, 'k> {
+    fn load(&self, _: usize, from: &Source) -> Vec<AnyVal<'k>> {
+        vec![match *from {
+            Source::Place(axis) => AnyVal::of(self.places[axis as usize]),
+            Source::Tensor { number, dtype, .. } => match &self.reaches[number as usize] {
+                Reach::Known(values) => values[self.half],
+                Reach::From(rows, stride) => {
+                    let (row, bytes) = (rows[self.half], dtype.bytes() as u32);
+                    let at = match (self.key, stride) {
+                        (Ok(column), None) => row + u64::from(column * bytes),
+                        (Ok(column), Some(stride)) => row + *stride * u64::from(column),
+                        (Err(key), None) => row + key.mul_wide(bytes),
+                        (Err(key), Some(stride)) => row + key.widen() * *stride,
+                    };
+                    AnyVal::Stored(dtype, load_raw(self.k, dtype, at, 1)[0])
+                }
+            },
+        }]
+    }
+
+    fn word(&self, _: usize, _: u32) -> AnyVal<'k> {
+        unreachable!("a function of scores draws no random numbers")
+    }
+
+    fn index(&self, _: usize) -> Vec<AnyVal<'k>> {
+        unreachable!("coordinates of scores are loaded")
+    }
+
+    fn store(&self, _: usize, _: &Source, _: &[AnyVal<'k>]) {
+        unreachable!("a function of scores stores nothing")
+    }
+}
+
+impl<'k> OfHead<'_, 'k> {
+    /// Makes scores of products, in place: the function of each, times the factor.
+    #[track_caller]
+    pub(super) fn apply(&self, k: Kernel<'k>, factor: Val<'k, f32>, elements: &[Element<'k>], at: &QueryRows<'k>) {
+        let number = |place: Val<'k, u32>| place.convert::<f32>(CvtRound::Nearest);
+        let [batch, head] = self.places.map(number);
+        let queries = at.queries.map(number);
+        let first_key = number(at.first_key);
+        let all = self.starts.iter().zip(&self.function.operands).zip(declared(self.steps));
+        let reach = |((start, operand), (dtype, walk)): ((&Pointer<'k>, &Operand<'k>), (DType, Walk))| {
+            let [_, _, of_query] = operand.strides;
+            let rows = at.queries.map(|query| start.moved(query.widen() * of_query).address());
+            match (walk, at.last_key) {
+                (Walk::PerRow, _) => Reach::Known(rows.map(|row| AnyVal::Stored(dtype, load_raw(k, dtype, row, 1)[0]))),
+                (_, Some(_)) => Reach::From(rows, operand.key_stride),
+                (Walk::Row, None) => Reach::From(rows.map(|row| row + at.first_key.mul_wide(dtype.bytes() as u32)), None),
+                (Walk::Strided, None) => Reach::From(
+                    rows.map(|row| operand.key_stride.map_or(row, |stride| row + at.first_key.widen() * stride)),
+                    operand.key_stride,
+                ),
+            }
+        };
+        let reaches: Vec<Reach<'k>> = all.map(reach).collect();
+        let code = Code { steps: self.steps, numbers: &self.function.numbers, computed: Some(DType::F32), lanes: 1 };
+        for &(score, half, column) in elements {
+            let half = half as usize;
+            let places = [batch, head, queries[half], first_key + column as f32];
+            let key = at.last_key.map_or(Ok(column), |last| Err((at.first_key + column).min(last)));
+            let operands = AtScore { k, reaches: &reaches, places, half, key };
+            let values = code.run(k, &[AnyVal::of(score * factor)], &operands);
+            let made = values.last().and_then(|value| value.first()).expect("a function has steps");
+            score.set(made.get::<f32>(k));
+        }
+    }
+}

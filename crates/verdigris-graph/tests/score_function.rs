@@ -1,0 +1,185 @@
+//! Attention with a function of the score: the op's rules, its problem, and its text.
+
+use verdigris_graph::pattern::partition;
+use verdigris_graph::problem::{AttentionProblem, Problem};
+use verdigris_graph::{
+    Attention, AttentionSpec, BinaryOp, ChainStep, Error, Graph, GraphBuilder, HostScalar, Key, Op, Real, ScoreFunction, ScorePlace,
+    ScoreStep, TensorDesc, TernaryOp, UnaryOp, json, validate,
+};
+use verdigris_tensor::{DType, Layout};
+
+type TestResult = Result<(), Box<dyn std::error::Error>>;
+
+fn rows(dims: &[u64]) -> Layout {
+    Layout::row_major(dims).expect("legal")
+}
+
+/// `t · gate[head] + table[query, key]` in bf16, −∞ where the query's bit is 0, and less a thousandth of the key.
+fn score() -> ScoreFunction {
+    let mut score = ScoreFunction::default();
+    let t = score.push(ScoreStep::Given);
+    let gate = score.push(ScoreStep::Operand(0));
+    let product = score.push(ScoreStep::Binary { f: BinaryOp::Mul, x: t, z: gate });
+    let table = score.push(ScoreStep::Operand(2));
+    let sum = score.push(ScoreStep::Binary { f: BinaryOp::Add, x: product, z: table });
+    let rounded = score.push(ScoreStep::Round { dtype: DType::Bf16, x: sum });
+    let shown = score.push(ScoreStep::Operand(1));
+    let hidden = score.push(ScoreStep::Number(Real(f64::NEG_INFINITY)));
+    let chosen = score.push(ScoreStep::Ternary { f: TernaryOp::Select, x: rounded, z: hidden, t: shown });
+    let key = score.push(ScoreStep::Place(ScorePlace::Key));
+    let small = score.push(ScoreStep::Unary { f: UnaryOp::Affine { scale: Real(0.001), shift: Real(0.0) }, x: key });
+    score.push(ScoreStep::Binary { f: BinaryOp::Sub, x: chosen, z: small });
+    score
+}
+
+fn graph() -> Result<Graph, Error> {
+    let mut g = GraphBuilder::new("score");
+    let q = g.tensor("q", DType::Bf16, rows(&[2, 4, 20, 8]));
+    let (k, v) = (g.tensor("k", DType::Bf16, rows(&[2, 2, 50, 8])), g.tensor("v", DType::Bf16, rows(&[2, 2, 50, 8])));
+    let gate = g.tensor("gate", DType::F16, rows(&[1, 4, 1, 1]));
+    let shown = g.tensor("shown", DType::U8, rows(&[2, 1, 20, 1]));
+    let table = g.tensor("table", DType::F32, rows(&[20, 50]));
+    let plain = Attention::new(AttentionSpec::new(0.5), q, k, v);
+    let made = g.attention("attention", Attention { score: Some(score()), score_operands: vec![gate, shown, table], ..plain })?;
+    g.store(made.o, "o", DType::Bf16)?;
+    g.finish()
+}
+
+fn tensor<'g>(graph: &'g mut Graph, name: &str) -> &'g mut TensorDesc {
+    graph.tensors.iter_mut().find(|tensor| tensor.name == name).expect("a tensor of the graph")
+}
+
+fn op(graph: &mut Graph) -> &mut Attention {
+    match &mut graph.nodes[0].op {
+        Op::Attention(op) => op,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn steps(graph: &mut Graph) -> &mut Vec<ScoreStep> {
+    &mut op(graph).score.as_mut().expect("a function").steps
+}
+
+#[test]
+fn what_breaks_a_rule_is_refused_by_name() {
+    let has = |change: &dyn Fn(&mut Graph), part: &str| {
+        let mut graph = graph().expect("legal");
+        change(&mut graph);
+        let text = validate::validate(&graph).expect_err(part).to_string();
+        assert!(text.contains(part), "{text}\nlacks {part}");
+    };
+    has(&|g| op(g).spec.soft_cap = Some(Real(2.0)), "soft_cap = 2.0; a score function comes in place of a soft cap");
+    has(&|g| op(g).score = None, "tensor `gate`: score operands are read by a score function");
+    let empty = |g: &mut Graph| {
+        steps(g).clear();
+        op(g).score_operands.clear();
+    };
+    has(&empty, "the number of steps of the score = 0; a score function has 1 to 64 steps");
+    let long = |g: &mut Graph| (0..60).for_each(|_| steps(g).push(ScoreStep::Unary { f: UnaryOp::Neg, x: 11 }));
+    has(&long, "the number of steps of the score = 72; a score function has 1 to 64 steps");
+    has(&|g| steps(g)[2] = ScoreStep::Unary { f: UnaryOp::Neg, x: 2 }, "a step of a score function names values of earlier steps");
+    has(
+        &|g| steps(g)[2] = ScoreStep::Unary { f: UnaryOp::Neg, x: 1 },
+        "score = Given; every step of a score function but the last is named by a later one",
+    );
+    has(&|g| steps(g)[7] = ScoreStep::Number(Real(f64::NAN)), "score = NaN; a number of a score function is one");
+    has(
+        &|g| steps(g)[5] = ScoreStep::Round { dtype: DType::I32, x: 4 },
+        "element type i32; a value of a score function is rounded to f16, bf16 or f32",
+    );
+    has(&|g| steps(g)[1] = ScoreStep::Operand(3), "Operand(3); a step reads a score operand that there is");
+    has(&|g| steps(g)[1] = ScoreStep::Operand(2), "tensor `gate`: each score operand is read by one step");
+    let sharp = UnaryOp::Softplus { beta: Real(0.0) };
+    has(&|g| steps(g)[10] = ScoreStep::Unary { f: sharp, x: 9 }, "beta = 0; the beta of softplus is finite and above 0");
+    let two_more = |g: &mut Graph| {
+        let gate = op(g).score_operands[0];
+        op(g).score_operands.extend([gate, gate]);
+    };
+    has(&two_more, "the number of score operands = 5; a score function reads at most 4 tensors");
+    has(&|g| tensor(g, "shown").dtype = DType::I64, "element type i64; score operands are u8, i32, f16, bf16, f32 or f64");
+    has(&|g| tensor(g, "shown").layout = rows(&[2, 1, 19, 1]), "tensor `shown`: dim 2 is 19, expected 20");
+    has(&|g| tensor(g, "table").layout = rows(&[2, 20, 50]), "tensor `table`: dim 0 is 2, expected 4");
+}
+
+/// Coordinates of a dim beyond 2²⁴ are no numbers of f32, and are of f64.
+#[test]
+fn coordinates_are_exact() {
+    let of = |keys: u64, dtype: DType| {
+        let mut g = GraphBuilder::new("far");
+        let [q, k, v] = [1, keys, keys].map(|rows_of| g.tensor("x", dtype, rows(&[1, 1, rows_of, 8])));
+        let mut score = ScoreFunction::default();
+        let (t, key) = (score.push(ScoreStep::Given), score.push(ScoreStep::Place(ScorePlace::Key)));
+        score.push(ScoreStep::Binary { f: BinaryOp::Add, x: t, z: key });
+        let made = g.attention("attention", Attention { score: Some(score), ..Attention::new(AttentionSpec::new(0.5), q, k, v) })?;
+        g.store(made.o, "o", dtype)?;
+        g.finish()
+    };
+    of(1 << 24, DType::Bf16).expect("each is a number");
+    of((1 << 24) + 1, DType::F64).expect("each is a number");
+    let text = of((1 << 24) + 1, DType::Bf16).expect_err("2^24 + 1").to_string();
+    assert!(text.contains("dim 3 of the scores is 16777217, expected 16777216; coordinates"), "{text}");
+}
+
+#[test]
+fn the_gradient_is_refused() -> TestResult {
+    let mut g = GraphBuilder::new("gradient");
+    let [q, k, v] = ["q", "k", "v"].map(|name| g.tensor(name, DType::F32, rows(&[1, 1, 5, 8])));
+    let d_o = g.tensor("d_o", DType::F32, rows(&[1, 1, 5, 8]));
+    let mut score = ScoreFunction::default();
+    score.push(ScoreStep::Given);
+    let made = g.attention("attention", Attention { score: Some(score), ..Attention::new(AttentionSpec::new(0.5), q, k, v) })?;
+    let text = g.gradient_from(&[(made.o, d_o)], &[q]).expect_err("no gradient").to_string();
+    assert!(text.contains("`attention`") && text.contains("attention with a score function has no gradient as an op"), "{text}");
+    Ok(())
+}
+
+#[test]
+fn the_problem_reads_operands_and_words_say_them() -> TestResult {
+    let Problem::Attention(problem) = partition(&graph()?)?.parts.remove(0).problem else { panic!("attention") };
+    let names: Vec<&str> = problem.operands().iter().map(|(name, ..)| *name).collect();
+    assert_eq!(names, ["q", "k", "v", "score_0", "score_1", "score_2", "o"]);
+    // In the order in which steps read them.
+    let strides: Vec<_> = problem.score_operands().map(|(_, view)| view.strides.clone()).collect();
+    assert_eq!(strides, [vec![0, 1, 0, 0], vec![0, 0, 50, 1], vec![20, 0, 1, 0]]);
+    let as_problem = Problem::Attention(problem.clone());
+    let words = as_problem.to_string();
+    assert!(
+        words.contains(" + given + load(") && words.contains(" + scalar(-inf) + ") && words.contains(" + index((0,0,0,1)) + "),
+        "{words}"
+    );
+    assert_eq!(words.parse::<Problem>().and_then(Problem::canonical).as_ref(), Ok(&as_problem), "{words}");
+    let text = serde_json::to_string(&as_problem)?;
+    assert_eq!(serde_json::from_str::<Problem>(&text)?, as_problem, "{text}");
+    // What steps say is part of what is asked.
+    let mut other = problem.clone();
+    other.score.as_mut().expect("a function").steps[7] = ChainStep::Scalar(HostScalar::Fixed(Real(0.0)));
+    assert_ne!(Key::of(&Problem::Attention(other)), Key::of(&as_problem));
+    for (wrong, part) in [
+        (AttentionProblem { soft_cap: Some(Real(2.0)), ..problem.clone() }, "in place of a soft cap"),
+        (with(&problem, 0, ChainStep::Scalar(HostScalar::Bound(problem.q.slot))), "reads scores, numbers, operands and coordinates"),
+        (with(&problem, 9, ChainStep::Index { strides: vec![0, 0, 0, 2] }), "is the batch, the head, the query or the key"),
+        (with(&problem, 9, ChainStep::Index { strides: vec![0, 0, 0] }), "is the batch, the head, the query or the key"),
+    ] {
+        let text = wrong.canonical().expect_err(part).to_string();
+        assert!(text.contains(part), "{text}");
+    }
+    // Without one, nothing of it is left.
+    let without = AttentionProblem { score: None, ..problem }.canonical()?;
+    assert_eq!((without.score_operands().count(), without.operands().len()), (0, 4));
+    Ok(())
+}
+
+fn with(problem: &AttentionProblem, at: usize, step: ChainStep) -> AttentionProblem {
+    let mut problem = problem.clone();
+    problem.score.as_mut().expect("a function").steps[at] = step;
+    problem
+}
+
+#[test]
+fn a_graph_is_read_as_it_was_written() -> TestResult {
+    let graph = graph()?;
+    let text = json::graph_to_json(&graph);
+    assert!(text.contains("-inf"), "{text}");
+    assert_eq!(json::graph_from_json(&text)?, graph);
+    Ok(())
+}

@@ -1,0 +1,304 @@
+"""Score functions as steps of the op of attention: nothing of the size of the scores is stored, and tensor cores multiply on both sides of them.
+
+A step is an op of the pointwise language on one score. What reads no score and is of queries, or of keys, or of batch and head alone is an operand, a tensor over the dims in which it differs; arithmetic
+of both queries and keys (`q_idx - kv_idx`) is steps too, of which nothing is stored. It is so where it comes to the same: whole numbers that f32 holds, and reals of the type that scores are computed in.
+What is gathered by both (`table[q_idx, kv_idx]`, `table[q_idx - kv_idx]`) stays an operand.
+"""
+
+import functools
+import math
+
+import torch
+
+from . import _flex_composed as composed
+from ._flex_trace import AXES, KEY, QUERY, SCORE, Value
+
+#: Most steps and operands of the op.
+_MOST_STEPS, _MOST_OPERANDS = 64, 4
+#: The longest heads of the kernel of tensor cores, and what their elements are a multiple of.
+_MOST_ELEMENTS, _STEP_OF_ELEMENTS = 256, 8
+#: Functions that kernels of tensor cores have no room for, once for each score of a thread.
+_LONG = ("sin", "cos", "tan", "mod", "floor_mod", "pow", "atan2")
+_COMPARED = ("eq", "ne", "lt", "le", "gt", "ge")
+_LOGICAL = ("logical_and", "logical_or", "logical_xor", "logical_not", "isnan", "isfinite")
+_BITS = ("bitwise_and", "bitwise_or", "bitwise_xor")
+#: Of whole numbers, what whole numbers come of.
+_WHOLE = ("add", "sub", "mul", "neg", "abs", "square", "minimum", "maximum", "floor_divide", "remainder", "fmod")
+_REAL = (
+    *("add", "sub", "mul", "div", "neg", "abs", "square", "minimum", "maximum", "exp", "exp2", "log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "tanh", "sigmoid", "silu", "relu", "erf"),
+    *("floor", "ceil", "round", "trunc", "sign"),
+)
+
+
+class _Untaken(Exception):
+    """The op has no steps for this."""
+
+
+class _StepGraph:
+    """What `composed.Steps` asks of a graph, as steps of a score function."""
+
+    def __init__(self):
+        self.steps, self.known = [], {}
+
+    def _pushed(self, *step):
+        # Steps that are equal are one, of which each is named.
+        key = repr(step)
+        if key not in self.known:
+            self.known[key] = len(self.steps)
+            self.steps.append(step)
+        return self.known[key]
+
+    def given(self):
+        return self._pushed("given")
+
+    def operand(self, number):
+        return self._pushed("operand", number)
+
+    def place(self, name):
+        return self._pushed("place", name)
+
+    def number(self, number):
+        if math.isnan(number):
+            raise _Untaken
+        return self._pushed("number", float(number))
+
+    def unary(self, f, x, **attributes):
+        if f == "identity":
+            # In front of a rounding, which is a step.
+            return x
+        if f in _LONG or not all(map(math.isfinite, attributes.values())):
+            raise _Untaken
+        return self._pushed(f, x, attributes) if attributes else self._pushed(f, x)
+
+    def binary(self, f, x, z):
+        if f in _LONG:
+            raise _Untaken
+        return self._pushed(f, x, z)
+
+    def ternary(self, f, x, z, t):
+        return self._pushed(f, x, z, t)
+
+    def rounded(self, x, dtype):
+        return self._pushed("round", dtype, x)
+
+
+class _Numbers:
+    """As `composed._Constants`, each of them a step."""
+
+    def __init__(self, g):
+        self.g = g
+
+    def later(self, number):
+        return composed._Later(self, number)
+
+    def of(self, number):
+        return self.g.number(number)
+
+
+class OpSteps(composed.Steps):
+    """The score function as steps of the op, and the values that are its operands. Raises `_Untaken` where it has none."""
+
+    def __init__(self, trace, value, dims):
+        self.wide = torch.float64 if trace.score_dtype == torch.float64 else torch.float32
+        #: Whole numbers up to this are numbers of the type that scores are computed in.
+        self.largest, self.dims = 1 << (53 if self.wide == torch.float64 else 24), dims
+        self.bounds = {}
+        if max(dims) > self.largest:
+            raise _Untaken
+        super().__init__(trace, value, self._is_operand)
+        if len(self.operands) > _MOST_OPERANDS:
+            raise _Untaken
+        g = _StepGraph()
+        self.last = self.emitted(g, None, list(range(len(self.operands))))
+        self.steps = g.steps
+        if not self.steps or len(self.steps) > _MOST_STEPS or self.last != len(self.steps) - 1:
+            raise _Untaken
+
+    # What is an operand.
+
+    @functools.cached_property
+    def _taken(self):
+        return {}
+
+    def _is_operand(self, at):
+        return not at.reads & SCORE and not at.is_number and not self._is_step(at)
+
+    def _is_step(self, at):
+        """Whether a value that reads no score is steps: a place, or what is computed of queries and keys and comes to the same."""
+        if at.op in AXES:
+            return True
+        known = self._taken.get(at.number)
+        if known is None:
+            known = self._taken[at.number] = self._comes_to_the_same(at)
+        return known
+
+    def _comes_to_the_same(self, at):
+        if not (at.reads & QUERY and at.reads & KEY) or at.op in ("captured", "index"):
+            return False
+        args = [arg for arg in at.args if isinstance(arg, Value)]
+        if not all(self._is_exact(arg) for arg in args) or not self._is_exact(at):
+            return False
+        kinds = [arg.dtype for arg in args if arg.dtype is not None]
+        if at.op == "cast":
+            # Of a real number a whole one is what is in front of its point.
+            return at.dtype in (self.wide, torch.bool) or not at.dtype.is_floating_point and not kinds[0].is_floating_point
+        if at.op == "where":
+            return True
+        if at.dtype == torch.bool:
+            return at.op in _COMPARED or at.op in _LOGICAL or at.op in _BITS
+        if at.dtype == self.wide:
+            return at.op in _REAL
+        return not at.dtype.is_floating_point and at.op in _WHOLE
+
+    def _is_exact(self, at):
+        """Whether the type that scores are computed in holds what the value may be."""
+        if at.is_number:
+            number = at.args[0]
+            return isinstance(number, bool) or (not math.isnan(number) if isinstance(number, float) else abs(number) <= self.largest)
+        if at.dtype == torch.bool:
+            return True
+        if at.dtype.is_floating_point:
+            return at.dtype == self.wide or at.op in ("captured", "index") or not (at.reads & QUERY and at.reads & KEY)
+        bounds = self._bounds(at)
+        return bounds is not None and max(map(abs, bounds)) <= self.largest
+
+    def _bounds(self, at):
+        """The least and the greatest that a whole number may be; None where nobody knows."""
+        if at.number not in self.bounds:
+            self.bounds[at.number] = self._bounded(at)
+        return self.bounds[at.number]
+
+    def _bounded(self, at):
+        op = at.op
+        if at.is_number:
+            number = at.args[0]
+            return None if isinstance(number, float) else (int(number), int(number))
+        if op in AXES:
+            return 0, max(self.dims[AXES[op]] - 1, 0)
+        if at.dtype == torch.bool:
+            return 0, 1
+        if op in ("captured", "index") or (op == "cast" and at.args[0].dtype is not None and at.args[0].dtype.is_floating_point):
+            info = None if at.dtype.is_floating_point else torch.iinfo(at.dtype)
+            return None if info is None else (info.min, info.max)
+        args = [self._bounds(arg) for arg in at.args[1 if op == "where" else 0 :]]
+        if any(bounds is None for bounds in args):
+            return None
+        if op == "cast":
+            return args[0]
+        (low, high), *others = args
+        least, greatest = others[0] if others else (0, 0)
+        if op == "where":
+            return min(low, least), max(high, greatest)
+        if op == "add":
+            return low + least, high + greatest
+        if op == "sub":
+            return low - greatest, high - least
+        if op == "mul":
+            corners = [x * z for x in (low, high) for z in (least, greatest)]
+            return min(corners), max(corners)
+        if op == "neg":
+            return -high, -low
+        if op in ("abs", "square"):
+            most = max(abs(low), abs(high))
+            return 0, most if op == "abs" else most * most
+        if op in ("minimum", "maximum"):
+            pick = min if op == "minimum" else max
+            return pick(low, least), pick(high, greatest)
+        if op in ("floor_divide", "remainder", "fmod") and (least > 0 or greatest < 0):
+            # By 0, nobody says. A remainder is made of a product that is no larger than what is divided and the divisor.
+            most = max(abs(low), abs(high)) + max(abs(least), abs(greatest))
+            return -most, most
+        return None
+
+    # The steps.
+
+    def _constants(self, g):
+        return _Numbers(g)
+
+    def _entered(self, g, score, operands):
+        made = {at.number: number for at, number in zip(self.operands, operands)}
+        for at in self.order:
+            if at.number in made:
+                made[at.number] = g.operand(made[at.number])
+            elif at.op in AXES:
+                made[at.number] = g.place(at.op)
+            elif at.op == "score":
+                made[at.number] = g.given()
+        return made
+
+    def _op(self, g, at, args, constants):
+        there = functools.partial(map, composed._there)
+        if at.op in ("remainder", "fmod"):
+            # Exact, of whole numbers that the type holds; of others the quotient may be off by one.
+            if at.dtype.is_floating_point:
+                raise _Untaken
+            x, z = there(args)
+            quotient = g.binary("div", x, z)
+            whole = g.unary("floor", quotient) if at.op == "remainder" else self._truncated(g, quotient, constants)
+            return g.binary("sub", x, g.binary("mul", whole, z))
+        if at.op == "trunc":
+            return self._truncated(g, *there(args), constants)
+        source = at.args[0].dtype if at.op == "cast" else None
+        if source is not None and not at.dtype.is_floating_point and at.dtype != torch.bool and not source.is_floating_point:
+            # From one whole type to another, of which the bounds are known.
+            return next(there(args))
+        if at.op == "cast" and at.dtype in (torch.float16, torch.bfloat16) and self.wide == torch.float32:
+            return g.rounded(next(there(args)), composed._NAMES[at.dtype])
+        return super()._op(g, at, args, constants)
+
+    @staticmethod
+    def _truncated(g, x, constants):
+        return g.ternary("select", g.unary("ceil", x), g.unary("floor", x), g.binary("lt", x, constants.of(0.0)))
+
+
+def of_function(trace, value, dims, tensors):
+    """The steps of a score function, where the op's kernels take it; else None, and scores are composed."""
+    q, _, v = tensors
+    if 0 in q.shape or 0 in v.shape or 0 in dims:
+        return None
+    if q.device.type == "cuda":
+        widths = (q.shape[3], v.shape[3])
+        is_short = all(width <= _MOST_ELEMENTS and width % _STEP_OF_ELEMENTS == 0 for width in widths) and widths[1] <= widths[0]
+        # Without tensor cores a product that is stored is quicker than one that is not.
+        if q.dtype not in (torch.float16, torch.bfloat16) or not is_short or torch.cuda.get_device_capability(q.device) != (9, 0):
+            return None
+    try:
+        return OpSteps(trace, value, dims)
+    except _Untaken:
+        return None
+
+
+def as_operand(tensor, wide):
+    """An operand as the op takes it."""
+    if tensor.dtype == torch.bool:
+        return tensor.view(torch.uint8)
+    is_taken = tensor.dtype in (torch.uint8, torch.int32, wide) or (tensor.dtype in (torch.float16, torch.bfloat16))
+    return tensor if is_taken else tensor.to(wide)
+
+
+_TYPES = {**composed._NAMES, torch.int32: "i32"}
+
+
+def forward(function, words, q, k, v, beside, operands):
+    """The result, and the log-sum-exp `[b, h, s_q, 1]`. `words` are options of the op by their names, `beside` its masks by theirs."""
+    o = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device)
+    total = torch.empty((*q.shape[:3], 1), dtype=function.wide, device=q.device)
+    read = {"q": q, "k": k, "v": v, **beside, **{f"score_{number}": operand for number, operand in enumerate(operands)}}
+
+    def draw():
+        g = composed._native.Graph("flex_attention_steps")
+        named = {}
+        for name, tensor in read.items():
+            dtype, dims, strides, alignment = composed._laid(tensor)
+            named[name] = g.tensor(name, _TYPES[dtype], dims, strides, alignment)
+        options = {name: named[name] for name in beside}
+        of_score = [named[f"score_{number}"] for number in range(len(operands))]
+        made, of_total = g.attention(named["q"], named["k"], named["v"], score=function.steps, score_operands=of_score, **options, **words)
+        g.store(made, "o", composed._NAMES[o.dtype], o.stride())
+        g.store(of_total, "total", composed._NAMES[function.wide])
+        return g
+
+    key = ("steps", repr(function.steps), repr(words), *((name, composed._laid(tensor)) for name, tensor in read.items()), composed._laid(o))
+    plan = composed._planned(key, q.device, draw)
+    composed._execute(plan, {**read, "o": o, "total": total}, q.device)
+    return o, total
