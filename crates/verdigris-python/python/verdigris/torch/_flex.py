@@ -1,7 +1,8 @@
 """FlexAttention: attention with a user's function of the score and of the mask, by PyTorch's signature.
 
-A call traces the functions (`_flex_trace`), and what their expressions say goes one of two ways: what the op of attention has options for is that op (`_flex_forms`), with what is left of
-biases and masks as one tensor beside it; other functions are steps of that op (`_flex_steps`), or scores are computed between two products (`_flex_composed`), as their gradients always are.
+The functions are traced (`_flex_trace`), once for all calls that would trace alike (`_flex_guards`), and what their expressions say goes one of three ways: what the op of attention has options for is that op
+(`_flex_forms`), with what is left of biases and masks as one tensor beside it; other functions are steps of that op (`_flex_steps`), or scores are computed between two products (`_flex_composed`), as their
+gradients always are.
 """
 
 import collections
@@ -17,9 +18,10 @@ from .._errors import GraphError, UnsupportedError
 from . import _flex_blocks as block_maps
 from . import _flex_composed as composed
 from . import _flex_forms as forms
+from . import _flex_guards as guards
 from . import _flex_steps as op_steps
 from . import _ops
-from ._flex_trace import BATCH, CAPTURED, HEAD, KEY, QUERY, Computed, Trace
+from ._flex_trace import BATCH, CAPTURED, HEAD, KEY, QUERY, Computed
 from .functional import _NO_BLOCKS, _NO_DESCALES, _attention_words, _rows_of_keys
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -191,8 +193,9 @@ _kept, _kept_lock, _MOST_KEPT_BYTES = collections.OrderedDict(), threading.Lock(
 
 
 def clear_plans():
-    """Forgets plans, and what is remembered of masks and biases."""
+    """Forgets plans, traces, and what is remembered of masks and biases."""
     composed.clear_plans()
+    guards.clear()
     with _kept_lock:
         _kept.clear()
 
@@ -445,16 +448,13 @@ def _are_steps_in_blocks(trace, score, tensors, dims):
 
 def _attend(query, key, value, score_mod, block_mask, scale, wants_total):
     dims = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    trace = Trace(query.device, torch.float64 if query.dtype == torch.float64 else torch.float32)
-    score = trace.score() if score_mod is None else trace.call(score_mod, "score_mod", True)
+    told = guards.traced(query.device, torch.float64 if query.dtype == torch.float64 else torch.float32, score_mod, None if block_mask is None else block_mask.mask_mod)
+    trace, score, form, mask = told.trace, told.score, told.form, told.mask
+    # What is refused from here on is of the score.
+    trace.function = told.of_score or told.of_mask
     computed, conditions, blocks = Computed(trace, dims), [], None
     tensors = (query, key, value)
-    form = forms.form_of(trace, score)
     if block_mask is not None:
-        function = trace.function
-        mask = trace.cast(trace.call(block_mask.mask_mod, "mask_mod", False), torch.bool)
-        # What is refused from here on is of the score.
-        trace.function = function or trace.function
         blocks = None if wants_total or (form is None and not _are_steps_in_blocks(trace, score, tensors, dims)) else _blocks_of(block_mask, trace, score, mask, tensors, dims)
         if blocks is None:
             conditions.append((_attended(block_mask, trace, mask, dims), True))
@@ -476,7 +476,8 @@ def flex_attention(
     score for a score; `block_mask` is a `BlockMask` (`torch.nn.attention.flex_attention.create_block_mask`), whose `mask_mod(b, h, q_idx, kv_idx)` is True where a key is attended. A query that attends no
     key gives 0. With `return_lse`, `(o, log_sum_exp)`, the second f32 `[batch, heads, queries]` (f64 of f64) and −∞ where no key is attended.
 
-    The functions are traced at each call: numbers and tensors that they capture count as they are then. They take arithmetic, comparisons, logic, bits, `torch.where`, functions such as `exp` and `tanh`,
+    Numbers and tensors that the functions capture count as they are at the call: what they read is looked at each time, and they are traced anew where it is something else, or of a kind that has to be run to
+    know what it says (objects of classes, functions of PyTorch on tensors alone). They take arithmetic, comparisons, logic, bits, `torch.where`, functions such as `exp` and `tanh`,
     and tensors indexed in each of their dims (`slopes[h]`, `document[q_idx]`, `table[q_idx - kv_idx]`), to which gradients go. What has no form raises `UnsupportedError`, which names the operation and the function.
 
     Bounds of `kv_idx - q_idx` (causal, windows) are the op's window, so that tiles outside are not computed; a soft cap by `tanh` and ALiBi's slopes are its options, without gradients for slopes so

@@ -115,7 +115,7 @@ class Steps:
         if op == "floor_divide":
             return self._whole_quotient(g, *args, constants)
         if op == "trunc":
-            return g.ternary("select", g.unary("ceil", args[0]), g.unary("floor", args[0]), g.binary("lt", args[0], constants.of(0.0)))
+            return self._truncated(g, args[0], constants)
         if op == "exp2":
             return g.unary("exp", g.unary("affine", args[0], scale=math.log(2.0), shift=0.0))
         if op in ("log2", "log10"):
@@ -126,6 +126,10 @@ class Steps:
         if op == "log1p":
             return g.unary("log", g.unary("affine", args[0], scale=1.0, shift=1.0))
         return self.trace.refuse(f"`{op}` of a score", "it is no step of the pointwise language; of places and captured tensors alone it is computed")
+
+    @staticmethod
+    def _truncated(g, x, constants):
+        return g.ternary("select", g.unary("ceil", x), g.unary("floor", x), g.binary("lt", x, constants.of(0.0)))
 
     def _whole_quotient(self, g, x, z, constants):
         """`x // z` by the remainder, as PyTorch has it: a quotient that was rounded up to a whole number is one too large (1 // 0.1)."""

@@ -228,27 +228,21 @@ class OpSteps(composed.Steps):
 
     def _op(self, g, at, args, constants):
         there = functools.partial(map, composed._there)
-        if at.op in ("remainder", "fmod"):
-            # Exact, of whole numbers that the type holds; of others the quotient may be off by one.
+        if at.op in ("floor_divide", "remainder", "fmod"):
+            # Exact, of whole numbers that the type holds; of others a quotient may be rounded up to a whole one.
             if at.dtype.is_floating_point:
                 raise _Untaken
             x, z = there(args)
             quotient = g.binary("div", x, z)
-            whole = g.unary("floor", quotient) if at.op == "remainder" else self._truncated(g, quotient, constants)
-            return g.binary("sub", x, g.binary("mul", whole, z))
-        if at.op == "trunc":
-            return self._truncated(g, *there(args), constants)
+            whole = self._truncated(g, quotient, constants) if at.op == "fmod" else g.unary("floor", quotient)
+            return whole if at.op == "floor_divide" else g.binary("sub", x, g.binary("mul", whole, z))
         source = at.args[0].dtype if at.op == "cast" else None
         if source is not None and not at.dtype.is_floating_point and at.dtype != torch.bool and not source.is_floating_point:
             # From one whole type to another, of which the bounds are known.
             return next(there(args))
-        if at.op == "cast" and at.dtype in (torch.float16, torch.bfloat16) and self.wide == torch.float32:
+        if source == torch.float64 and at.dtype == torch.float32 or (self.wide == torch.float32 and at.dtype in (torch.float16, torch.bfloat16) and at.op == "cast"):
             return g.rounded(next(there(args)), composed._NAMES[at.dtype])
         return super()._op(g, at, args, constants)
-
-    @staticmethod
-    def _truncated(g, x, constants):
-        return g.ternary("select", g.unary("ceil", x), g.unary("floor", x), g.binary("lt", x, constants.of(0.0)))
 
 
 def of_function(trace, value, dims, tensors):

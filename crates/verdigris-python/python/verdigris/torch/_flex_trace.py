@@ -1,7 +1,7 @@
 """What a function of scores or of a mask computes, as an expression: the function is called once, with symbols for its arguments.
 
-The symbols are classes of this file, and not those of `torch.fx` or `make_fx`, for three reasons. A function is traced at every call, since what it captures (a number
-of Python, a tensor that was replaced) may have changed since the last one, and `make_fx` takes milliseconds over what takes a tenth of one here. `torch.fx` does not see
+The symbols are classes of this file, and not those of `torch.fx` or `make_fx`, for three reasons. A function is traced whenever what it captures (a number of Python, a
+tensor of other dims) may have changed (`_flex_guards`), and `make_fx` takes milliseconds over what takes a tenth of one here. `torch.fx` does not see
 `table[h]`, where a tensor is indexed by a symbol, and a tensor of PyTorch indexed by one of no dims would be read by the host: here a mode of PyTorch's functions catches it. And
 whatever is not in the tables below stops the trace with the name of the operation and of the function, where a trace by example values would go on with the example's.
 
@@ -45,8 +45,9 @@ def _promoted(x, z):
 @functools.lru_cache(maxsize=1024)
 def _promoted_by(x, z, default):
     """The same, under the type that PyTorch gives numbers of Python."""
-    like = [torch.empty((), dtype=kind) if isinstance(kind, torch.dtype) else kind(1) for kind in (x, z)]
-    return torch.result_type(*like)
+    with torch._C.DisableTorchFunction():
+        like = [torch.empty((), dtype=kind) if isinstance(kind, torch.dtype) else kind(1) for kind in (x, z)]
+        return torch.result_type(*like)
 
 
 def _kind(value):
@@ -91,7 +92,16 @@ class Trace:
     def __init__(self, device, score_dtype):
         self.device, self.score_dtype = device, score_dtype
         self.values, self.captured, self.function = [], [], ""
-        self._known, self._slots = {}, {}
+        #: Whether functions looked into no tensor and asked nothing of PyTorch beside values.
+        self.is_closed = True
+        self._known, self._slots, self._keys = {}, {}, {}
+
+    def of_call(self, captured):
+        """A trace with the values of this one, and these tensors in place of its own; what is made in it is not in this one."""
+        other = Trace(self.device, self.score_dtype)
+        other.values, other.captured, other.is_closed = self.values.copy(), captured, self.is_closed
+        other._known, other._slots, other._keys = self._known.copy(), {id(tensor): slot for slot, tensor in enumerate(captured)}, self._keys.copy()
+        return other
 
     # Making values.
 
@@ -107,10 +117,13 @@ class Trace:
 
     def number(self, number, dtype=None):
         """A number of Python, or one with a type of PyTorch's, as a tensor of no dims has."""
-        if dtype is not None:
+        if dtype == torch.bool:
+            number = bool(number)
+        elif dtype is not None:
             # As it is in that type: without its fraction in an integer one, rounded in a narrow one.
             exact = torch.float64 if isinstance(number, float) else torch.uint64 if dtype == torch.uint64 and number >= 0 else None
-            number = torch.tensor(number, dtype=exact).to(dtype).item()
+            with torch._C.DisableTorchFunction():
+                number = torch.tensor(number, dtype=exact).to(dtype).item()
         return self.made("number", (number,), dtype)
 
     def place(self, name, reads):
@@ -191,6 +204,12 @@ class Trace:
 
     def key(self, value):
         """What the value is computed by, whatever it captured: equal for equal expressions of any trace."""
+        found = self._keys.get(value.number)
+        if found is None:
+            found = self._keys[value.number] = self._key(value)
+        return found
+
+    def _key(self, value):
         order = self.reached([value])
         place = {at.number: number for number, at in enumerate(order)}
         told = []
@@ -240,6 +259,7 @@ class Trace:
             self.refuse("a complex number", "scores are real")
         if tensor.device.type == "cpu" and not tensor.requires_grad:
             # Its value, so that what changes it changes the expression.
+            self.is_closed = False
             return self.number(tensor.item(), tensor.dtype)
         return self.tensor(tensor)
 
@@ -295,7 +315,20 @@ class _Indexing(TorchFunctionMode):
             places = args[1] if isinstance(args[1], tuple) else (args[1],)
             if any(isinstance(place, Symbol) for place in places):
                 return self.trace.indexed(args[0], places)
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func not in _ASKED and not any(isinstance(given, _Traced) for given in (*args, *kwargs.values())):
+            self.trace.is_closed = False
+        return func(*args, **kwargs)
+
+
+#: What may be asked of a tensor without looking into it.
+_ASKED = frozenset(
+    (
+        *(getattr(torch.Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_cuda")),
+        *(getattr(torch.Tensor, name) for name in ("size", "dim", "numel", "is_floating_point", "is_complex", "__len__")),
+        *(torch.is_floating_point, torch.is_complex, torch.numel),
+    )
+)
 
 
 def _refused_call(func, args, kwargs):
@@ -385,7 +418,7 @@ class Symbol(_Traced):
         return self.dtype.is_floating_point
 
     def __getattr__(self, name):
-        made = _METHODS.get(name)
+        made = METHODS.get(name)
         if made is not None:
             return functools.partial(_method, made, self)
         if name.startswith("__"):
@@ -600,13 +633,14 @@ def _new_tensor(trace, input, data, dtype=None, device=None, **rest):
     return trace.number(data, trace.value_of(input).dtype if dtype is None else dtype)
 
 
-_FUNCTIONS, _METHODS = {}, {}
+#: By the functions of PyTorch, and by the names of methods: what makes a value of them.
+_FUNCTIONS, METHODS = {}, {}
 _HOMES = (torch, torch.special, torch.nn.functional)
 
 
 def _enter(made, *names):
     for name in names:
-        _METHODS.setdefault(name, made)
+        METHODS.setdefault(name, made)
         for home in (*_HOMES, torch.Tensor):
             found = getattr(home, name, None)
             if callable(found):
@@ -631,7 +665,7 @@ def _enter_all():
     _enter(_detached, "detach")
     _enter(_told("rsub", lambda trace, input, other, alpha=1: _FUNCTIONS[torch.sub](trace, other, input, alpha=alpha)), "rsub")
     # The order of `where` differs between the function and the method.
-    _FUNCTIONS[torch.where], _FUNCTIONS[torch.Tensor.where], _METHODS["where"] = _where, _where_method, _where_method
+    _FUNCTIONS[torch.where], _FUNCTIONS[torch.Tensor.where], METHODS["where"] = _where, _where_method, _where_method
     for name in ("to", "type", "type_as"):
         _enter(_cast, name)
     for name in ("float", "double", "half", "bfloat16", "int", "long", "short", "bool"):
