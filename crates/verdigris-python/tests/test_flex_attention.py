@@ -410,8 +410,10 @@ def test_scores_are_options(calls):
         assert told["beside"] is None and tuple(told["slopes"].shape) == (1, H, 1, 1)
     run_quietly(lambda s, b, h, q, kv: s - 0.1 * (h + 1) * (q - kv).abs())
     assert calls.pop()["slopes"] is not None
-    # Keys behind the query would be nearer by the formula and farther by the slope.
+    # Keys behind the query would be nearer by the formula and farther by the slope. Without gradients it is a function, which stores nothing.
     run_quietly(alibi(H))
+    assert not calls
+    check(drawn((B, H, S, 16)), alibi(H))
     told = calls.pop()
     assert told["slopes"] is None and tuple(told["beside"].shape) == (1, H, S, S)
 
@@ -689,6 +691,7 @@ SCALES = torch.rand(H, generator=torch.Generator().manual_seed(11))
 SIGNS = torch.randint(0, 2, (S,), generator=torch.Generator().manual_seed(12), dtype=torch.bool)
 STEPS = {
     "a power": (lambda s, b, h, q, kv: s * s * 0.5, 0),
+    "powers": (lambda s, b, h, q, kv: s**2 + 0.1 * s**3.0 - ((q - kv) * 0.05) ** 2 + 0.001 * ((q - kv) ** 3 // 7), 0),
     "a distance": (lambda s, b, h, q, kv: s * (1 + 0.125 * (q - kv).abs()), 0),
     "near and far": (lambda s, b, h, q, kv: torch.where((q - kv).abs() <= 5, s * s, -math.inf), 0),
     "whole quotients": (lambda s, b, h, q, kv: s.abs() + (q - kv) // 7 - (kv - q) % 5 + torch.fmod(q - 2 * kv, 3), 1),
@@ -744,6 +747,39 @@ def test_nothing_of_the_size_of_the_scores_is_stored(graphs):
     (graph,) = graphs
     sizes = [math.prod(tensor["layout"]["dims"]) for tensor in graph["tensors"]]
     assert ops_of(graph) == ["attention"] and seen and max(sizes + seen) <= 2 * queries * 8, (max(sizes), max(seen))
+
+
+#: What is added, and words of the op's window that hides what the function does.
+ADDED = {
+    "a distance": (lambda s, b, h, q, kv: s - 0.1 * (q - kv), {}),
+    "a parabola": (lambda s, b, h, q, kv: torch.where(q >= kv, s - 0.01 * (q - kv) ** 2, -math.inf), {"causal": "top_left"}),
+    "steps of distance": (lambda s, b, h, q, kv: torch.where((q - kv).abs() <= 9, s + (q - kv) // 4 * 0.25, -math.inf), {"left": 9, "right": 9}),
+    "blocks": (lambda s, b, h, q, kv: torch.where(q // 8 == kv // 8, s, -math.inf) + 0.01 * (q * kv), {}),
+    "by head": (lambda s, b, h, q, kv: torch.tanh(s) * 2 + SCALES[h] * torch.sqrt((q - kv).abs() + 1.0), {}),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("name", ADDED)
+def test_biases_of_queries_and_keys_are_steps_where_nobody_wants_gradients(graphs, calls, name, dtype):
+    score_mod, window = ADDED[name]
+    q, k, v = drawn((B, H, S, 16), dtype, kv_heads=2, requires_grad=False)
+    for mask in (None, lambda b, h, i, j: (i * 7 + j * 5) % 3 != 0):
+        o = vt.flex_attention(q, k, v, score_mod, None if mask is None else whole(mask, S, S), enable_gqa=True)
+        close(o, reference(*(x.double() for x in (q, k, v)), score_mod, mask)[0], 6.0)
+    assert [ops_of(graph) for graph in graphs] == [["attention"]] * 2 and not calls
+    for graph, is_masked in zip(graphs, (False, True)):
+        told = graph["nodes"][0]["op"]["attention"]
+        assert "score" in told and "bias" not in told and ("mask" in told) == is_masked
+        assert {name: told["spec"].get(name) if "spec" in told else told.get(name) for name in window} == window
+    # With gradients they are a bias.
+    check(drawn((B, H, S, 16)), score_mod)
+    assert calls and calls[-1]["beside"] is not None
+
+
+def test_a_bias_that_is_gathered_by_both_is_a_tensor(graphs, calls):
+    run_quietly(lambda s, b, h, q, kv: s + TABLE[h, q - kv + S - 1])
+    assert calls.pop()["beside"] is not None and not graphs
 
 
 def test_what_the_op_takes_no_steps_for_is_composed(graphs):

@@ -49,6 +49,7 @@ const PROBLEMS: &[(&str, &str, &str)] = &[
     ("batch_norm.channels", "batch_norm", include_str!("../../../cases/catalog/batch_norm.channels.toml")),
     ("attention.forward", "attention", include_str!("../../../cases/catalog/attention.forward.toml")),
     ("attention.decode", "attention", include_str!("../../../cases/catalog/attention.decode.toml")),
+    ("attention.mma", "attention", include_str!("../../../cases/catalog/attention.mma.toml")),
     ("attention.backward", "attention", include_str!("../../../cases/catalog/attention.backward.toml")),
     ("attention.simt", "attention", include_str!("../../../cases/catalog/attention.simt.toml")),
 ];

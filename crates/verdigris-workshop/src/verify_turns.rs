@@ -62,6 +62,8 @@ enum Way {
     QueryTiles,
     /// attention.decode: blocks of keys of one part.
     KeyBlocks,
+    /// attention.mma: blocks of keys of one tile of queries.
+    CopiedKeys,
     /// attention.backward: blocks of queries, of all heads that share the CTA's keys.
     QueryBlocks,
     /// The gradient of attention's bias: what the bias was repeated over.
@@ -82,7 +84,7 @@ impl Way {
     /// Of a kernel by its name and the names of its parameters; `None` of one that goes round in none of these ways.
     fn of(kernel: &str, params: &[&str]) -> Option<Way> {
         let has = |names: &[&str]| names.iter().all(|name| params.contains(name));
-        let ways: [(Way, bool); 18] = [
+        let ways: [(Way, bool); 19] = [
             (Way::Boxes, has(&["boxes", "ctas"])),
             (Way::HaloBoxes, has(&["boxes", "workers"])),
             (Way::BoxesOfParts, has(&["least_boxes", "parts_of_one_more"])),
@@ -95,6 +97,7 @@ impl Way {
             (Way::QueryBlocks, has(&["query_blocks", "group", "tiles"])),
             (Way::QueryTiles, has(&["key_blocks", "group", "tiles"])),
             (Way::KeyBlocks, has(&["row_tiles", "heads_of_keys", "parts"])),
+            (Way::CopiedKeys, has(&["copy_bytes", "o_elements", "group"])),
             (Way::Rows, kernel.starts_with("norm_rows_") && !kernel.contains("_once") && has(&["rows", "step"])),
             (Way::Carried, kernel.starts_with("scan_") && has(&["extent", "part", "parts"])),
             (Way::Points, has(&["channels", "points", "points_of_part"]) && !kernel.contains("_join")),
@@ -311,10 +314,10 @@ impl Numbers<'_> {
             // The last part may be shorter.
             Way::PartOfDepth => Shared::of_length(last_part(number("depth")?, number("part_depth")?), depth_of_tile(name)?),
             Way::KTiles => Shared { least: number("k_tiles")?, steps: 1, is_ragged: number("last_depth")? != depth_of_tile(name)? },
-            Way::KeyBlocks => {
+            Way::KeyBlocks | Way::CopiedKeys => {
                 let (keys, block) = (self.attended(number("queries")?, number("keys")?, false), number("block")?.max(1));
                 let blocks = keys.div_ceil(block);
-                Shared { least: blocks / number("parts")?.max(1), steps: 1, is_ragged: !number("keys")?.is_multiple_of(block) }
+                Shared { least: blocks / number("parts").unwrap_or(1).max(1), steps: 1, is_ragged: !number("keys")?.is_multiple_of(block) }
             }
             Way::QueryBlocks => {
                 let (keys, blocks) = (number("keys")?, number("query_blocks")?);
@@ -388,7 +391,9 @@ pub(crate) fn asked_together(kernel: &str) -> String {
     if class.starts_with("conv_depthwise") || class.starts_with("attention_backward_bias") || class.starts_with("conv_direct") {
         class
     } else if class.starts_with("attention_") {
-        let stages = number_behind(kernel, "_s").map_or(String::new(), |stages| format!("_s{stages}"));
+        // Without a ring they have the keys of a block last.
+        let last = ["_s", "_n"].into_iter().find_map(|word| Some(format!("{word}{}", number_behind(kernel, word)?)));
+        let stages = last.filter(|last| class != "attention_mma" || last.starts_with("_n")).unwrap_or_default();
         let marks = kernel.rsplit_once(&stages).map_or("", |(_, marks)| marks);
         // Gradients of long heads have a kernel of their own.
         let is_long = class == "attention_backward" && number_behind(kernel, "_d").is_some_and(|head| head > LONGEST_WHOLE_HEAD);
@@ -502,6 +507,7 @@ mod tests {
             ("attention_forward_e4m3_f16_d128_v128_m128_n128_s2_band_dynamic", "attention_forward_s2_band_dynamic"),
             ("attention_backward_bf16_d256_m64_n128_s1_end", "attention_backward, wide_s1_end"),
             ("attention_decode_bf16_d64_v64_n128_s3", "attention_decode_s3"),
+            ("attention_mma_bf16_d64_v64_m128_n64_scoremod_ragged", "attention_mma_scoremod_ragged"),
             ("norm_rows_layer_forward_team64x1v4_d1x0_xf32_yf32", "norm_rows_layer_forward_team, wide"),
             ("norm_rows_layer_forward_team8x1v4_d1x0_xf32_yf32", "norm_rows_layer_forward_team"),
             ("scan_add_rows64x1v4_d1_f32_f32", "scan_add_rows"),

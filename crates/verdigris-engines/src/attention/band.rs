@@ -138,6 +138,16 @@ fn at(p: &AttentionProblem, view: &Option<View>) -> Address {
     view.as_ref().map_or(element(&p.q, []), |view| element(view, []))
 }
 
+/// Blocks of keys that tile `tile` of `rows` queries goes through, lengths aside.
+pub(super) fn blocks_of_tile(p: &AttentionProblem, rows: u32, block: u32, tile: u64) -> u64 {
+    let (rows, block, keys) = (u64::from(rows), i64::from(block), p.s_kv as i64);
+    let corner = if p.corner == Corner::BottomRight { keys - p.s_q as i64 } else { 0 };
+    let (first, last) = ((tile * rows) as i64, ((tile + 1) * rows).min(p.s_q) as i64 - 1);
+    let until = p.right.map_or(keys, |right| (last + corner + i64::from(right) + 1).clamp(0, keys));
+    let from = p.left.map_or(0, |left| (first + corner - i64::from(left)).clamp(0, keys));
+    ((until + block - 1) / block - from / block).max(1) as u64
+}
+
 /// What kernels ask of sinks, lengths and the log-sum-exp that they read and write.
 ///
 /// # Errors

@@ -10,6 +10,7 @@ mod forward;
 mod function;
 mod half;
 mod mapped;
+mod mma;
 mod order;
 mod paged;
 mod ragged;
@@ -27,6 +28,7 @@ use crate::engine::Engine;
 pub static ENGINES: &[&dyn Engine] = &[
     &Listed::<forward::Forward>::new(),
     &Listed::<decode::Decode>::new(),
+    &Listed::<mma::Mma>::new(),
     &Listed::<backward::Backward>::new(),
     &Listed::<simt::Simt>::new(),
 ];

@@ -7,7 +7,7 @@
 use std::panic::Location;
 
 use verdigris_graph::{AttentionProblem, View};
-use verdigris_kir::face::{Kernel, LoadOptions, Mbarrier, TensorMap, Val};
+use verdigris_kir::face::{Kernel, LoadOptions, Mbarrier, Pointer, TensorMap, Val};
 use verdigris_kir::ir::Access;
 use verdigris_kir::params::{Divide, Read};
 use verdigris_kir::program::{Address, MapSpec};
@@ -63,6 +63,20 @@ impl PagesArgs {
 }
 
 impl<'k> Pages<'k> {
+    /// The entries of a batch.
+    #[track_caller]
+    pub(super) fn entries(&self, batch: Val<'k, u32>) -> Pointer<'k> {
+        self.table.moved(batch.widen() * self.strides_bytes[0])
+    }
+
+    /// Where a key in front of the length is: within a page, and which.
+    #[track_caller]
+    pub(super) fn place(&self, k: Kernel<'k>, entries: Pointer<'k>, key: Val<'k, u32>) -> [Val<'k, u32>; 2] {
+        let (entry, within) = self.page_size.split(key);
+        let page = k.ld_global::<i32>(entries.moved(entry.widen() * self.strides_bytes[1]).address(), 0);
+        [within, page.max(0).min(self.last.signed()).unsigned()]
+    }
+
     /// Loads all panels of the keys (or values) from `first_key` on, of a batch that has `keys` of them: by one thread; the bytes complete on `barrier`.
     /// Boxes behind the last key repeat the one that has it.
     #[track_caller]
@@ -77,13 +91,10 @@ impl<'k> Pages<'k> {
     ) {
         let k: Kernel<'k> = slot.kernel();
         k.scope(Location::caller(), || {
-            let [of_batch, of_entry] = self.strides_bytes;
-            let entries = self.table.moved(batch.widen() * of_batch);
+            let entries = self.entries(batch);
             let last_box = (keys.max(1) - 1) & (k.constant(0u32) - self.box_rows);
             k.range_step(0, tile.rows, self.box_rows, |row| {
-                let (entry, within) = self.page_size.split((first_key + row).min(last_box));
-                let page = k.ld_global::<i32>(entries.moved(entry.widen() * of_entry).address(), 0);
-                let page = page.max(0).min(self.last.signed()).unsigned();
+                let [within, page] = self.place(k, entries, (first_key + row).min(last_box));
                 tile.load_at(slot, row, map, [within, head, page], barrier, LoadOptions::default());
             });
         });

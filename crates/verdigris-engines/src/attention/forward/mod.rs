@@ -378,7 +378,7 @@ impl Algorithm for Forward {
         let row_tiles = p.s_q.div_ceil(u64::from(spec.queries()));
         let (mut blocks, mut most) = (0.0, 0u64);
         for tile in 0..row_tiles {
-            let of_tile = self.blocks(spec, tile);
+            let of_tile = band::blocks_of_tile(p, spec.queries(), spec.block, tile);
             blocks += of_tile as f64;
             most = most.max(of_tile);
         }
@@ -548,17 +548,6 @@ impl Algorithm for Forward {
 }
 
 impl Forward {
-    /// Blocks of keys that a tile of queries goes through, lengths aside.
-    fn blocks(&self, spec: &Spec, tile: u64) -> u64 {
-        let p = &self.problem;
-        let (rows, block, keys) = (u64::from(spec.queries()), i64::from(spec.block), p.s_kv as i64);
-        let corner = if p.corner == Corner::BottomRight { keys - p.s_q as i64 } else { 0 };
-        let (first, last) = ((tile * rows) as i64, ((tile + 1) * rows).min(p.s_q) as i64 - 1);
-        let until = p.right.map_or(keys, |right| (last + corner + i64::from(right) + 1).clamp(0, keys));
-        let from = p.left.map_or(0, |left| (first + corner - i64::from(left)).clamp(0, keys));
-        ((until + block - 1) / block - from / block).max(1) as u64
-    }
-
     /// How much longer than with short blocks a tile takes.
     fn long_blocks(&self, spec: &Spec) -> f64 {
         let keys = self.problem.s_kv;

@@ -311,12 +311,12 @@ class _WithTotal(torch.autograd.Function):
         return tuple(gradients)
 
 
-def _by_op(trace, form, conditions, scale, tensors, computed, wants_total, blocks=None):
+def _by_op(trace, score, form, conditions, given_scale, tensors, computed, wants_total, blocks=None):
     """The op of attention with its options, `blocks` among them, and, where more is left, one tensor beside it."""
     q, k, v = tensors
     b, _, queries, keys = computed.dims
     is_trained = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    scale, cap = form.scale_and_cap(scale)
+    scale, cap = form.scale_and_cap(given_scale)
     biases, hidden = forms.without_hiding(trace, form.biases)
     is_trained = is_trained or _wants_gradient(trace, [bias for _, bias in biases])
     band, length, rest = (None, None), None, []
@@ -346,13 +346,19 @@ def _by_op(trace, form, conditions, scale, tensors, computed, wants_total, block
     if length is not None and (slope is not None or (causal is None and band != (None, None))):
         rest.append(of_length)
         length = None
+    by_steps = None if is_trained else _biases_as_steps(trace, score, kept, tensors, computed.dims, blocks)
+    if by_steps is not None:
+        # What the function hides by a window is one, so that tiles outside are not computed.
+        windows = [part for part in forms.parts_of([*form.conditions, *hidden]) if forms.band_of(trace, *part) is not None]
+        with torch.no_grad():
+            return _by_steps(trace, by_steps, [*windows, *conditions], given_scale, tensors, computed, blocks)
     mask = trace.number(True, torch.bool)
     for value, sense in rest:
         value = trace.cast(value, torch.bool)
         mask = trace.both(mask, value if sense else trace.unary("logical_not", value))
     beside = None if mask.is_number and mask.args[0] else mask
     if kept:
-        wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+        wide = _wide(q)
         total = trace.cast(forms._sum(trace, kept), wide)
         beside = trace.where(mask, total, trace.number(-math.inf, wide))
     beside = None if beside is None else _tensor_of(computed, beside)
@@ -364,12 +370,17 @@ def _by_op(trace, form, conditions, scale, tensors, computed, wants_total, block
     return _ops.attention(q, k, v, beside, slopes, None, None, lengths, None, None, *_NO_DESCALES, *(blocks or _NO_BLOCKS), words)
 
 
+def _wide(query):
+    """The type that scores are computed in."""
+    return torch.float64 if query.dtype == torch.float64 else torch.float32
+
+
 def _by_function(trace, value, conditions, scale, tensors, computed, blocks):
     q, k, v = tensors
     for x in tensors:
         if type(x) not in (torch.Tensor, torch.nn.Parameter):
             raise UnsupportedError(f"{trace.function} of {type(x).__name__}: score functions that are no options of attention take plain tensors")
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    wide = _wide(q)
     value = trace.cast(value, wide)
     by_op = op_steps.of_function(trace, value, computed.dims, tensors)
     is_trained = torch.is_grad_enabled() and (any(x.requires_grad for x in tensors) or _wants_gradient(trace, [value]))
@@ -435,20 +446,35 @@ def _blocks_of(block_mask, trace, score, mask, tensors, dims):
     return block_maps.of_mask(block_mask, trace, mask, lambda: structure().listed, lambda: structure().full, dims, _is_capturing(trace.device))
 
 
+#: Of longer heads lists of blocks leave no registers for steps.
+_MOST_ELEMENTS_IN_BLOCKS = 192
+
+
 def _are_steps_in_blocks(trace, score, tensors, dims):
     """Whether a function that is no option is steps of the op beside a map of blocks: where nobody wants its gradient."""
     if torch.is_grad_enabled() and (any(x.requires_grad for x in tensors) or _wants_gradient(trace, [score])):
         return False
-    wide = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
-    # Of longer heads lists of blocks leave no registers for steps.
-    if max(tensors[0].shape[3], tensors[2].shape[3]) > 192:
+    if max(tensors[0].shape[3], tensors[2].shape[3]) > _MOST_ELEMENTS_IN_BLOCKS:
         return False
-    return op_steps.of_function(trace, trace.cast(score, wide), dims, tensors) is not None
+    return op_steps.of_function(trace, trace.cast(score, _wide(tensors[0])), dims, tensors) is not None
+
+
+def _biases_as_steps(trace, score, biases, tensors, dims, blocks):
+    """The function as steps of the op where its biases would be a tensor of all pairs and steps read none; else None."""
+    is_of_both = functools.partial(map, lambda value: bool(value.reads & QUERY and value.reads & KEY))
+    if not any(is_of_both(bias for _, bias in biases)) or torch._C._are_functorch_transforms_active():
+        return None
+    if any(type(x) not in (torch.Tensor, torch.nn.Parameter) for x in tensors):
+        return None
+    if blocks and max(tensors[0].shape[3], tensors[2].shape[3]) > _MOST_ELEMENTS_IN_BLOCKS:
+        return None
+    function = op_steps.of_function(trace, trace.cast(score, _wide(tensors[0])), dims, tensors)
+    return None if function is None or any(is_of_both(function.operands)) else function
 
 
 def _attend(query, key, value, score_mod, block_mask, scale, wants_total):
     dims = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    told = guards.traced(query.device, torch.float64 if query.dtype == torch.float64 else torch.float32, score_mod, None if block_mask is None else block_mask.mask_mod)
+    told = guards.traced(query.device, _wide(query), score_mod, None if block_mask is None else block_mask.mask_mod)
     trace, score, form, mask = told.trace, told.score, told.form, told.mask
     # What is refused from here on is of the score.
     trace.function = told.of_score or told.of_mask
@@ -462,7 +488,7 @@ def _attend(query, key, value, score_mod, block_mask, scale, wants_total):
     if is_transformed and (form is None or wants_total):
         raise UnsupportedError(f"{trace.function or 'flex_attention'} under a transform of torch.func: it takes score functions that are options of attention, without return_lse")
     if form is not None:
-        return _by_op(trace, form, conditions, scale, tensors, computed, wants_total, blocks)
+        return _by_op(trace, score, form, conditions, scale, tensors, computed, wants_total, blocks)
     return _by_function(trace, score, conditions, scale, tensors, computed, blocks)
 
 
@@ -483,7 +509,7 @@ def flex_attention(
     Bounds of `kv_idx - q_idx` (causal, windows) are the op's window, so that tiles outside are not computed; a soft cap by `tanh` and ALiBi's slopes are its options, without gradients for slopes so
     taken. Other masks of a `BlockMask` whose blocks are multiples of 128, of 16-bit types, are the op's map of blocks: blocks without a pair are skipped, full ones read no mask, and
     of others a bit for each pair is kept with the mask. Other masks and biases become one tensor over the dims in which they differ, up to `batch * heads * queries * keys` elements; those of places and numbers alone are remembered (256 MiB of them at most).
-    Score functions of another kind are steps within the op, and nothing of the size of the scores is stored: on Hopper of 16-bit types with heads of up to 256 elements, by multiples of 8, on the CPU of all types. What is
+    Score functions of another kind, and where nobody wants gradients arithmetic of both `q_idx` and `kv_idx` that is added, are steps within the op, and nothing of the size of the scores is stored: on Hopper of 16-bit types with heads of up to 256 elements, by multiples of 8, on the CPU of all types. What is
     of queries, of keys, of batch or head alone, and what is gathered, is up to 4 operands of them; there are up to 64 steps, of functions that are a few instructions each. Other functions, and the gradients of all of that kind, are
     computed between two products, with all scores in memory.
 

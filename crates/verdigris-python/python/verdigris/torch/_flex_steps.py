@@ -30,6 +30,16 @@ _REAL = (
 )
 
 
+#: Powers that are products of steps.
+_MOST_FACTORS = 4
+
+
+def _factors(at):
+    """The exponent of a power that is a product; None of others."""
+    exponent = at.args[1].args[0] if at.op == "pow" and at.args[1].is_number else None
+    return int(exponent) if exponent in range(1, _MOST_FACTORS + 1) else None
+
+
 class _Untaken(Exception):
     """The op has no steps for this."""
 
@@ -147,8 +157,8 @@ class OpSteps(composed.Steps):
         if at.dtype == torch.bool:
             return at.op in _COMPARED or at.op in _LOGICAL or at.op in _BITS
         if at.dtype == self.wide:
-            return at.op in _REAL
-        return not at.dtype.is_floating_point and at.op in _WHOLE
+            return at.op in _REAL or _factors(at) is not None
+        return not at.dtype.is_floating_point and (at.op in _WHOLE or _factors(at) is not None)
 
     def _is_exact(self, at):
         """Whether the type that scores are computed in holds what the value may be."""
@@ -201,6 +211,9 @@ class OpSteps(composed.Steps):
         if op in ("abs", "square"):
             most = max(abs(low), abs(high))
             return 0, most if op == "abs" else most * most
+        if _factors(at) is not None:
+            most = max(abs(low), abs(high)) ** _factors(at)
+            return (-most if _factors(at) % 2 else 0), most
         if op in ("minimum", "maximum"):
             pick = min if op == "minimum" else max
             return pick(low, least), pick(high, greatest)
@@ -236,6 +249,11 @@ class OpSteps(composed.Steps):
             quotient = g.binary("div", x, z)
             whole = self._truncated(g, quotient, constants) if at.op == "fmod" else g.unary("floor", quotient)
             return whole if at.op == "floor_divide" else g.binary("sub", x, g.binary("mul", whole, z))
+        if _factors(at) is not None:
+            x = made = composed._there(args[0])
+            for _ in range(_factors(at) - 1):
+                made = g.binary("mul", made, x)
+            return made
         source = at.args[0].dtype if at.op == "cast" else None
         if source is not None and not at.dtype.is_floating_point and at.dtype != torch.bool and not source.is_floating_point:
             # From one whole type to another, of which the bounds are known.

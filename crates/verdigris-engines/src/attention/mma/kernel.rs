@@ -1,0 +1,483 @@
+//! The kernel: four warps attend to keys and values that `cp.async` brings, one block of each at a time.
+//!
+//! A warp has 16 queries of each 64 of the tile, and all keys of a block. Rows of shared memory are 16 bytes longer than the elements that they have, so that
+//! the eight rows of an 8×8 matrix stand in different banks. While keys are multiplied the block's values are on their way, and while values are multiplied
+//! the next block's keys. Scores, and what is made of them, never leave the registers: the accumulator of one product is the operand of the next.
+
+use std::fmt;
+
+use verdigris_kir::face::{Header, Kernel, Pointer, Val, build};
+use verdigris_kir::inst::{MatrixType, MmaShape};
+use verdigris_kir::ir::{KernelBody, Target};
+use verdigris_kir::params::{Divide, Read, Write};
+use verdigris_kir::program::KernelRef;
+use verdigris_kir::tile::fragment::Fragment;
+
+use super::super::band::{BandArgs, BatchBand, Limits, SinkArgs};
+use super::super::dropout::DropoutArgs;
+use super::super::function::{self, FunctionArgs, Source};
+use super::super::half::Half;
+use super::super::order::{OrderArgs, Place};
+use super::super::paged::PagesArgs;
+use super::super::ragged::{OfKeys, OffsetsArgs};
+use super::super::score_mod::{QueryRows, ScoreModArgs, elements};
+use super::super::softmax::Softmax;
+use crate::fuse::steps::{self, Step};
+
+const WARPS: u32 = 4;
+/// Threads of a CTA.
+pub(super) const THREADS: u32 = 32 * WARPS;
+/// What `cp.async` and `ldmatrix` move at once.
+const CHUNK_BYTES: u32 = 16;
+const ELEMENTS_OF_CHUNK: u32 = CHUNK_BYTES / 2;
+/// Queries of a tile that each warp has 16 of.
+const ROWS: u32 = 16 * WARPS;
+
+/// Everything that shapes the kernel; extents are arguments.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Spec {
+    pub(super) ty: Half,
+    /// Elements of a query and a key that are multiplied, and of a value.
+    pub(super) head: u32,
+    pub(super) value: u32,
+    /// How often a warp has 16 queries.
+    pub(super) row_blocks: u32,
+    /// Keys of a block.
+    pub(super) block: u32,
+    /// Something makes scores of products.
+    pub(super) score_mod: bool,
+    /// The caller's function, which does; empty where there is none.
+    pub(super) function: Vec<Step<Source>>,
+    /// Sequences lie behind each other, and their keys unless these are paged.
+    pub(super) ragged: bool,
+    /// Keys and values lie in pages.
+    pub(super) paged: bool,
+    pub(super) dropout: bool,
+}
+
+impl fmt::Display for Spec {
+    /// `attention_mma_bf16_d128_v128_m128_n32_scoremod_ragged`: the entry's name.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Spec { head, value, block, .. } = self;
+        write!(f, "attention_mma_{}_d{head}_v{value}_m{}_n{block}", self.ty.name(), self.queries())?;
+        let marks = [(self.score_mod, "_scoremod"), (self.ragged, "_ragged"), (self.paged, "_paged"), (self.dropout, "_dropout")];
+        marks.into_iter().filter(|(has, _)| *has).try_for_each(|(_, name)| f.write_str(name))?;
+        function::write_name(f, &self.function)
+    }
+}
+
+impl Spec {
+    /// Queries of a tile.
+    pub(super) const fn queries(&self) -> u32 {
+        ROWS * self.row_blocks
+    }
+
+    const fn q_rows(&self) -> SharedRows {
+        SharedRows { rows: self.queries(), elements: self.head }
+    }
+
+    const fn k_rows(&self) -> SharedRows {
+        SharedRows { rows: self.block, elements: self.head }
+    }
+
+    const fn v_rows(&self) -> SharedRows {
+        SharedRows { rows: self.block, elements: self.value }
+    }
+
+    pub(super) const fn shared_bytes(&self) -> u32 {
+        self.q_rows().bytes() + self.k_rows().bytes() + self.v_rows().bytes()
+    }
+
+    /// CTAs that stand on an SM of 64 Ki registers: those that hold sums of many rows have 255 a thread.
+    pub(super) const fn ctas_of_sm(&self) -> u32 {
+        if self.row_blocks > 1 || self.value > 128 { 2 } else { 3 }
+    }
+
+    const fn shape(&self) -> MmaShape {
+        MmaShape { m: 16, n: 8, k: 16, a: self.ty.matrix(), b: self.ty.matrix(), d: MatrixType::F32, saturate: false, sparse: false }
+    }
+
+    /// The least chip that has the function's conversions.
+    pub(super) fn target(&self) -> Target {
+        steps::target(&self.function).max(Target::Sm80)
+    }
+
+    fn build(&self) -> KernelBody {
+        let header = Header { name: self.to_string(), target: self.target(), threads: THREADS, min_ctas: self.ctas_of_sm(), cluster: 1 };
+        build(header, |k| attend(k, self))
+    }
+
+    pub(super) fn kernel(self) -> KernelRef {
+        KernelRef::new(self.to_string(), move || self.build())
+    }
+}
+
+/// A kernel, and what a launch of it relies on beyond the kernel itself: its arguments say so.
+pub(super) struct Given {
+    pub(super) spec: Spec,
+    pub(super) copy_bytes: u32,
+}
+
+verdigris_kir::parameters! {
+    /// Queries, keys or values.
+    pub(super) struct Rows / #[derive(Debug)] RowsArgs of u32 as copy_bytes {
+        pub(super) at: Read = *copy_bytes,
+        /// Bytes from one batch (or page), head and row to the next.
+        pub(super) strides: [u64; 3],
+        /// Bytes of the elements of a row.
+        pub(super) bytes: u32,
+    }
+}
+
+verdigris_kir::parameters! {
+    pub(super) struct Params / ParamsArgs of Given as given {
+        pub(super) q: RowsArgs = given.copy_bytes,
+        pub(super) k: RowsArgs = given.copy_bytes,
+        pub(super) v: RowsArgs = given.copy_bytes,
+        /// Bytes of a copy: 16, 8 or 4.
+        pub(super) copy_bytes: u32,
+        pub(super) o: Write = 4,
+        pub(super) o_strides: [u64; 3],
+        /// Elements of a result: an even number.
+        pub(super) o_elements: u32,
+        /// f32, natural logarithms; and whether it is written at all.
+        pub(super) log_sum_exp: Write = 4,
+        pub(super) log_sum_exp_strides: [u64; 3],
+        pub(super) has_log_sum_exp: u32,
+        pub(super) queries: u32,
+        pub(super) keys: u32,
+        pub(super) scale: f32,
+        pub(super) order: OrderArgs = (),
+        /// Heads of queries that share one of keys.
+        pub(super) group: Divide,
+        pub(super) band: BandArgs = (),
+        pub(super) sinks: SinkArgs = (),
+        pub(super) score_mod: Option<ScoreModArgs> = given.spec.score_mod.then_some(()),
+        pub(super) function: Option<FunctionArgs> = (!given.spec.function.is_empty()).then(|| given.spec.function.clone()),
+        pub(super) offsets: Option<OffsetsArgs> = given.spec.ragged.then_some(OfKeys::of(given.spec.paged)),
+        pub(super) pages: Option<PagesArgs> = given.spec.paged.then_some(()),
+        pub(super) dropout: Option<DropoutArgs> = given.spec.dropout.then_some(()),
+    }
+}
+
+/// Rows of a head in shared memory.
+#[derive(Clone, Copy)]
+struct SharedRows {
+    rows: u32,
+    elements: u32,
+}
+
+impl SharedRows {
+    /// An odd number of chunks.
+    const fn pitch_bytes(&self) -> u32 {
+        2 * self.elements + CHUNK_BYTES
+    }
+
+    const fn bytes(&self) -> u32 {
+        self.rows * self.pitch_bytes()
+    }
+
+    /// Threads that copy a row together.
+    const fn lanes(&self) -> u32 {
+        let lanes = 1 << (self.elements / ELEMENTS_OF_CHUNK).trailing_zeros();
+        if lanes > 8 { 8 } else { lanes }
+    }
+
+    /// Starts copying all rows to `slot`, by all threads: `row_at` gives where one is, and whether it is there at all. Zeros stand for what is not, and
+    /// behind the `bytes` of the others.
+    fn copy<'k>(
+        &self,
+        k: Kernel<'k>,
+        slot: Val<'k, u32>,
+        [bytes, copy_bytes]: [Val<'k, u32>; 2],
+        row_at: impl Fn(Val<'k, u32>) -> (Val<'k, u64>, Val<'k, bool>),
+    ) {
+        let (thread, lanes) = (k.thread(), self.lanes());
+        let (first, lane) = (thread >> lanes.ilog2(), thread & (lanes - 1));
+        let begin = lane * CHUNK_BYTES;
+        let to = slot + first * self.pitch_bytes() + begin;
+        let rows: Vec<_> = (0..self.rows).step_by((THREADS / lanes) as usize).map(|row| (row, row_at(first + row))).collect();
+        let with = |piece_bytes: u32| {
+            for &(row, (from, is_there)) in &rows {
+                let of_row = k.select(is_there, bytes, 0u32);
+                for chunk in (0..self.elements / ELEMENTS_OF_CHUNK).step_by(lanes as usize) {
+                    for piece in (0..CHUNK_BYTES).step_by(piece_bytes as usize) {
+                        let offset = chunk * CHUNK_BYTES + piece;
+                        let left = of_row - of_row.min(begin + offset);
+                        let place = i64::from(row * self.pitch_bytes() + offset);
+                        k.cp_async(to, place, from + begin.widen(), i64::from(offset), piece_bytes as u8, left.min(piece_bytes));
+                    }
+                }
+            }
+        };
+        k.when_else(copy_bytes.eq(16), || with(16), || k.when_else(copy_bytes.eq(8), || with(8), || with(4)));
+    }
+}
+
+/// What a warp reads by `ldmatrix`: four matrices of 8×8, two along the rows and two along the elements.
+struct Matrices<'k> {
+    k: Kernel<'k>,
+    /// Where the lane's row begins.
+    row: Val<'k, u32>,
+    pitch_bytes: u32,
+    is_turned: bool,
+}
+
+impl<'k> Matrices<'k> {
+    /// The first two are along the rows: operands A, and B whose depth lies along rows and is turned.
+    fn by_rows(k: Kernel<'k>, rows: SharedRows, slot: Val<'k, u32>, is_turned: bool) -> Self {
+        let lane = k.lane();
+        let row = slot + (lane & 15) * rows.pitch_bytes() + (lane >> 4) * CHUNK_BYTES;
+        Matrices { k, row, pitch_bytes: rows.pitch_bytes(), is_turned }
+    }
+
+    /// The first two are along the elements: an operand B whose depth they are.
+    fn by_elements(k: Kernel<'k>, rows: SharedRows, slot: Val<'k, u32>) -> Self {
+        let lane = k.lane();
+        let row = slot + ((lane & 7) + ((lane >> 4) << 3)) * rows.pitch_bytes() + ((lane >> 3) & 1) * CHUNK_BYTES;
+        Matrices { k, row, pitch_bytes: rows.pitch_bytes(), is_turned: false }
+    }
+
+    /// Those from a row and an element on.
+    fn load(&self, row: u32, element: u32) -> Vec<Val<'k, u32>> {
+        self.k.ldmatrix(4, self.is_turned, self.row, i64::from(row * self.pitch_bytes + 2 * element))
+    }
+}
+
+fn attend<'k>(k: Kernel<'k>, spec: &Spec) {
+    let params = Params::declare(k, &Given { spec: spec.clone(), copy_bytes: 4 });
+    let (thread, copy_bytes) = (k.thread(), params.copy_bytes);
+    let [q_slot, k_slot, v_slot] = [("queries", spec.q_rows()), ("keys", spec.k_rows()), ("values", spec.v_rows())]
+        .map(|(name, rows)| k.shared(name, rows.bytes(), CHUNK_BYTES).address());
+
+    // The tile, and the blocks of keys that it goes through: at least one, though all of it may be masked.
+    let Place { row: row_tile, head, batch } = params.order.place(k, k.cta());
+    let kv_head = params.group.quotient(head);
+    let first_query = row_tile * spec.queries();
+    let own = params.offsets.as_ref().map(|offsets| offsets.of_batch(k, batch, [params.queries, params.keys]));
+    let extents = own.map_or([params.queries, params.keys], |own| own.map(|sequence| sequence.count));
+    let BatchBand { queries, keys, before, behind } = params.band.of_batch(k, batch, extents);
+    let query_row = |query: Val<'k, u32>| own.map_or(query, |[queries, _]| queries.begin + query);
+    // Of ragged tensors all sequences are one batch.
+    let tensor_batch = if own.is_some() { k.constant(0) } else { batch };
+    let head_of = |rows: &Rows<'k>, batch: Val<'k, u32>, head: Val<'k, u32>| {
+        let [of_batch, of_head, _] = rows.strides;
+        rows.at.moved(batch.widen() * of_batch + head.widen() * of_head)
+    };
+
+    let attend_tile = || {
+        let last_query = (first_query + (spec.queries() - 1)).min(extents[0] - 1);
+        let [from, whole_from] = [first_query, last_query].map(|query| (query.signed() + before).max(0).unsigned());
+        let until = |query: Val<'k, u32>| (query.signed() + behind).max(0).min(keys.signed()).unsigned();
+        let block_of = |key: Val<'k, u32>| params.band.block.quotient(key);
+        let first_block = block_of(from);
+        let end_block = block_of(until(last_query) + (spec.block - 1)).max(first_block + 1);
+        let first_whole = block_of(whole_from + (spec.block - 1));
+        let end_whole = block_of(until(first_query));
+
+        let queries_of_head = head_of(&params.q, tensor_batch, head);
+        let copy_queries = || {
+            spec.q_rows().copy(k, q_slot, [params.q.bytes, copy_bytes], |row| {
+                let query = first_query + row;
+                (queries_of_head.moved(query_row(query).widen() * params.q.strides[2]).address(), query.lt(extents[0]))
+            });
+        };
+        let entries = params.pages.as_ref().map(|pages| pages.entries(batch));
+        let key_batch = if own.is_some() && !spec.paged { k.constant(0) } else { batch };
+        // Rows behind the last key that counts are zeros: there anything may stand, and 0 · NaN is NaN.
+        let copy_keys = |rows: &Rows<'k>, to: SharedRows, slot: Val<'k, u32>, of_head: Option<Pointer<'k>>, block: Val<'k, u32>| {
+            to.copy(k, slot, [rows.bytes, copy_bytes], |row| {
+                let key = block * spec.block + row;
+                let at = match (&params.pages, entries, of_head) {
+                    (Some(pages), Some(entries), _) => {
+                        let [within, page] = pages.place(k, entries, key.min(keys.max(1) - 1));
+                        head_of(rows, page, kv_head).moved(within.widen() * rows.strides[2])
+                    }
+                    (_, _, Some(of_head)) => {
+                        let key = own.map_or(key, |[_, keys]| keys.begin + key);
+                        of_head.moved(key.widen() * rows.strides[2])
+                    }
+                    _ => unreachable!("keys that are not paged are rows of a head"),
+                };
+                (at.address(), key.lt(keys))
+            });
+        };
+        let [k_head, v_head] = [&params.k, &params.v].map(|rows| (!spec.paged).then(|| head_of(rows, key_batch, kv_head)));
+        let bring_keys = |block| copy_keys(&params.k, spec.k_rows(), k_slot, k_head, block);
+        let bring_values = |block| copy_keys(&params.v, spec.v_rows(), v_slot, v_head, block);
+
+        let (row, column) = (Fragment::<f32>::row(thread), Fragment::<f32>::column(thread));
+        let warp_row = (thread >> 5) * 16 * spec.q_rows().pitch_bytes();
+        let q_reader = Matrices::by_rows(k, spec.q_rows(), q_slot + warp_row, false);
+        let k_reader = Matrices::by_elements(k, spec.k_rows(), k_slot);
+        let v_reader = Matrices::by_rows(k, spec.v_rows(), v_slot, true);
+
+        /// The 16 queries that a warp has of 64.
+        struct RowBlock<'k> {
+            row: Val<'k, u32>,
+            scores: Fragment<'k, f32>,
+            sums: Fragment<'k, f32>,
+            softmax: Softmax<'k>,
+            limits: Limits<'k>,
+        }
+        let row_blocks: Vec<RowBlock<'k>> = (0..spec.row_blocks)
+            .map(|i| {
+                let row = first_query + ROWS * i + row;
+                let softmax = Softmax::new(k, params.scale);
+                softmax.begin();
+                let key_of_column = column.signed();
+                let limits = Limits {
+                    kernel: k,
+                    is_band: true,
+                    before: [0, 8].map(|below| (row + below).signed() + before - key_of_column),
+                    behind: [0, 8].map(|below| ((row + below).signed() + behind).min(keys.signed()) - key_of_column),
+                };
+                let (scores, sums) = (Fragment::unset(k, spec.block), Fragment::filled(k, spec.value, 0.0));
+                RowBlock { row, scores, sums, softmax, limits }
+            })
+            .collect();
+        let registers = |of: &Fragment<'k, f32>, part: u32| [0, 1, 2, 3].map(|i| of.registers()[(4 * part + i) as usize]);
+
+        // What makes scores of products.
+        let mods = params.score_mod.as_ref().filter(|_| spec.function.is_empty()).map(|mods| (mods, mods.of_head(k, batch, head)));
+        let function = params
+            .score_mod
+            .as_ref()
+            .zip(params.function.as_ref())
+            .map(|(mods, function)| (mods, function.of_head(&spec.function, batch, head), mods.mask_of_head(batch, head)));
+        let make_scores = |rows: &RowBlock<'k>, block: Val<'k, u32>, is_last: bool| {
+            if mods.is_none() && function.is_none() {
+                return;
+            }
+            let places = QueryRows {
+                queries: [0, 8].map(|below| (rows.row + below).min(params.queries - 1)),
+                first_key: block * spec.block + column,
+                last_key: is_last.then(|| params.keys - 1),
+                shift: (keys - queries).signed(),
+            };
+            let elements = elements(&rows.scores, 0..spec.block / 8);
+            if let Some((mods, of_head)) = &mods {
+                mods.apply(k, spec.ty, of_head, &elements, &places, &[]);
+            }
+            if let Some((mods, of_head, mask)) = &function {
+                of_head.apply(k, mods.factor, &elements, &places);
+                mods.hide(k, *mask, &elements, &places);
+            }
+        };
+        let mask = |rows: &RowBlock<'k>, block: Val<'k, u32>| {
+            let is_outside = rows.limits.of_block(block * spec.block);
+            for (score, half, column) in elements(&rows.scores, 0..spec.block / 8) {
+                score.set(k.select(is_outside(half, column), f32::NEG_INFINITY, score));
+            }
+        };
+        let draws = params.dropout.as_ref().map(|dropout| dropout.state(k).of_head(k, batch, head));
+        let has_arrived = || {
+            k.cp_async_wait(0);
+            k.bar_sync();
+        };
+
+        let turn = |block: Val<'k, u32>, is_last: bool| {
+            // These keys are there for all, and all have done with the values in front.
+            has_arrived();
+            bring_values(block);
+            k.cp_async_commit();
+            row_blocks.iter().flat_map(|rows| rows.scores.registers()).for_each(|score| score.set(0.0));
+            for step in 0..spec.head / 16 {
+                let a: Vec<_> = (0..spec.row_blocks).map(|i| q_reader.load(ROWS * i, 16 * step)).collect();
+                for sixteen in 0..spec.block / 16 {
+                    let b = k_reader.load(16 * sixteen, 16 * step);
+                    for (rows, a) in row_blocks.iter().zip(&a) {
+                        for half in 0..2 {
+                            k.mma(spec.shape(), a, &b[2 * half as usize..][..2], &registers(&rows.scores, 2 * sixteen + half));
+                        }
+                    }
+                }
+            }
+            let is_cut = block.lt(first_whole) | block.ge(end_whole);
+            for rows in &row_blocks {
+                make_scores(rows, block, is_last);
+                k.when(is_cut, || mask(rows, block));
+                let correction = rows.softmax.next(&rows.scores);
+                if let Some(draws) = &draws {
+                    // Behind the sums of rows, which are those without dropout.
+                    let words = draws.words_of_keys(rows.row, block * spec.block, column, 0..spec.block / 16);
+                    draws.drop_keys(k, &rows.scores, &words);
+                }
+                rows.sums.map_in_place(|value, half, _| value * correction[half as usize]);
+            }
+            // The values are there for all, and all have done with the keys.
+            has_arrived();
+            k.when(block.gt(first_block), || bring_keys(block - 1));
+            k.cp_async_commit();
+            for step in 0..spec.block / 16 {
+                let a: Vec<_> = row_blocks.iter().map(|rows| rows.scores.pack_a(step, spec.ty.packed())).collect();
+                for sixteen in 0..spec.value / 16 {
+                    let b = v_reader.load(16 * step, 16 * sixteen);
+                    for (rows, a) in row_blocks.iter().zip(&a) {
+                        for half in 0..2 {
+                            k.mma(spec.shape(), a, &b[2 * half as usize..][..2], &registers(&rows.sums, 2 * sixteen + half));
+                        }
+                    }
+                }
+            }
+        };
+        copy_queries();
+        bring_keys(end_block - 1);
+        k.cp_async_commit();
+        // The last block may reach beyond the last key, where there is nothing to make scores of.
+        let block = k.var_named("block", end_block - 1);
+        if spec.score_mod {
+            turn(block.get(), true);
+            k.while_(
+                || block.gt(first_block),
+                || {
+                    block.set(block - 1);
+                    turn(block.get(), false);
+                },
+            );
+        } else {
+            block.set(end_block);
+            k.while_(
+                || block.gt(first_block),
+                || {
+                    block.set(block - 1);
+                    turn(block.get(), false);
+                },
+            );
+        }
+
+        let sink = params.sinks.of_head(k, spec.ty, head);
+        let dropped = params.dropout.as_ref().map(|dropout| dropout.single_factor());
+        for RowBlock { row, sums, softmax, .. } in &row_blocks {
+            let result = softmax.finish(Some([sink; 2]));
+            for half in 0..2 {
+                // Rows beyond a length give nothing, nor do those without a key.
+                let query = *row + 8 * half as u32;
+                let counts = query.lt(queries);
+                let gives = counts & result.has_keys[half];
+                let factor = dropped.map_or(result.factor[half], |dropped| result.factor[half] * dropped);
+                let at = |[of_batch, of_head, of_query]: [Val<'k, u64>; 3]| {
+                    tensor_batch.widen() * of_batch + head.widen() * of_head + query_row(query).widen() * of_query
+                };
+                k.when(query.lt(extents[0]), || {
+                    let to = params.o.moved(at(params.o_strides) + (column << 1).widen()).address();
+                    for part in 0..spec.value / 8 {
+                        let value = |odd: u32| k.select(gives, sums.element(part, half as u32, odd) * factor, 0.0);
+                        k.when((column + 8 * part).lt(params.o_elements), || {
+                            k.st_global(to, i64::from(16 * part), k.pack::<u32>(spec.ty.packed(), value(0), value(1)));
+                        });
+                    }
+                    k.when((thread & 3).eq(0) & params.has_log_sum_exp.ne(0), || {
+                        let value = k.select(counts, result.log_sum_exp[half], f32::NEG_INFINITY);
+                        k.st_global(params.log_sum_exp.moved(at(params.log_sum_exp_strides)).address(), 0, value);
+                    });
+                });
+            }
+        }
+    };
+    match own {
+        None => attend_tile(),
+        // Sequences may have fewer queries than the longest.
+        Some([queries, _]) => k.when(first_query.lt(queries.count), attend_tile),
+    }
+}

@@ -1,0 +1,338 @@
+//! `attention.mma`: attention by `mma.sync`, for every chip from sm_80 on ([`verdigris_graph::AttentionProblem`] has the formulas).
+//!
+//! **What.** bf16 and f16, heads of up to 256 elements, values of another length than keys, grouped heads, windows around either diagonal, lengths, sinks; a soft
+//! cap, a bias, slopes, a mask and a factor that is given at execution ([`super::score_mod`]), or the caller's function ([`super::function`]); ragged tensors
+//! ([`super::ragged`]) and paged keys ([`super::paged`]), in pages of any size; dropout ([`super::dropout`]), each of these in kernels of its own. Tensors of any
+//! strides that are multiples of 4 bytes, 0 among them, whose elements lie side by side. Not: gradients, 8 bits, maps of blocks.
+//!
+//! **Method.** A CTA takes 128 or 64 queries of a head, of which each of four warps has 16 or twice 16. It goes through blocks of keys and values from the last to
+//! the first; `cp.async` brings a block's values while its keys are multiplied, and the next keys while the values are. Heads are padded to the next of 64, 96, 128,
+//! 192 and 256 elements with zeros. Blocks of keys to which no query of a tile attends are not read; blocks in which each key is attended to are not masked. Where a
+//! diagonal cuts tiles, the longest are first.
+//!
+//! **When it wins.** On chips without `wgmma`; on others for tensors that TMA does not take: strides of 4 and 8 bytes, tensors that are repeated along a dim, pages
+//! of fewer than 8 keys.
+//!
+//! **Numbers.** As those of `attention.forward`: scores and sums in f32, probabilities rounded to the type of the values before they are multiplied, sums of rows
+//! not. Results repeat bit for bit. It is not measured yet on chips that it is for: the estimate is the analytic one.
+//!
+//! **Source.** Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023, section 3.
+
+mod kernel;
+
+#[cfg(test)]
+mod tests;
+
+use verdigris_graph::{AttentionPass, AttentionProblem, Problem, View};
+use verdigris_kir::ir::Target;
+use verdigris_kir::program::{KernelRef, Launch, Program};
+use verdigris_tensor::DType;
+
+use super::band::{self, BandArgs, SinkArgs};
+use super::blocks;
+use super::dropout::{self, DropoutArgs};
+use super::function::{self, FunctionArgs};
+use super::half::Half;
+use super::mapped;
+use super::order::OrderArgs;
+use super::paged::PagesArgs;
+use super::ragged::{self, OffsetsArgs};
+use super::score_mod::{self, ScoreModArgs};
+use crate::algorithm::Algorithm;
+use crate::arch::Arch;
+use crate::cost::{Loop, Work};
+use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal, empty_program};
+use crate::fuse::operand::Walk;
+use crate::layout::space::element;
+
+use kernel::{Given, ParamsArgs, RowsArgs, Spec, THREADS};
+
+/// A class of heads: elements of keys and of values, and the keys of a block where each warp has 16 queries twice, if sums leave registers for that, and once.
+struct Class {
+    head: u32,
+    value: u32,
+    blocks: [Option<u32>; 2],
+}
+
+const CLASSES: &[Class] = &[
+    Class { head: 64, value: 64, blocks: [Some(64), Some(64)] },
+    Class { head: 96, value: 96, blocks: [Some(32), Some(64)] },
+    Class { head: 128, value: 128, blocks: [Some(32), Some(64)] },
+    Class { head: 192, value: 128, blocks: [Some(32), Some(64)] },
+    Class { head: 192, value: 192, blocks: [None, Some(64)] },
+    Class { head: 256, value: 256, blocks: [None, Some(32)] },
+];
+
+/// Bytes that copies are multiples of.
+const LEAST_COPY_BYTES: u64 = 4;
+
+/// Cycles of an SM's four tensor cores for one product of 16×8 by 16.
+const CYCLES_OF_PRODUCT: f64 = 4.0;
+
+/// An accepted problem.
+#[derive(Clone, Debug)]
+pub(super) struct Mma {
+    problem: AttentionProblem,
+    o: View,
+    log_sum_exp: Option<View>,
+    ty: Half,
+    /// What is left of the scale where nothing else makes scores.
+    scale: f32,
+    score_mod: bool,
+    copy_bytes: u32,
+    arch: Arch,
+}
+
+/// A config: how often each warp has 16 queries.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Config {
+    row_blocks: u32,
+    block: u32,
+}
+
+impl Algorithm for Mma {
+    const ID: EngineId = EngineId { name: "attention.mma", number: 904 };
+    const VERSION: u32 = 1;
+    type Config = Config;
+
+    fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
+        let Problem::Attention(p) = problem else {
+            return Err(Self::ID.refusal(Reason::Problem, format_args!("{}, taken is attention", problem.kind())));
+        };
+        let AttentionPass::Forward { o, log_sum_exp } = &p.pass else {
+            return Err(Self::ID.refusal(Reason::Direction, "the gradient, taken is attention itself"));
+        };
+        Self::ID.require(
+            arch.runs(Target::Sm80),
+            Reason::Target,
+            format_args!("compute capability {:?}, taken from 8.0 on", arch.capability),
+        )?;
+        let ty = mapped::require(Self::ID, p, mapped::MOST_ELEMENTS, &[])?;
+        let tensors = [("q", &p.q), ("k", &p.k), ("v", &p.v), ("o", o)];
+        for (name, view) in tensors {
+            Self::ID.require(view.dtype == p.q.dtype, Reason::DType, format_args!("{name} of {}, queries of {}", view.dtype, p.q.dtype))?;
+            let is_in_a_row = view.strides[3] == 1 || p.dims(name, view)[3] == 1;
+            let rule = format_args!("elements of {name} are {} apart, taken side by side", view.strides[3]);
+            Self::ID.require(is_in_a_row, Reason::Layout, rule)?;
+            let bytes = Self::alignment_bytes(p, name, view);
+            let rule = format_args!("rows of {name} are multiples of {bytes} bytes apart, taken are multiples of {LEAST_COPY_BYTES}");
+            Self::ID.require(bytes >= LEAST_COPY_BYTES, Reason::Alignment, rule)?;
+        }
+        let is_even = p.d_v.is_multiple_of(2);
+        Self::ID.require(is_even, Reason::Extent, format_args!("values of {} elements, taken is an even number", p.d_v))?;
+        blocks::require_none(Self::ID, p)?;
+        let score_mod = score_mod::is_needed(p);
+        score_mod::require(Self::ID, p)?;
+        if p.score.is_some() {
+            function::require(Self::ID, p)?;
+            dropout::require_none(Self::ID, p)?;
+        }
+        let scale = if score_mod { 1.0 } else { score_mod::plain_scale(Self::ID, p)? };
+        band::require(Self::ID, p, log_sum_exp)?;
+        ragged::require(Self::ID, p)?;
+        if p.is_paged() {
+            dropout::require_none(Self::ID, p)?;
+            let most = p.pages.max(p.page_size);
+            let rule = format_args!("{} pages of {} keys; each must be below 2^28", p.pages, p.page_size);
+            Self::ID.require(most < mapped::MOST_ROWS, Reason::Extent, rule)?;
+        }
+        let tiles = p.s_q.div_ceil(64) as u128 * u128::from(p.b) * u128::from(p.h);
+        Self::ID.require(tiles < 1 << 30, Reason::Extent, format_args!("{tiles} tiles of 64 queries, taken are fewer than 2^30"))?;
+        let copied = tensors.into_iter().take(3).map(|(name, view)| Self::alignment_bytes(p, name, view));
+        let copy_bytes = copied.min().unwrap_or(LEAST_COPY_BYTES) as u32;
+        let (o, log_sum_exp) = (o.clone(), log_sum_exp.clone());
+        let accepted = Mma { problem: p.clone(), o, log_sum_exp, ty, scale, score_mod, copy_bytes, arch: arch.clone() };
+        let least = accepted.specs().map(|spec| spec.shared_bytes()).min().unwrap_or(0);
+        let limit = arch.shared_bytes_per_cta;
+        Self::ID.require(least <= limit, Reason::SharedMemory, format_args!("{least} bytes of {limit}"))?;
+        let target = accepted.specs().next().map_or(Target::Sm80, |spec| spec.target());
+        Self::ID.require(arch.runs(target), Reason::Target, format_args!("the function's types need {}", target.ptx()))?;
+        Ok(accepted)
+    }
+
+    fn configs(&self) -> Vec<Config> {
+        let fits = |spec: &Spec| spec.shared_bytes() <= self.arch.shared_bytes_per_cta;
+        self.specs().filter(fits).map(|spec| Config { row_blocks: spec.row_blocks, block: spec.block }).collect()
+    }
+
+    fn knobs(config: &Config) -> Knobs {
+        Knobs::new([("rows", 64 * config.row_blocks), ("keys", config.block)])
+    }
+
+    fn notes(&self, _: &Config) -> Notes {
+        Notes { tensor_core: true, ..Notes::of(DType::F32) }
+    }
+
+    fn work(&self, config: &Config) -> Work {
+        if self.problem.is_ragged() {
+            return Mma { problem: self.problem.of_mean_length(), ..self.clone() }.work(config);
+        }
+        let (p, spec) = (&self.problem, self.spec(config));
+        let [rows, block, head, value] = [spec.queries(), spec.block, spec.head, spec.value].map(f64::from);
+        let heads = (p.b * p.h) as f64;
+        let row_tiles = p.s_q.div_ceil(u64::from(spec.queries()));
+        let of_tile = |tile: u64| band::blocks_of_tile(p, spec.queries(), spec.block, tile) as f64;
+        let (blocks, most) = (0..row_tiles).map(of_tile).fold((0.0, 0.0f64), |(all, most), blocks| (all + blocks, most.max(blocks)));
+        let (tiles, all) = (row_tiles as f64 * heads, blocks * heads);
+        let resident = f64::from(self.arch.sm_count * spec.ctas_of_sm());
+        let loaded_bytes = 2.0 * block * (head + value);
+        let products = rows / 16.0 * (block / 8.0 * head / 16.0 + value / 8.0 * block / 16.0);
+        // Of pages that no sequence has nothing is read.
+        let read = AttentionProblem { page_table: None, ..p.clone() };
+        let copies = loaded_bytes / f64::from(self.copy_bytes);
+        let of_scores = 5.0
+            + if self.score_mod { score_mod::instructions(p) + function::instructions(p) } else { 0.0 }
+            + if p.dropout.is_some() { dropout::INSTRUCTIONS } else { 0.0 };
+        Work::of(Loop {
+            kernel: Self::ID.name,
+            product: [p.s_q, p.s_kv, p.d].map(|extent| extent as f64),
+            matrices: heads,
+            window: [1.0; 3],
+            tile: [rows, value],
+            tiles,
+            grid: tiles,
+            resident,
+            steps: all / tiles,
+            longest_steps: (all / resident).max(most),
+            longest_tiles: (tiles / resident).ceil(),
+            parts: 1.0,
+            tensor_cycles: products * CYCLES_OF_PRODUCT,
+            // Sixteen exponentials a cycle.
+            fma_cycles: rows * block / 16.0,
+            // Each warp reads all keys and values, and its own queries.
+            shared_bytes: 2.0 * rows * head + 4.0 * loaded_bytes + loaded_bytes,
+            loaded_bytes,
+            issued: (of_scores * rows * block + rows * value + 2.0 * copies) / 32.0 + 1.5 * products,
+            tile_issued: 4.0 * rows * value / 32.0,
+            tile_loaded_bytes: 2.0 * rows * head,
+            traffic_bytes: [("q", &p.q), ("k", &p.k), ("v", &p.v), ("o", &self.o)]
+                .iter()
+                .map(|(name, view)| 2.0 * read.dims(name, view).iter().map(|&n| n as f64).product::<f64>())
+                .sum(),
+            operand_bytes: 2.0,
+            result_bytes: 2.0,
+            threads: f64::from(THREADS),
+            cluster: 1.0,
+            stages: 1.0,
+            copy_bytes: f64::from(self.copy_bytes),
+            across_depth: [false, true],
+            store_bytes: 4.0,
+            // Products and softmax of a block follow each other, and its values arrive meanwhile.
+            exposed: 0.7,
+            ..Loop::default()
+        })
+    }
+
+    fn lower(&self, config: &Config) -> Result<Program, Refusal> {
+        let (p, spec) = (&self.problem, self.spec(config));
+        let mut program = empty_program(&p.slots());
+        let strides_bytes = |view: &View| [0, 1, 2].map(|i| view.strides[i] * view.dtype.bytes() as u64);
+        let rows =
+            |view: &View, elements: u64| RowsArgs { at: element(view, []), strides: strides_bytes(view), bytes: 2 * elements as u32 };
+        let row_tiles = p.s_q.div_ceil(u64::from(spec.queries())) as u32;
+        let is_cut = p.left.is_some() || p.right.is_some();
+        // Where tiles are alike, neighbours read the same keys.
+        let section = if is_cut { p.group() as u32 } else { 1 };
+        let arguments = ParamsArgs {
+            q: rows(&p.q, p.d),
+            k: rows(&p.k, p.d),
+            v: rows(&p.v, p.d_v),
+            copy_bytes: self.copy_bytes,
+            o: element(&self.o, []),
+            o_strides: strides_bytes(&self.o),
+            o_elements: p.d_v as u32,
+            log_sum_exp: self.log_sum_exp.as_ref().map_or(element(&self.o, []), |view| element(view, [])),
+            log_sum_exp_strides: self.log_sum_exp.as_ref().map_or([0; 3], strides_bytes),
+            has_log_sum_exp: u32::from(self.log_sum_exp.is_some()),
+            queries: p.s_q as u32,
+            keys: p.s_kv as u32,
+            scale: self.scale,
+            order: OrderArgs::new(row_tiles, p.h as u32, p.b as u32, section),
+            group: p.group() as u32,
+            band: BandArgs::new(p, spec.block),
+            sinks: SinkArgs::new(p),
+            score_mod: spec.score_mod.then(|| ScoreModArgs::of(p)),
+            function: p.score.is_some().then(|| FunctionArgs::of(p)),
+            offsets: OffsetsArgs::of(p),
+            pages: PagesArgs::of(p, spec.block),
+            dropout: DropoutArgs::of(p),
+        };
+        let grid = [arguments.order.tiles, 1, 1];
+        let given = Given { spec: spec.clone(), copy_bytes: self.copy_bytes };
+        program.launch(Launch::new(spec.kernel(), grid, arguments.bound(&given)));
+        Ok(program)
+    }
+
+    fn catalog(_: Target) -> Vec<KernelRef> {
+        let of_class = |ty, class: &'static Class| {
+            let plain = class.specs(ty);
+            let among = |spec: Spec| {
+                let fed = [[false, false], [true, false], [false, true], [true, true]].map(|[ragged, paged]| Spec {
+                    ragged,
+                    paged,
+                    ..spec.clone()
+                });
+                let all = fed.into_iter().flat_map(|spec| [false, true].map(|score_mod| Spec { score_mod, ..spec.clone() }));
+                let dropping = [[false, false], [true, false], [false, true], [true, true]].map(|[ragged, score_mod]| Spec {
+                    ragged,
+                    score_mod,
+                    dropout: true,
+                    ..spec.clone()
+                });
+                // Functions are the caller's: one stands for all of them.
+                let of_function = Spec { score_mod: true, function: function::sample(), ..spec.clone() };
+                all.chain(dropping).chain([of_function]).collect::<Vec<_>>()
+            };
+            plain.into_iter().flat_map(among)
+        };
+        Half::ALL.into_iter().flat_map(|ty| CLASSES.iter().flat_map(move |class| of_class(ty, class))).map(Spec::kernel).collect()
+    }
+}
+
+impl Class {
+    /// Its plain kernels.
+    fn specs(&self, ty: Half) -> Vec<Spec> {
+        let of = |(row_blocks, block): (u32, Option<u32>)| {
+            let Class { head, value, .. } = *self;
+            let plain = |block| Spec {
+                ty,
+                head,
+                value,
+                row_blocks,
+                block,
+                score_mod: false,
+                function: Vec::new(),
+                ragged: false,
+                paged: false,
+                dropout: false,
+            };
+            block.map(plain)
+        };
+        [2, 1].into_iter().zip(self.blocks).filter_map(of).collect()
+    }
+}
+
+impl Mma {
+    /// What all rows, heads and batches of a tensor, and its beginning, are multiples of, up to 16 bytes.
+    fn alignment_bytes(p: &AttentionProblem, name: &str, view: &View) -> u64 {
+        let steps = p.dims(name, view).into_iter().zip(&view.strides).take(3).filter(|(extent, _)| *extent > 1).map(|(_, &stride)| stride);
+        let of = |elements: u64| 1 << (elements * view.dtype.bytes() as u64).trailing_zeros().min(4);
+        steps.chain([view.offset]).map(of).fold(16, u64::min)
+    }
+
+    /// The kernels of the least class that has the problem's heads.
+    fn specs(&self) -> impl Iterator<Item = Spec> {
+        let p = &self.problem;
+        let class = CLASSES.iter().find(|class| u64::from(class.head) >= p.d && u64::from(class.value) >= p.d_v);
+        let function = function::steps_of(p, Walk::of);
+        let (score_mod, ragged, paged, dropout) = (self.score_mod, p.is_ragged(), p.is_paged(), p.dropout.is_some());
+        let plain = class.map_or(Vec::new(), |class| class.specs(self.ty));
+        plain.into_iter().map(move |spec| Spec { score_mod, function: function.clone(), ragged, paged, dropout, ..spec })
+    }
+
+    fn spec(&self, config: &Config) -> Spec {
+        let mut specs = self.specs();
+        let found = specs.find(|spec| [spec.row_blocks, spec.block] == [config.row_blocks, config.block]);
+        found.expect("configs are of the problem's kernels")
+    }
+}
