@@ -66,6 +66,12 @@ const CLASSES: &[Class] = &[
 /// Bytes that copies are multiples of.
 const LEAST_COPY_BYTES: u64 = 4;
 
+/// By how much estimates are raised on chips that have `wgmma`, and the trips to memory of a step there, until it is measured beside the engines that use it: so that no problem which one of
+/// them takes goes to this one.
+const UNTIL_MEASURED: f64 = 2.5;
+const EXPOSED: f64 = 0.7;
+const EXPOSED_UNTIL_MEASURED: f64 = 8.0;
+
 /// Cycles of an SM's four tensor cores for one product of 16×8 by 16.
 const CYCLES_OF_PRODUCT: f64 = 4.0;
 
@@ -179,6 +185,11 @@ impl Algorithm for Mma {
         let products = rows / 16.0 * (block / 8.0 * head / 16.0 + value / 8.0 * block / 16.0);
         // Of pages that no sequence has nothing is read.
         let read = AttentionProblem { page_table: None, ..p.clone() };
+        let (raised, exposed) = match self.arch.runs(Target::Sm90a) {
+            true => (UNTIL_MEASURED, EXPOSED_UNTIL_MEASURED),
+            // Products and softmax of a block follow each other, and its values arrive meanwhile.
+            false => (1.0, EXPOSED),
+        };
         let copies = loaded_bytes / f64::from(self.copy_bytes);
         let of_scores = 5.0
             + if self.score_mod { score_mod::instructions(p) + function::instructions(p) } else { 0.0 }
@@ -196,18 +207,18 @@ impl Algorithm for Mma {
             longest_steps: (all / resident).max(most),
             longest_tiles: (tiles / resident).ceil(),
             parts: 1.0,
-            tensor_cycles: products * CYCLES_OF_PRODUCT,
+            tensor_cycles: raised * products * CYCLES_OF_PRODUCT,
             // Sixteen exponentials a cycle.
-            fma_cycles: rows * block / 16.0,
+            fma_cycles: raised * rows * block / 16.0,
             // Each warp reads all keys and values, and its own queries.
-            shared_bytes: 2.0 * rows * head + 4.0 * loaded_bytes + loaded_bytes,
+            shared_bytes: raised * (2.0 * rows * head + 4.0 * loaded_bytes + loaded_bytes),
             loaded_bytes,
-            issued: (of_scores * rows * block + rows * value + 2.0 * copies) / 32.0 + 1.5 * products,
-            tile_issued: 4.0 * rows * value / 32.0,
+            issued: raised * ((of_scores * rows * block + rows * value + 2.0 * copies) / 32.0 + 1.5 * products),
+            tile_issued: raised * 4.0 * rows * value / 32.0,
             tile_loaded_bytes: 2.0 * rows * head,
             traffic_bytes: [("q", &p.q), ("k", &p.k), ("v", &p.v), ("o", &self.o)]
                 .iter()
-                .map(|(name, view)| 2.0 * read.dims(name, view).iter().map(|&n| n as f64).product::<f64>())
+                .map(|(name, view)| raised * 2.0 * read.dims(name, view).iter().map(|&n| n as f64).product::<f64>())
                 .sum(),
             operand_bytes: 2.0,
             result_bytes: 2.0,
@@ -217,8 +228,7 @@ impl Algorithm for Mma {
             copy_bytes: f64::from(self.copy_bytes),
             across_depth: [false, true],
             store_bytes: 4.0,
-            // Products and softmax of a block follow each other, and its values arrive meanwhile.
-            exposed: 0.7,
+            exposed,
             ..Loop::default()
         })
     }

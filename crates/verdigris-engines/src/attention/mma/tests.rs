@@ -6,7 +6,7 @@ use super::super::ENGINES;
 use super::Mma;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
-use crate::engine::{Engine, Reason};
+use crate::engine::Reason;
 
 fn parsed(words: &str) -> Problem {
     let problem: Problem = words.parse().unwrap_or_else(|error| panic!("{words}: {error}"));
@@ -22,8 +22,8 @@ fn without_wgmma() -> [Arch; 4] {
     })
 }
 
-/// The engines that take a problem, the one with the least estimate first.
-fn ranked(words: &str, arch: &Arch) -> Vec<&'static str> {
+/// The engines that take a problem with their estimates, the least first.
+fn estimated(words: &str, arch: &Arch) -> Vec<(f64, &'static str)> {
     let mut taking: Vec<(f64, &str)> = (ENGINES.iter())
         .filter_map(|engine| {
             let candidate = engine.accept(&parsed(words), arch).ok()?;
@@ -31,7 +31,11 @@ fn ranked(words: &str, arch: &Arch) -> Vec<&'static str> {
         })
         .collect();
     taking.sort_by(|one, other| one.0.total_cmp(&other.0));
-    taking.into_iter().map(|(_, name)| name).collect()
+    taking
+}
+
+fn ranked(words: &str, arch: &Arch) -> Vec<&'static str> {
+    estimated(words, arch).into_iter().map(|(_, name)| name).collect()
 }
 
 #[test]
@@ -39,7 +43,7 @@ fn chips_without_wgmma_have_tensor_cores_too() {
     for arch in without_wgmma() {
         for words in [
             "attention forward bf16 b=2 h=16 s_q=2048 s_kv=2048 d=64",
-            "attention forward f16 b=2 h=32 h_kv=8 s_q=1024 s_kv=4096 d=128 right=0 corner=bottom_right",
+            "attention forward f16 b=2 h=32 h_kv=8 s_q=1024 s_kv=4096 d=128 right=0",
             "attention forward bf16 b=1 h=8 s_q=500 s_kv=700 d=192 d_v=128",
             "attention forward bf16 b=1 h=8 s_q=500 s_kv=700 d=256",
             "attention forward bf16 b=4 h=8 s_q=300 s_kv=300 d=80 soft_cap=30",
@@ -51,6 +55,7 @@ fn chips_without_wgmma_have_tensor_cores_too() {
 
 #[test]
 fn where_wgmma_takes_a_problem_it_is_preferred() {
+    let mut others = Vec::new();
     for heads in ["b=1 h=1", "b=1 h=8", "b=2 h=32 h_kv=8", "b=32 h=16"] {
         for rows in [
             "s_q=1 s_kv=40",
@@ -65,11 +70,14 @@ fn where_wgmma_takes_a_problem_it_is_preferred() {
                 ["d=64", "d=96", "d=128 right=0", "d=192 d_v=128", "d=256 left=100 right=0", "d=64 soft_cap=30", "d=128 soft_cap=30"]
             {
                 let words = format!("attention forward bf16 {heads} {rows} {of_head}");
-                let first = ranked(&words, &Arch::h200())[0];
-                assert!(["attention.forward", "attention.decode"].contains(&first), "{words}: {first}");
+                let all = estimated(&words, &Arch::h200());
+                if all[0].1 == "attention.mma" {
+                    others.push(format!("{words}: {all:.1?}"));
+                }
             }
         }
     }
+    assert!(others.is_empty(), "{}", others.join("\n"));
 }
 
 /// Rows of 12, 24 and 20 bytes, which no tensor map takes, and of 13 elements, a row of which begins within 4 bytes.
