@@ -805,3 +805,19 @@ def test_places_of_maxima_are_kept_where_somebody_reads_them():
     y = torch.ops.verdigris.max_pool_values(own, "window=3,3 stride=2,2 padding=1,1")
     with pytest.raises(vd.UnsupportedError, match="place was not kept"):
         y.sum().backward()
+
+
+def test_a_threshold_of_softplus_is_one_of_the_type_that_is_computed_in():
+    """At the usual one, 20, the sum of the exponential is lost in f32 and not in f64: there PyTorch's own bend is seen, and so is one that stands at 17."""
+    x, w = torch.linspace(-60.0, 60.0, 256).reshape(16, 16), torch.eye(16) + 1e-3
+    for dtype, threshold, is_step in ((torch.float32, 20.0, True), (torch.float32, 16.0, False), (torch.float64, 20.0, False), (torch.float64, 36.0, False), (torch.float64, 37.0, True)):
+        torch._dynamo.reset()
+        function = lambda x, w: F.softplus(vt.linear(x, w), 1.0, threshold)
+        run, compiler = compiled(function)
+        inputs = [value.to(dtype) for value in (x, w)]
+        for mine, right in zip(gradients(run, inputs), gradients(function, inputs)):
+            close(mine, right.double(), 4.0)
+            if dtype == torch.float64 and not is_step:
+                # PyTorch's own, bit for bit but for the product: each element by itself, since the greatest would hide what is lost of the others.
+                assert torch.allclose(mine, right, rtol=1e-12, atol=1e-30), threshold
+        assert bool(fused(compiler)) == is_step, (dtype, threshold, compiler.report)
