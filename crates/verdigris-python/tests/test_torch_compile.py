@@ -6,6 +6,9 @@ skipped where there is none.
 
 import copy
 import shutil
+import subprocess
+import sys
+import textwrap
 
 import pytest
 
@@ -821,3 +824,15 @@ def test_a_threshold_of_softplus_is_one_of_the_type_that_is_computed_in():
                 # PyTorch's own, bit for bit but for the product: each element by itself, since the greatest would hide what is lost of the others.
                 assert torch.allclose(mine, right, rtol=1e-12, atol=1e-30), threshold
         assert bool(fused(compiler)) == is_step, (dtype, threshold, compiler.report)
+
+
+def test_without_codegen_nothing_of_inductor_has_to_be_there_before():
+    """A decomposition of Inductor's names a module that nothing has imported in a process of its own."""
+    code = """
+        import torch, verdigris.torch as vt
+        x = torch.randn(2, 3, 9, 9)
+        pool = torch.nn.MaxPool2d(3, 2, 1)
+        assert torch.equal(torch.compile(pool, backend=vt.Compiler(codegen=False))(x), pool(x))
+    """
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
