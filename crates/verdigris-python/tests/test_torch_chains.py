@@ -1,5 +1,6 @@
 """Convolutions with normalization, residual and activation behind them as one call in inference: found, right, and nothing else changed."""
 
+import abc
 import copy
 import io
 import itertools
@@ -757,3 +758,67 @@ def test_a_tensor_that_a_forward_makes_is_no_constant(kind):
         assert torch.equal(ours(x), ours(x)) == (kind is Counting)
         torch.manual_seed(5), (got := ours(x)), torch.manual_seed(5)
         close(got, net(x).double(), 4.0)
+
+
+class Registered(nn.Module):
+    """A class that keeps a list of those derived from it, as registries of models do, and takes no name twice."""
+
+    derived = []
+
+    def __init_subclass__(cls, **words):
+        super().__init_subclass__(**words)
+        if cls.__name__ in (one.__name__ for one in Registered.derived):
+            raise ValueError(f"{cls.__name__} is there already")
+        Registered.derived.append(cls)
+
+
+class Listing(abc.ABCMeta):
+    """As `Registered`, by a metaclass."""
+
+    derived = []
+
+    def __new__(cls, name, bases, body):
+        made = super().__new__(cls, name, bases, body)
+        Listing.derived.append(made)
+        return made
+
+    def __init__(cls, name, bases, body):
+        super().__init__(name, bases, body)
+        Listing.derived.append(name)
+
+
+class OfRegistry(Registered):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6)
+
+    def forward(self, x):
+        return self.norm(self.conv(x))
+
+
+class OfMetaclass(nn.Module, metaclass=Listing):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6)
+
+    def forward(self, x):
+        return self.norm(self.conv(x))
+
+
+def test_the_class_of_a_chain_is_nobodys_news():
+    """What a class, or its metaclass, does with each class derived from it is not done for ours: neither by `convert` nor where a copy is made."""
+    for kind in (OfRegistry, OfMetaclass):
+        before = list(Registered.derived), list(Listing.derived)
+        module = filled(kind().eval())
+        net, report = vt.convert(module)
+        assert report.chains and type(net) is not kind and isinstance(net, kind)
+        assert type(net).__bases__ == (kind,) and type(net).__mro__[1:] == kind.__mro__ and type(type(net)) is type(kind)
+        x = torch.randn(2, 4, 6, 6)
+        with torch.no_grad():
+            right = copy.deepcopy(module).double()(x.double())
+        for one in (net, copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+            with torch.no_grad():
+                close(one(x), right, 4.0)
+        assert (Registered.derived, Listing.derived) == before
+        # Its own classes stay told apart from it, by an abstract base's memory too.
+        assert not isinstance(kind(), type(net)) and not issubclass(kind, type(net))

@@ -17,6 +17,7 @@ write what it reads nor read what it writes, or the chain ends before. Module tr
 of its own that is derived from the former one.
 """
 
+import abc
 import ast
 import collections
 import contextlib
@@ -344,7 +345,25 @@ def _class_of(kind, source, places):
     body.update(forward=scope["forward"], _chained=(kind, source, places), __reduce_ex__=_reduce)
     if kind.forward is torch.nn.Sequential.forward:
         body["__getitem__"] = _item
-    return type(kind.__name__, (kind,), body)
+    return _unannounced(kind, body)
+
+
+class _Unannounced(torch.nn.Module):
+    """In front of a class of modules it keeps what that does with each class derived from it from being done. A module, so that instances are laid out in memory as those are."""
+
+    def __init_subclass__(cls, **words):
+        pass
+
+
+def _unannounced(kind, body):
+    """A class derived from one, of which neither that nor its metaclass is told: it stands in the other's place, and in a program's registry of its classes it would be one
+    too many."""
+    metaclass = type(kind)
+    # Of metaclasses the first whose instances need what it makes of each; a program's own stand in front of it.
+    maker = next(base for base in metaclass.__mro__ if base in (abc.ABCMeta, type))
+    derived = maker.__new__(metaclass, kind.__name__, (_Unannounced, kind), body)
+    derived.__bases__ = (kind,)
+    return derived
 
 
 def _item(self, index):
