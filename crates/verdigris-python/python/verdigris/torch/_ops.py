@@ -11,6 +11,7 @@ fake tensors, subclasses, modes, transforms) goes through the dispatcher to the 
 
 import contextlib
 import functools
+import operator
 import types
 
 import torch
@@ -58,6 +59,30 @@ def cached(function):
         return function(*arguments) if _is_compiling() else remembered(*arguments)
 
     return call
+
+
+def integers(name, value):
+    """A size, or one for each dim, as Python's integers and a tuple: as PyTorch takes them, whatever is an integer by `__index__` (of NumPy, tensors of one element) and no
+    truth value. `None` and sizes that are symbols stay. Not where results are kept, which know 2 and 2.0 for the same."""
+    kind = type(value)
+    if kind is int or value is None:
+        return value
+    if isinstance(value, (tuple, list)):
+        is_plain = kind is tuple
+        for one in value:
+            is_plain = is_plain and type(one) is int
+        return value if is_plain else tuple(_integer(name, one, value) for one in value)
+    return _integer(name, value, value)
+
+
+def _integer(name, one, value):
+    if type(one) is int or one is None or isinstance(one, torch.SymInt):
+        return one
+    is_truth = isinstance(one, bool) or getattr(one, "dtype", None) == torch.bool
+    if not is_truth and hasattr(one, "__index__"):
+        with contextlib.suppress(TypeError):
+            return operator.index(one)
+    raise TypeError(f"{name} is {value!r}; it is an integer, or one for each dim")
 
 
 @cached

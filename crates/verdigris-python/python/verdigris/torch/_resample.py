@@ -74,7 +74,7 @@ def _interpolation(shape, size, scale_factor, mode, align_corners, recompute):
 
 
 def _hashed(value):
-    """Sizes and factors as Python's numbers: PyTorch takes those of NumPy and tensors of one element too."""
+    """Factors as Python's numbers: PyTorch takes those of NumPy and tensors of one element too."""
     if isinstance(value, (list, tuple)):
         return tuple(map(_hashed, value))
     return value.item() if isinstance(value, torch.Tensor) or hasattr(value, "dtype") else value
@@ -92,11 +92,7 @@ def interpolate(
     """
     if antialias:
         raise UnsupportedError("interpolate with antialias=True is not computed by this package")
-    size = _hashed(size)
-    sizes = size if isinstance(size, tuple) else () if size is None else (size,)
-    if not all(isinstance(one, (int, torch.SymInt)) and not isinstance(one, bool) for one in sizes):
-        # Not where results are kept, which know 5 and 5.0 for the same.
-        raise TypeError(f"size is {size}; it is an integer, or one for each spatial dim")
+    size = _ops.integers("size", size)
     told = _interpolation(tuple(input.shape), size, _hashed(scale_factor), mode, align_corners, bool(recompute_scale_factor))
     if mode == "area":
         from . import functional
@@ -158,7 +154,7 @@ def _constant(value, dtype):
 
 def pad(input, pad, mode="constant", value=None):
     """A border around the last dims; see `torch.nn.functional.pad`. A constant is finite and in the range of the input's type; in integers it loses its fraction."""
-    before, after, count = _padding(tuple(input.shape), tuple(pad), mode)
+    before, after, count = _padding(tuple(input.shape), _ops.integers("pad", tuple(pad)), mode)
     if mode == "constant":
         if not any(before) and not any(after):
             return input.clone()

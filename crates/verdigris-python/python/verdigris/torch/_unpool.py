@@ -148,7 +148,7 @@ def _attributes(shape, spatial, kernel_size, stride, padding, output_size):
     """The pooling that has such a result, as words, and the size of its input."""
     each = []
     for name, value, least in (("kernel_size", kernel_size, 1), ("stride", kernel_size if stride is None or stride == () else stride, 1), ("padding", padding, 0)):
-        values = (value,) * spatial if isinstance(value, int) else tuple(value)
+        values = value if isinstance(value, tuple) else (value,) * spatial
         if len(values) != spatial or any(value < least for value in values):
             raise GraphError(f"{name} is {values} for {spatial} spatial dims; there is one number of at least {least}, or one for each")
         each.append(values)
@@ -180,8 +180,8 @@ def _max_unpool(spatial, input, indices, kernel_size, stride, padding, output_si
         raise UnsupportedError(f"un-pooling of {input.dtype}; it takes floating-point numbers")
     if 0 in input.shape[-spatial - 1 :]:
         raise GraphError(f"un-pooling of {tuple(input.shape)}; dims behind the batch are not empty")
-    hashed = (tuple(value) if isinstance(value, list) else value for value in (kernel_size, stride, padding, output_size))
-    words, size = _attributes(tuple(input.shape), spatial, *hashed)
+    named = (("kernel_size", kernel_size), ("stride", stride), ("padding", padding), ("output_size", output_size))
+    words, size = _attributes(tuple(input.shape), spatial, *(_ops.integers(name, value) for name, value in named))
     if input.dim() == spatial + 1:
         return _ops._namespace.max_unpool.default(input.unsqueeze(0), indices.unsqueeze(0), words, size).squeeze(0)
     return _ops._namespace.max_unpool.default(input, indices, words, size)

@@ -25,7 +25,7 @@ from ._unpool import max_unpool1d, max_unpool2d, max_unpool3d
 
 
 def _each(value, spatial, name="a value", least=None):
-    values = (value,) * spatial if isinstance(value, int) else tuple(value)
+    values = value if isinstance(value, tuple) else (value,) * spatial
     if len(values) == 1 and spatial > 1:
         values *= spatial
     if len(values) != spatial:
@@ -39,9 +39,15 @@ def _words(**lists):
     return " ".join(f"{name}={','.join(map(str, values))}" for name, values in lists.items())
 
 
-@_ops.cached
 def conv_attributes(spatial, stride, padding, dilation, groups, filter_dims=None):
     """The attributes of a convolution as the operators take them. `padding` may be `"valid"`, or `"same"` with the filter's spatial dims."""
+    padding = padding if isinstance(padding, str) else _ops.integers("padding", padding)
+    stride, dilation, groups = _ops.integers("stride", stride), _ops.integers("dilation", dilation), _ops.integers("groups", groups)
+    return _conv_attributes(spatial, stride, padding, dilation, groups, filter_dims)
+
+
+@_ops.cached
+def _conv_attributes(spatial, stride, padding, dilation, groups, filter_dims):
     stride, dilation = _each(stride, spatial, "stride", 1), _each(dilation, spatial, "dilation", 1)
     if groups < 1:
         raise GraphError(f"groups is {groups}; there is at least one group")
@@ -64,13 +70,9 @@ def conv_attributes(spatial, stride, padding, dilation, groups, filter_dims=None
     return f"{words} groups={groups}"
 
 
-def _tuple(value):
-    return tuple(value) if isinstance(value, list) else value
-
-
 def _conv(spatial, x, weight, bias, stride, padding, dilation, groups):
     filter_dims = tuple(weight.shape[2:]) if padding == "same" else None
-    attributes = conv_attributes(spatial, _tuple(stride), _tuple(padding), _tuple(dilation), groups, filter_dims)
+    attributes = conv_attributes(spatial, stride, padding, dilation, groups, filter_dims)
     return conv(x, weight, bias, attributes, spatial)
 
 
@@ -105,8 +107,9 @@ def conv3d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
 
 
 def _conv_transpose(spatial, x, weight, bias, stride, padding, output_padding, groups, dilation):
-    attributes = conv_attributes(spatial, _tuple(stride), _tuple(padding), _tuple(dilation), groups)
-    return conv_transpose(x, weight, bias, attributes, spatial, _each(_tuple(output_padding), spatial, "output_padding", 0))
+    attributes = conv_attributes(spatial, stride, padding, dilation, groups)
+    output_padding = _each(_ops.integers("output_padding", output_padding), spatial, "output_padding", 0)
+    return conv_transpose(x, weight, bias, attributes, spatial, output_padding)
 
 
 def conv_transpose(x, weight, bias, attributes, spatial, output_padding):
@@ -167,9 +170,14 @@ def mlp(input, weight1, bias1, weight2, bias2, activation="gelu"):
 # Pooling.
 
 
-@_ops.cached
 def pool_attributes(spatial, window, stride, padding, dilation, ceil_mode, x_dims, words):
     """The attributes of a sliding pooling. With `ceil_mode` the padding after the last element depends on `x_dims`."""
+    named = (("kernel_size", window), ("stride", stride), ("padding", padding), ("dilation", dilation))
+    return _pool_attributes(spatial, *(_ops.integers(name, value) for name, value in named), ceil_mode, x_dims, words)
+
+
+@_ops.cached
+def _pool_attributes(spatial, window, stride, padding, dilation, ceil_mode, x_dims, words):
     window = _each(window, spatial, "kernel_size", 1)
     stride = window if stride is None or stride == () else _each(stride, spatial, "stride", 1)
     padding, dilation = _each(padding, spatial, "padding", 0), _each(dilation, spatial, "dilation", 1)
@@ -208,7 +216,7 @@ def _pooled(operator, spatial, x, attributes, may_be_empty=None):
 def _max_pool(spatial, x, window, stride, padding, dilation, ceil_mode, return_indices):
     dims = tuple(x.shape[-spatial:]) if ceil_mode else None
     words = "index=i64" if return_indices else ""
-    attributes = pool_attributes(spatial, _tuple(window), _tuple(stride), _tuple(padding), _tuple(dilation), ceil_mode, dims, words)
+    attributes = pool_attributes(spatial, window, stride, padding, dilation, ceil_mode, dims, words)
     return _maxima(spatial, x, attributes, return_indices)
 
 
@@ -237,15 +245,15 @@ def max_pool3d(input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode
 
 def _avg_pool(spatial, x, window, stride, padding, ceil_mode, count_include_pad, divisor_override):
     dims = tuple(x.shape[-spatial:]) if ceil_mode else None
-    if spatial == 3 and any(size > extent for size, extent in zip(_each(_tuple(window), 3), x.shape[-3:])):
+    if spatial == 3 and any(size > extent for size, extent in zip(_each(_ops.integers("kernel_size", window), 3), x.shape[-3:])):
         raise GraphError(f"kernel_size is {window} for an input of {tuple(x.shape)}; in 3 dims it is at most the input without its padding")
     if divisor_override is None:
         words = f"pad={int(count_include_pad)}"
     elif divisor_override == 0:
         raise GraphError("divisor_override is 0; it is another number")
     else:
-        words = f"divisor={int(divisor_override)}"
-    attributes = pool_attributes(spatial, _tuple(window), _tuple(stride), _tuple(padding), 1, ceil_mode, dims, words)
+        words = f"divisor={_ops.integers('divisor_override', divisor_override)}"
+    attributes = pool_attributes(spatial, window, stride, padding, 1, ceil_mode, dims, words)
     return _pooled(_ops.avg_pool, spatial, x, attributes)
 
 
@@ -265,7 +273,8 @@ def avg_pool3d(input, kernel_size, stride=None, padding=0, ceil_mode=False, coun
 
 
 def _adaptive(spatial, x, output_size):
-    sizes = (output_size,) * spatial if output_size is None or isinstance(output_size, int) else tuple(output_size)
+    output_size = _ops.integers("output_size", output_size)
+    sizes = output_size if isinstance(output_size, tuple) else (output_size,) * spatial
     if len(sizes) != spatial:
         raise GraphError(f"output_size is {sizes} for {spatial} spatial dims; there is one number, or one for each")
     sizes = tuple(x.shape[i - spatial] if size is None else size for i, size in enumerate(sizes))
@@ -329,7 +338,7 @@ def _fractional_max_pool(spatial, x, kernel_size, output_size, output_ratio, ret
     is_batch = _batched(x, spatial, 2, name)
     if 0 in x.shape[is_batch:]:
         raise GraphError(f"{name} of {tuple(x.shape)}; dims behind the batch are not empty")
-    window = _each(_tuple(kernel_size), spatial, "kernel_size", 1)
+    window = _each(_ops.integers("kernel_size", kernel_size), spatial, "kernel_size", 1)
     extents = tuple(x.shape[-spatial:])
     if output_size is None:
         if output_ratio is None:
@@ -338,7 +347,7 @@ def _fractional_max_pool(spatial, x, kernel_size, output_size, output_ratio, ret
         if len(ratios) != spatial or not all(0 < ratio < 1 for ratio in ratios):
             raise GraphError(f"output_ratio is {ratios} for {spatial} spatial dims; there is one number between 0 and 1, or one for each")
         output_size = tuple(int(extent * ratio) for extent, ratio in zip(extents, ratios))
-    out = _each(_tuple(output_size), spatial, "output_size", 1)
+    out = _each(_ops.integers("output_size", output_size), spatial, "output_size", 1)
     if any(many + taps - 1 > extent for many, taps, extent in zip(out, window, extents)):
         raise GraphError(f"{name} of {extents} by windows of {window} to {out}; output_size + kernel_size - 1 is at most the size")
     planes = (x.shape[0] if is_batch else 1, x.shape[-spatial - 1])
@@ -476,7 +485,8 @@ def norm_attributes(kind, first, rank, groups, eps, channel):
 
 
 def _over_last(kind, input, normalized_shape, weight, bias, eps):
-    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    shape = _ops.integers("normalized_shape", normalized_shape)
+    shape = shape if isinstance(shape, tuple) else (shape,)
     if not shape or tuple(input.shape[-len(shape) :]) != shape or input.dim() < len(shape):
         raise GraphError(f"normalized_shape is {shape} for an input of {tuple(input.shape)}; it is the input's last dims, at least one")
     for name, vector in (("weight", weight), ("bias", bias)):
@@ -518,6 +528,7 @@ def group_norm(input, num_groups, weight=None, bias=None, eps=1e-05):
     """Layer norm of each of `num_groups` equal parts of the channels of `[n, c, ...]`; see `torch.nn.functional.group_norm`."""
     if input.dim() < 2:
         raise GraphError(f"group_norm of an input of {tuple(input.shape)}; it is [n, c, ...]")
+    num_groups = _ops.integers("num_groups", num_groups)
     if num_groups < 1 or input.shape[1] % num_groups:
         raise GraphError(f"num_groups is {num_groups} for {input.shape[1]} channels; it divides them")
     # As PyTorch: it is all images together that have to have more than one.
