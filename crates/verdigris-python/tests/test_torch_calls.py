@@ -52,6 +52,11 @@ def convolutions():
         yield name, (x, t(4, 3, *[3] * spatial)), {}
         yield name, (x, t(4, 2, *[3] * spatial)), dict(groups=2)
         yield name, (x, t(5, 2, *[3] * spatial)), dict(groups=2)
+        yield name, (x, t(0, 4, *[3] * spatial)), {}
+        yield name, (x[0], t(0, 4, *[3] * spatial), t(0)), {}
+        yield name, (x, t(0, 2, *[3] * spatial)), dict(groups=2)
+        yield name, (t(0, 4, *[6] * spatial), t(0, 4, *[3] * spatial)), {}
+        yield name, (x, t()), {}
         yield name, (t(0, 4, *[6] * spatial), w), {}
         yield name, (t(0, 4, *[2] * spatial), w), {}
         yield name, (t(2, 4, *[0] * spatial), w), {}
@@ -75,6 +80,9 @@ def convolutions():
         for run in [dict(stride=0), dict(stride=-1), dict(padding=-1), dict(dilation=0), dict(output_padding=-1), dict(padding=9), dict(groups=2), dict(groups=3), dict(groups=0)]:
             yield name, (x, w), run
         yield name, (x, t(3, 4, *[3] * spatial)), {}
+        yield name, (x, t(4, 0, *[3] * spatial)), {}
+        yield name, (t(2, 0, *[6] * spatial), t(0, 4, *[3] * spatial)), {}
+        yield name, (t(2, 0, *[6] * spatial), t(0, 0, *[3] * spatial)), {}
         yield name, (x, w, t(4)), dict(stride=1, dilation=3, output_padding=2)
         yield name, (x, w, t(3)), {}
         yield name, (x, w, t(1)), {}

@@ -822,3 +822,13 @@ def test_the_class_of_a_chain_is_nobodys_news():
         assert (Registered.derived, Listing.derived) == before
         # Its own classes stay told apart from it, by an abstract base's memory too.
         assert not isinstance(kind(), type(net)) and not issubclass(kind, type(net))
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("training", [False, True])
+def test_a_chain_without_output_channels_is_the_error_of_its_convolution(training):
+    net, report = vt.convert(nn.Sequential(nn.Conv2d(4, 0, 3, bias=False), nn.BatchNorm2d(0), nn.ReLU()).train(training))
+    assert report.chains
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad), pytest.raises(vd.GraphError, match=r"\(0, 4, 3, 3\); there is at least one output channel"):
+            net(torch.randn(2, 4, 6, 6))

@@ -137,6 +137,8 @@ def conv_norm(conv, norm, activation, x, addend=None, is_in_place=False):
         and norm.__class__ in _NORMS
         and isinstance(x, torch.Tensor)
         and x.dim() == conv.weight.dim()
+        # Without output channels it is an error that the convolution raises.
+        and conv.weight.shape[0] != 0
         and conv.padding_mode == "zeros"
         and conv._attributes
         and not (is_eager and (_is_watched(conv) or _is_watched(norm)))

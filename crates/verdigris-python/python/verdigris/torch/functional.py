@@ -86,6 +86,9 @@ def _batched(x, spatial, leading, what):
 
 def conv(x, weight, bias, attributes, spatial):
     """Convolution with attributes made before."""
+    if 0 in weight.shape[:1]:
+        # As PyTorch; the library's own op has a result without channels.
+        raise GraphError(f"a filter of {tuple(weight.shape)}; there is at least one output channel, dim 0 of the filter")
     if not _batched(x, spatial, 2, "convolution"):
         return _ops.conv_fprop(x.unsqueeze(0), weight, bias, attributes).squeeze(0)
     return _ops.conv_fprop(x, weight, bias, attributes)
@@ -118,6 +121,8 @@ def conv_transpose(x, weight, bias, attributes, spatial, output_padding):
         return conv_transpose(x.unsqueeze(0), weight, bias, attributes, spatial, output_padding).squeeze(0)
     if weight.dim() != spatial + 2:
         raise GraphError(f"a filter of {tuple(weight.shape)} for {spatial} spatial dims; it is [c, k / groups, filter...]")
+    if 0 in weight.shape[:2]:
+        raise GraphError(f"a filter of {tuple(weight.shape)}; a transposed convolution has at least one input and one output channel, dims 0 and 1 of the filter")
     a = _ops.parse(attributes)
     stride, padding, dilation = a["stride"], a["padding"], a["dilation"]
     for i, extra in enumerate(output_padding):
