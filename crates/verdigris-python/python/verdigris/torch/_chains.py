@@ -138,13 +138,13 @@ def conv_norm(conv, norm, activation, x, addend=None, is_in_place=False):
         and isinstance(x, torch.Tensor)
         and x.dim() == conv.weight.dim()
         # Without output channels it is an error that the convolution raises.
-        and conv.weight.shape[0] != 0
+        and not _ops.is_empty(conv.weight.shape[:1])
         and conv.padding_mode == "zeros"
         and conv._attributes
         and not (is_eager and (_is_watched(conv) or _is_watched(norm)))
     )
     if is_whole:
-        takes_gradient = torch.is_grad_enabled()
+        takes_gradient = _ops.is_recorded()
         is_one_call = not (norm.training or takes_gradient) and norm.running_mean is not None
         if is_one_call and (addend is None or _is_alike(conv, x, addend)):
             norm._check_input_dim(x)

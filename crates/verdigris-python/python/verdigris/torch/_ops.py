@@ -31,7 +31,7 @@ _FUNCTIONS = {name: (code, *rest) for code, (name, *rest) in enumerate(_native.f
 _eager, _eager_past_autocast, _plain, _run = _native.eager, _native.eager_past_autocast, _native.plain, _native.run
 _differentiated = _native.differentiated
 _current_policy = _native.current_policy
-_is_compiling = torch.compiler.is_compiling
+_is_compiling, _is_tracing = torch.compiler.is_compiling, torch.jit.is_tracing
 _forward_ad = torch.autograd.forward_ad
 _is_transformed = torch._C._are_functorch_transforms_active
 #: The places of the tensors that autocast casts, by its word; of others all.
@@ -83,6 +83,11 @@ def _integer(name, one, value):
         with contextlib.suppress(TypeError):
             return operator.index(one)
     raise TypeError(f"{name} is {value!r}; it is an integer, or one for each dim")
+
+
+def is_empty(dims):
+    """Whether one of a tensor's dims is 0. Not asked of a trace of `torch.jit`, which would warn that the answer becomes a constant."""
+    return not _is_tracing() and 0 in dims
 
 
 @cached
@@ -190,10 +195,11 @@ def _together(policy, *inputs):
     return None if output is NotImplemented else output
 
 
-def _operator(name, tensors, results, has_dims, fake, decomposed=None, gradients=None):
+def _operator(name, tensors, results, has_dims, fake, decomposed=None, gradients=None, recorded=None):
     """Defines an operator, and returns the function that calls it by whichever way is open.
 
-    `gradients`: what it keeps of a call and what it does with the gradients of its results, where that is not by the operator `gradient`.
+    `gradients`: what it keeps of a call and what it does with the gradients of its results, where that is not by the operator `gradient`. `recorded`: of an operator that keeps
+    nothing for gradients, what computes the same where they are recorded.
 
     Its gradients are one native call, and where the dispatcher is asked, calls of the operator `gradient`, one for each tensor that wants its
     own; from what the native half says that they are computed from. Of `gradient` itself, `again` computes one under the policy of the forward call, and takes the tensors
@@ -240,7 +246,7 @@ def _operator(name, tensors, results, has_dims, fake, decomposed=None, gradients
         return super(torch.autograd.Function, Call).apply
 
     # The first where the question whether the tensors are plain was asked before. Both are made when a gradient is first wanted.
-    apply_plain = apply_any = None
+    apply_plain = apply_any = recorded
 
     def make_plain():
         nonlocal apply_plain
@@ -278,7 +284,7 @@ def _operator(name, tensors, results, has_dims, fake, decomposed=None, gradients
     def autograd(*inputs):
         refuse_tangents(name, inputs)
         if torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs):
-            if _is_transformed():
+            if _is_transformed() and recorded is None:
                 # A transform asks for one level of itself at a time, and `apply` is that of one level.
                 with _single_level():
                     return (apply_any or make_any())(*inputs)
@@ -574,13 +580,24 @@ gradient = _operator(
     _gradient_fake,
 )
 conv_fprop = _operator("conv_fprop", ["Tensor x", "Tensor w", "Tensor? bias"], "Tensor", False, _conv_fprop_fake)
-#: A convolution with what inference puts behind it; no gradient.
+
+
+def _conv_norm_recorded(x, w, bias, mean, variance, scale, shift, addend, attributes):
+    """The parts of a chain one by one: a gradient reads what is between them."""
+    words, _, word = attributes.partition("|")
+    conv, _, epsilon = words.rpartition(" eps=")
+    y = batch_norm_inference(conv_fprop(x, w, bias, conv), mean, variance, scale, shift, addend, f"eps={epsilon} momentum=0.0 relu=0")
+    return activation(y, word) if word else y
+
+
+#: A convolution with what inference puts behind it.
 conv_norm = _operator(
     "conv_norm",
     ["Tensor x", "Tensor w", "Tensor? bias", "Tensor mean", "Tensor variance", "Tensor? scale", "Tensor? shift", "Tensor? addend"],
     "Tensor",
     False,
     lambda x, w, bias, mean, variance, scale, shift, addend, attributes: _conv_fprop_fake(x, w, bias, attributes.split("|")[0]),
+    recorded=_conv_norm_recorded,
 )
 conv_dgrad = _operator("conv_dgrad", ["Tensor y", "Tensor w", "Tensor? bias"], "Tensor", True, _conv_dgrad_fake)
 linear = _operator("linear", ["Tensor x", "Tensor w", "Tensor? bias"], "Tensor", False, _linear_fake)
@@ -656,8 +673,10 @@ def _keep_nothing(ctx, inputs, used, output):
     return output
 
 
-def _refuse_gradient_of_values(ctx, *_):
-    raise UnsupportedError("the gradient of a maximum whose place was not kept; call max_pool, which keeps it")
+def is_recorded():
+    """Whether a call is recorded for gradients. A trace of `torch.jit` is run in either mode, whichever it was made in: what it records is the operator for inference, which sees at each
+    run whether gradients are wanted."""
+    return torch.is_grad_enabled() and not _is_tracing()
 
 
 #: For calls whose gradient nobody asks for: no index is written.
@@ -667,7 +686,7 @@ max_pool_values = _operator(
     "Tensor",
     False,
     lambda x, attributes: _max_pool_fake(x, attributes)[0],
-    gradients=(_keep_nothing, _refuse_gradient_of_values),
+    recorded=lambda x, attributes: max_pool(x, attributes)[0],
 )
 
 
@@ -840,9 +859,7 @@ def _refuse_gradients_of_mlp(ctx, *_):
 
 _MLP = ["Tensor x", "Tensor up", "Tensor? up_bias", "Tensor down", "Tensor? down_bias"]
 mlp = _operator("mlp", _MLP, "(Tensor, Tensor, Tensor)", False, _mlp_fake, gradients=(_keep_of_mlp, _mlp_gradients))
-mlp_inference = _operator(
-    "mlp_inference", _MLP, "Tensor", False, lambda *inputs: _mlp_fake(*inputs)[0], gradients=(_keep_nothing, _refuse_gradients_of_mlp)
-)
+mlp_inference = _operator("mlp_inference", _MLP, "Tensor", False, lambda *inputs: _mlp_fake(*inputs)[0], recorded=lambda *inputs: mlp(*inputs)[0])
 mlp_backward = _operator(
     "mlp_backward",
     ["Tensor dy", "Tensor x", "Tensor up", "Tensor down", "Tensor pre", "Tensor hidden"],
@@ -855,7 +872,7 @@ mlp_backward = _operator(
 
 def mlp_in_mode(*inputs):
     """What `mlp` computes, by the operator for inference where gradients are not recorded."""
-    return mlp(*inputs)[0] if torch.is_grad_enabled() else mlp_inference(*inputs)
+    return mlp(*inputs)[0] if is_recorded() else mlp_inference(*inputs)
 
 
 # Attention. Its gradients share their scores' sums, so they are an operator of their own.

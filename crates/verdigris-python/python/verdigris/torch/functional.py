@@ -86,7 +86,7 @@ def _batched(x, spatial, leading, what):
 
 def conv(x, weight, bias, attributes, spatial):
     """Convolution with attributes made before."""
-    if 0 in weight.shape[:1]:
+    if _ops.is_empty(weight.shape[:1]):
         # As PyTorch; the library's own op has a result without channels.
         raise GraphError(f"a filter of {tuple(weight.shape)}; there is at least one output channel, dim 0 of the filter")
     if not _batched(x, spatial, 2, "convolution"):
@@ -121,7 +121,7 @@ def conv_transpose(x, weight, bias, attributes, spatial, output_padding):
         return conv_transpose(x.unsqueeze(0), weight, bias, attributes, spatial, output_padding).squeeze(0)
     if weight.dim() != spatial + 2:
         raise GraphError(f"a filter of {tuple(weight.shape)} for {spatial} spatial dims; it is [c, k / groups, filter...]")
-    if 0 in weight.shape[:2]:
+    if _ops.is_empty(weight.shape[:2]):
         raise GraphError(f"a filter of {tuple(weight.shape)}; a transposed convolution has at least one input and one output channel, dims 0 and 1 of the filter")
     a = _ops.parse(attributes)
     stride, padding, dilation = a["stride"], a["padding"], a["dilation"]
@@ -210,7 +210,7 @@ def _pool_attributes(spatial, window, stride, padding, dilation, ceil_mode, x_di
 def _pooled(operator, spatial, x, attributes, may_be_empty=None):
     """Pooling of a batch, or of one without its dim. The first `may_be_empty` dims may be: that of a batch unless more is said."""
     is_batch = _batched(x, spatial, 2, "pooling")
-    if 0 in x.shape[is_batch if may_be_empty is None else may_be_empty :]:
+    if _ops.is_empty(x.shape[is_batch if may_be_empty is None else may_be_empty :]):
         raise GraphError(f"pooling of {tuple(x.shape)}; dims behind the batch are not empty")
     if is_batch:
         return operator(x, attributes)
@@ -227,7 +227,7 @@ def _max_pool(spatial, x, window, stride, padding, dilation, ceil_mode, return_i
 
 def _maxima(spatial, x, attributes, return_indices, may_be_empty=None):
     """The maxima, with their places where these are returned. Places are half of the bytes that are written, or more: they are left out where neither the caller nor a gradient reads them."""
-    if not (return_indices or torch.is_grad_enabled() and x.requires_grad):
+    if not (return_indices or _ops.is_recorded() and x.requires_grad):
         return _pooled(_ops.max_pool_values, spatial, x, attributes, may_be_empty)
     y, index = _pooled(_ops.max_pool, spatial, x, attributes, may_be_empty)
     return (y, index) if return_indices else y
@@ -619,7 +619,8 @@ def batch_norm_act(
 
 
 def _wants_gradient(tensors):
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    """Whether gradients of one of these are recorded. A trace of `torch.jit` counts as if they were: it is run in either mode, whichever it was made in."""
+    return _ops._is_tracing() or torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def batch_norm_module(module, x, add=None, activation=None):
