@@ -337,11 +337,13 @@ def test_the_compiler_sees_one_op_a_chain():
     assert seen.count("verdigris.conv_norm.default") == 3 and not any("conv_fprop" in target for target in seen)
 
 
-def test_the_call_has_no_gradient_and_says_so():
+def test_the_call_by_itself_has_the_gradients_of_its_parts():
     x, w, channel = torch.randn(1, 2, 4, 4, requires_grad=True), torch.randn(3, 2, 1, 1), torch.rand(3)
-    y = vt._ops.conv_norm(x, w, None, channel, channel, None, None, None, "stride=1,1 padding=0,0 dilation=1,1 groups=1 eps=1e-05")
-    with pytest.raises(vd.UnsupportedError, match="conv_norm is of inference"):
-        y.sum().backward()
+    y = vt._ops.conv_norm(x, w, None, channel, channel, None, None, None, "stride=1,1 padding=0,0 dilation=1,1 groups=1 eps=1e-05|f=relu")
+    own = x.detach().double().requires_grad_()
+    right = nn.functional.relu(nn.functional.batch_norm(nn.functional.conv2d(own, w.double()), channel.double(), channel.double()))
+    close(y, right)
+    close(*(torch.autograd.grad(one.square().sum(), of)[0] for one, of in ((y, x), (right, own))), 4.0)
 
 
 def decides(x):

@@ -19,6 +19,8 @@ from conftest import close
 import verdigris as vd
 import verdigris.torch as vt
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
 from verdigris.torch import _compiler, _fusion, _steps
 
@@ -836,3 +838,101 @@ def test_without_codegen_nothing_of_inductor_has_to_be_there_before():
     """
     ended = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
+
+
+#: Calls whose attributes follow from dims, or are given as dims.
+OF_DIMS = {
+    "max pooling": lambda f, x: f.max_pool2d(x, 3, 2, 1),
+    "max pooling up": lambda f, x: f.max_pool2d(x, 3, 2, 1, ceil_mode=True),
+    "max pooling up of gaps": lambda f, x: f.max_pool2d(x, (2, 3), (3, 2), (1, 0), (2, 1), ceil_mode=True),
+    "places": lambda f, x: f.max_pool2d(x, 3, 2, 1, ceil_mode=True, return_indices=True),
+    "mean up": lambda f, x: f.avg_pool2d(x, 3, 2, 1, ceil_mode=True),
+    "mean up without padding": lambda f, x: f.avg_pool2d(x, (3, 2), (2, 3), 1, ceil_mode=True, count_include_pad=False),
+    "mean of an image": lambda f, x: f.avg_pool2d(x, x.shape[2:]),
+    "sum of an image": lambda f, x: f.avg_pool2d(x, (x.shape[2], 2), divisor_override=1),
+    "maximum of an image": lambda f, x: f.max_pool2d(x, x.shape[2:]),
+    "without a batch": lambda f, x: f.max_pool2d(x[0], 3, 2, 1, ceil_mode=True),
+    "of one dim": lambda f, x: f.avg_pool1d(x.flatten(2), 4, 3, 2, ceil_mode=True),
+    "of three dims": lambda f, x: f.max_pool3d(x.unsqueeze(1), 2, 2, 1, ceil_mode=True),
+    "adaptive": lambda f, x: f.adaptive_avg_pool2d(x, (None, 3)),
+    "adaptive by a dim": lambda f, x: f.adaptive_max_pool2d(x, (x.shape[2] // 2, None)),
+    "twice as large": lambda f, x: f.interpolate(x, scale_factor=2.0),
+    "by a factor": lambda f, x: f.interpolate(x, scale_factor=(1.5, 0.7), mode="bilinear", align_corners=False),
+    "to a size": lambda f, x: f.interpolate(x, size=(x.shape[2] + 3, x.shape[3] * 2), mode="bicubic", align_corners=True),
+    "to a mean": lambda f, x: f.interpolate(x, size=(x.shape[2] // 2, 3), mode="area"),
+    "a border of a dim": lambda f, x: f.pad(x, (1, x.shape[2] // 3, 0, 2)),
+    "a mirrored border": lambda f, x: f.pad(x, (1, x.shape[2] // 3, 0, 2), mode="reflect"),
+    "a transposed convolution": lambda f, x: f.conv_transpose2d(x, torch.ones(3, 4, 3, 2, dtype=x.dtype), stride=2),
+    "a filter's size": lambda f, x: f.conv2d(x, torch.ones(4, 3, 3, 2, dtype=x.dtype), padding="same"),
+}
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", OF_DIMS)
+def test_calls_whose_attributes_follow_from_dims_are_compiled_once(name, grad):
+    """One graph for all dims, around edges where the padding behind the last window begins and ends, and no break in it."""
+    function, counter = OF_DIMS[name], CompileCounterWithBackend(vt.Compiler(codegen=False))
+    run = torch.compile(lambda x: function(vt, x), backend=counter, fullgraph=True, dynamic=True)
+    for dims in ((2, 3, 9, 8), (3, 3, 10, 7), (4, 3, 12, 11), (2, 3, 7, 13)):
+        x = torch.randn(dims, dtype=torch.float64)
+        mine, right = x.clone().requires_grad_(grad), x.clone().requires_grad_(grad)
+        y, its = run(mine), function(F, right)
+        for one, other in zip(y if isinstance(y, tuple) else (y,), its if isinstance(its, tuple) else (its,)):
+            assert one.dtype == other.dtype and one.stride() == other.stride()
+            torch.testing.assert_close(one, other)
+        if grad:
+            y, its = (one[0] if isinstance(one, tuple) else one for one in (y, its))
+            weights = torch.randn_like(its)
+            torch.testing.assert_close(torch.autograd.grad(y, mine, weights), torch.autograd.grad(its, right, weights))
+    assert counter.frame_count == 1
+
+
+def test_static_dims_are_attributes_after_all():
+    """A graph of numbers alone has the words that a call has: nothing is put together when it runs."""
+    x, found = torch.randn(2, 3, 9, 8), []
+
+    def compiler(graph, _):
+        found.extend(node.args for node in graph.graph.nodes if "pool" in str(node.target))
+        return graph
+
+    run = torch.compile(lambda x: vt.max_pool2d(x, 3, 2, 1, ceil_mode=True), backend=aot_autograd(fw_compiler=compiler), dynamic=False)
+    with torch.no_grad():
+        torch.testing.assert_close(run(x), F.max_pool2d(x, 3, 2, 1, ceil_mode=True))
+    assert [args[1:] for args in found] == [("window=3,3 stride=2,2 padding=1,1 dilation=1,1 after=1,2",)]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name", ["max pooling up", "mean up", "mean of an image", "adaptive", "adaptive by a dim"])
+def test_exported_calls_take_other_dims(name, strict):
+    class Net(nn.Module):
+        def forward(self, x):
+            return OF_DIMS[name](vt, x)
+
+    dims = {0: torch.export.Dim.DYNAMIC, 2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC}
+    exported = torch.export.export(Net(), (torch.randn(2, 3, 9, 8),), dynamic_shapes=(dims,), strict=strict).module()
+    for dims in ((2, 3, 9, 8), (3, 3, 10, 7), (4, 3, 12, 11)):
+        x = torch.randn(dims)
+        torch.testing.assert_close(exported(x), OF_DIMS[name](F, x))
+
+
+def test_symbols_outside_of_a_compiler():
+    """`make_fx` traces with symbols, and no compiler is there to ask."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    for name in ("max pooling up", "mean of an image", "adaptive by a dim"):
+        graph = make_fx(lambda x: OF_DIMS[name](vt, x), tracing_mode="symbolic")(torch.randn(2, 3, 9, 8))
+        for dims in ((2, 3, 9, 8), (4, 3, 12, 11)):
+            x = torch.randn(dims)
+            torch.testing.assert_close(graph(x), OF_DIMS[name](F, x))
+
+
+@needs_a_compiler
+def test_inductor_and_calls_whose_attributes_follow_from_dims():
+    function = lambda f, x: f.avg_pool2d(f.max_pool2d(x * 2.0, 3, 2, 1, ceil_mode=True) + 1.0, 2, ceil_mode=True).sum((2, 3))
+    run = torch.compile(lambda x: function(vt, x), backend=vt.Compiler(), fullgraph=True, dynamic=True)
+    for dims in ((2, 3, 9, 8), (3, 3, 10, 7)):
+        x = torch.randn(dims)
+        mine, right = x.clone().requires_grad_(), x.double().requires_grad_()
+        y, its = run(mine), function(F, right)
+        close(y, its, 4.0)
+        close(torch.autograd.grad(y.sum(), mine)[0], torch.autograd.grad(its.sum(), right)[0], 4.0)

@@ -33,7 +33,7 @@ def _each(name, value, spatial, shape):
 
 @_ops.cached
 def _interpolation(shape, size, scale_factor, mode, align_corners, recompute):
-    """The attributes of an interpolation, or with `area` the size that it averages to."""
+    """The attributes of an interpolation, as `with_lists` has them, or with `area` the size that it averages to."""
     spatial = len(shape) - 2
     if mode in ("nearest", "nearest-exact", "area"):
         if align_corners is not None:
@@ -57,7 +57,7 @@ def _interpolation(shape, size, scale_factor, mode, align_corners, recompute):
         factors = tuple(map(float, _each("scale_factor", scale_factor, spatial, shape)))
         if not all(0.0 < factor < float("inf") for factor in factors):
             raise GraphError(f"scale_factor is {factors}; each is finite and above 0")
-        out = tuple(int(extent * factor) for extent, factor in zip(shape[2:], factors))
+        out = tuple(torch.sym_int(extent * factor) for extent, factor in zip(shape[2:], factors))
         # PyTorch copies an input of the same size, whatever the factors.
         is_copied = mode in ("linear", "bilinear", "trilinear") and out == tuple(shape[2:])
         if recompute or mode == "area" or align_corners or is_copied:
@@ -69,8 +69,8 @@ def _interpolation(shape, size, scale_factor, mode, align_corners, recompute):
         raise GraphError(f"interpolation of {shape} to {out}; dims behind the batch, and those of the result, are not empty")
     if mode == "area":
         return out
-    words = f"mode={_MODES[mode][0]} corners={int(bool(align_corners))} {_list('out', out)}"
-    return words if factors is None else f"{words} {_list('factors', map(repr, factors))}"
+    words = f"mode={_MODES[mode][0]} corners={int(bool(align_corners))}"
+    return _ops.with_lists(words if factors is None else f"{words} {_list('factors', map(repr, factors))}", out=out)
 
 
 def _hashed(value):
@@ -100,7 +100,7 @@ def interpolate(
         return getattr(functional, f"adaptive_avg_pool{len(told)}d")(input, told)
     if not input.dtype.is_floating_point and input.dtype != torch.uint8:
         raise UnsupportedError(f"interpolate of {input.dtype}; it takes floating-point numbers and uint8")
-    return _ops.resample(_ops.widened(input), told)
+    return _ops.told(_ops.resample, _ops.widened(input), told)
 
 
 @_ops.cached
@@ -159,7 +159,7 @@ def pad(input, pad, mode="constant", value=None):
         if not any(before) and not any(after):
             return input.clone()
         value = _constant(value, input.dtype)
-        return _ops.of_bits(_ops.pad, input, f"{_list('before', before)} {_list('after', after)} value={value!r}")
+        return _ops.of_bits(_ops.pad, input, _ops.with_lists(f"value={value!r}", before=before, after=after))
     if value is not None and value != 0:
         raise GraphError(f"padding mode '{mode}' with the value {value}; a value is of mode 'constant'")
     if mode == "circular" and min(*before, *after) < 0:
@@ -169,9 +169,9 @@ def pad(input, pad, mode="constant", value=None):
         before, after = (tuple(max(side, 0) for side in sides) for sides in (before, after))
         if max(side - extent for sides in (before, after) for side, extent in zip(sides, input.shape[-count:])) > 0:
             raise UnsupportedError(f"pad is {tuple(pad)}; a circular border wraps around once what is left of the input")
-    words = f"border={mode} {_list('before', before)} {_list('after', after)}"
+    words = _ops.with_lists(f"border={mode}", before=before, after=after)
     # PyTorch wraps truth values around, and has no other border of them.
-    border = functools.partial(_ops.of_bits, _ops.resample) if mode == "circular" else _ops.resample
+    border = functools.partial(_ops.of_bits if mode == "circular" else _ops.told, _ops.resample)
     if input.dim() == count + 1:
         return border(input.unsqueeze(0), words).squeeze(0)
     return border(input, words)

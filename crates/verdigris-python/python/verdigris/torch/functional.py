@@ -10,6 +10,7 @@ What PyTorch refuses is refused, by an exception of PyTorch's kind: `GraphError`
 
 import contextlib
 import math
+import operator
 import warnings
 
 import torch
@@ -71,14 +72,16 @@ def _conv_attributes(spatial, stride, padding, dilation, groups, filter_dims):
 
 
 def _conv(spatial, x, weight, bias, stride, padding, dilation, groups):
-    filter_dims = tuple(weight.shape[2:]) if padding == "same" else None
+    # By its number even where it is a symbol: the taps of a filter are what its network is.
+    filter_dims = tuple(map(operator.index, weight.shape[2:])) if padding == "same" else None
     attributes = conv_attributes(spatial, stride, padding, dilation, groups, filter_dims)
     return conv(x, weight, bias, attributes, spatial)
 
 
 def _batched(x, spatial, leading, what):
     """Whether there is a batch; `leading` dims stand before the spatial ones then."""
-    if x.dim() not in (spatial + leading - 1, spatial + leading):
+    # No `in` a tuple: of numbers that a compiler took for symbols it finds none.
+    if x.dim() != spatial + leading and x.dim() != spatial + leading - 1:
         rule = f"it has {leading} dims before them, or one less"
         raise OutOfRangeError(f"{what} of {spatial} spatial dims and an input of {tuple(x.shape)}; {rule}")
     return x.dim() == spatial + leading
@@ -176,7 +179,8 @@ def mlp(input, weight1, bias1, weight2, bias2, activation="gelu"):
 
 
 def pool_attributes(spatial, window, stride, padding, dilation, ceil_mode, x_dims, words):
-    """The attributes of a sliding pooling. With `ceil_mode` the padding after the last element depends on `x_dims`."""
+    """The attributes of a sliding pooling, as `with_lists` has them. With `ceil_mode` the padding after the last element depends on `x_dims`."""
+    x_dims = _ops.integers("size", x_dims)
     named = (("kernel_size", window), ("stride", stride), ("padding", padding), ("dilation", dilation))
     return _pool_attributes(spatial, *(_ops.integers(name, value) for name, value in named), ceil_mode, x_dims, words)
 
@@ -189,32 +193,29 @@ def _pool_attributes(spatial, window, stride, padding, dilation, ceil_mode, x_di
     reach = [dilation[i] * (window[i] - 1) + 1 for i in range(spatial)]
     if any(2 * pad > size for pad, size in zip(padding, reach)):
         raise GraphError(f"padding {padding} for windows that reach over {tuple(reach)} elements; it is at most half of that")
-    after = padding
+    lists = dict(window=window, stride=stride, padding=padding, dilation=dilation)
     if ceil_mode:
-        after = []
-        for i, extent in enumerate(x_dims):
-            out = -(-(extent + 2 * padding[i] - reach[i]) // stride[i]) + 1
-            # The last window begins inside of the tensor or of the padding before it.
-            if (out - 1) * stride[i] >= extent + padding[i]:
-                out -= 1
-            after.append(max((out - 1) * stride[i] + reach[i] - extent - padding[i], padding[i]))
-        after = tuple(after)
-    text = _words(window=window, stride=stride, padding=padding, dilation=dilation)
-    if after != padding:
-        text += " " + _words(after=after)
-        if "pad=1" in words:
-            text += " " + _words(within=padding)
-    return f"{text} {words}".strip()
+        after = tuple(_padding_after(*each) for each in zip(x_dims, reach, stride, padding))
+        # Symbols are compared with nothing: each answer would be a graph of its own.
+        if _ops.are_open(after) or after != padding:
+            lists.update(after=after, **(dict(within=padding) if "pad=1" in words else {}))
+    return _ops.with_lists(words, **lists)
 
 
-def _pooled(operator, spatial, x, attributes, may_be_empty=None):
+def _padding_after(extent, reach, stride, padding):
+    """With `ceil_mode`, of one dim: as many windows as begin inside of the tensor or of the padding before it, the last of which may reach beyond the padding behind it."""
+    out = torch.sym_min(-(-(extent + 2 * padding - reach) // stride) + 1, -(-(extent + padding) // stride))
+    return torch.sym_max((out - 1) * stride + reach - extent - padding, padding)
+
+
+def _pooled(function, spatial, x, attributes, may_be_empty=None):
     """Pooling of a batch, or of one without its dim. The first `may_be_empty` dims may be: that of a batch unless more is said."""
     is_batch = _batched(x, spatial, 2, "pooling")
     if _ops.is_empty(x.shape[is_batch if may_be_empty is None else may_be_empty :]):
         raise GraphError(f"pooling of {tuple(x.shape)}; dims behind the batch are not empty")
     if is_batch:
-        return operator(x, attributes)
-    result = operator(x.unsqueeze(0), attributes)
+        return _ops.told(function, x, attributes)
+    result = _ops.told(function, x.unsqueeze(0), attributes)
     return tuple(part.squeeze(0) for part in result) if isinstance(result, tuple) else result.squeeze(0)
 
 
@@ -282,15 +283,15 @@ def _adaptive(spatial, x, output_size):
     sizes = output_size if isinstance(output_size, tuple) else (output_size,) * spatial
     if len(sizes) != spatial:
         raise GraphError(f"output_size is {sizes} for {spatial} spatial dims; there is one number, or one for each")
-    sizes = tuple(x.shape[i - spatial] if size is None else size for i, size in enumerate(sizes))
+    sizes = _ops.integers("output_size", tuple(x.shape[i - spatial] if size is None else size for i, size in enumerate(sizes)))
     return _each(sizes, spatial, "output_size", 0)
 
 
 def _adaptive_avg(spatial, x, output_size):
     sizes = _adaptive(spatial, x, output_size)
-    if 0 in sizes:
+    if any(size == 0 for size in sizes):
         return _nothing(x, spatial, sizes)
-    return _pooled(_ops.avg_pool, spatial, x, f"{_words(adaptive=sizes)} pad=0", 1 if spatial == 3 else x.dim() - spatial)
+    return _pooled(_ops.avg_pool, spatial, x, _ops.with_lists("pad=0", adaptive=sizes), 1 if spatial == 3 else x.dim() - spatial)
 
 
 def _nothing(x, spatial, sizes):
@@ -316,11 +317,10 @@ def adaptive_avg_pool3d(input, output_size):
 
 def _adaptive_max(spatial, x, output_size, return_indices):
     sizes = _adaptive(spatial, x, output_size)
-    if 0 in sizes:
+    if any(size == 0 for size in sizes):
         y = _nothing(x, spatial, sizes)
         return (y, torch.empty_like(y, dtype=torch.int64)) if return_indices else y
-    words = " index=i64" if return_indices else ""
-    return _maxima(spatial, x, f"{_words(adaptive=sizes)}{words}", return_indices, 1)
+    return _maxima(spatial, x, _ops.with_lists("index=i64" if return_indices else "", adaptive=sizes), return_indices, 1)
 
 
 def adaptive_max_pool1d(input, output_size, return_indices=False):
