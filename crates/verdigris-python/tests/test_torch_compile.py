@@ -856,6 +856,7 @@ OF_DIMS = {
     "of three dims": lambda f, x: f.max_pool3d(x.unsqueeze(1), 2, 2, 1, ceil_mode=True),
     "adaptive": lambda f, x: f.adaptive_avg_pool2d(x, (None, 3)),
     "adaptive by a dim": lambda f, x: f.adaptive_max_pool2d(x, (x.shape[2] // 2, None)),
+    "back to places": lambda f, x: f.max_unpool2d(*f.max_pool2d(x, 2, return_indices=True), 2, output_size=x.shape[2:]),
     "twice as large": lambda f, x: f.interpolate(x, scale_factor=2.0),
     "by a factor": lambda f, x: f.interpolate(x, scale_factor=(1.5, 0.7), mode="bilinear", align_corners=False),
     "to a size": lambda f, x: f.interpolate(x, size=(x.shape[2] + 3, x.shape[3] * 2), mode="bicubic", align_corners=True),

@@ -194,6 +194,7 @@ TRACED = {
     "two layers": (lambda: torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.GELU(), torch.nn.Linear(8, 4)), (5, 6)),
     "normalization": (lambda: torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU()), (2, 3, 6, 6)),
     "without an activation": (lambda: torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, bias=False), torch.nn.BatchNorm2d(4, affine=False)), (2, 3, 6, 6)),
+    "transposed": (lambda: torch.nn.Sequential(torch.nn.ConvTranspose2d(3, 4, 3), torch.nn.BatchNorm2d(4)), (2, 3, 6, 6)),
     "residual": (Rows, (2, 3, 6, 6)),
     "maxima": (lambda: torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.MaxPool2d(2), torch.nn.AdaptiveMaxPool2d(1)), (2, 3, 8, 8)),
 }
@@ -211,8 +212,8 @@ def test_a_trace_is_the_same_in_both_modes(name):
     texts = []
     for grad in (True, False):
         with torch.set_grad_enabled(grad), warnings.catch_warnings():
-            # An addend's dims are compared with those of what it is added to.
-            warnings.simplefilter("ignore" if name == "residual" else "error", torch.jit.TracerWarning)
+            # An addend's dims are compared with those of what it is added to, and a transposed convolution's result has dims of its own.
+            warnings.simplefilter("ignore" if name in ("residual", "transposed") else "error", torch.jit.TracerWarning)
             traced = torch.jit.trace(net, (x,))
         texts.append([node.kind() for node in traced.inlined_graph.nodes()])
         with torch.no_grad():

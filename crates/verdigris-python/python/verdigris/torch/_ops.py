@@ -128,7 +128,7 @@ def with_lists(words, **lists):
     return f"{text} {words}".strip(), sizes if is_open else ()
 
 
-def _filled(attributes, sizes):
+def filled(attributes, sizes):
     """Attributes with numbers in their places."""
     first, *rest = attributes.split("?")
     return first + "".join([f"{size}{text}" for size, text in zip(sizes, rest)])
@@ -253,7 +253,7 @@ def _operator(name, tensors, results, has_dims, fake, decomposed=None, gradients
         """The arguments of a call without its sizes, where these are numbers."""
         if len(inputs) == arity or not _are_numbers(inputs[arity]):
             return inputs
-        return *inputs[:places], _filled(inputs[places], inputs[arity]), *inputs[places + 1 : arity]
+        return *inputs[:places], filled(inputs[places], inputs[arity]), *inputs[places + 1 : arity]
 
     def op(*inputs):
         # Looked up when it is wanted: an overload takes a tenth of a millisecond to make, and a process wants few of them.

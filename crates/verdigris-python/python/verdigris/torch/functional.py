@@ -137,7 +137,7 @@ def conv_transpose(x, weight, bias, attributes, spatial, output_padding):
     ]
     if any(dim < 1 for dim in dims):
         raise GraphError(f"the result would have the spatial dims {dims}; each is at least 1")
-    return _ops.conv_dgrad(x, weight, bias, attributes, dims)
+    return _ops.conv_dgrad(x, weight, bias, attributes, _ops.integers("a dim of the result", dims))
 
 
 def conv_transpose1d(input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
