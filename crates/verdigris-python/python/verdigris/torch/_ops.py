@@ -94,8 +94,11 @@ def _integer(name, one, value):
 
 
 def is_empty(dims):
-    """Whether one of a tensor's dims is 0. Not asked of a trace of `torch.jit`, which would warn that the answer becomes a constant."""
-    return not _is_tracing() and 0 in dims
+    """Whether one of a tensor's dims is 0. In a trace of `torch.jit` dims are tensors, which are not asked: it would warn that the answer becomes a constant."""
+    for dim in dims:
+        if type(dim) is int and dim == 0:
+            return True
+    return False
 
 
 @cached
@@ -362,8 +365,9 @@ def _operator(name, tensors, results, has_dims, fake, decomposed=None, gradients
     def kernel(run):
         """What the dispatcher calls in the end, by one of the native halves that run a call."""
 
-        def of_gradient(*inputs):
-            inputs = settled(inputs)
+        # Generated code gives an argument that has a default by its name.
+        def of_gradient(*inputs, sizes=()):
+            inputs = settled((*inputs, sizes) if sizes else inputs)
             try:
                 return run(code, *inputs)
             except ConstantError:
@@ -373,8 +377,8 @@ def _operator(name, tensors, results, has_dims, fake, decomposed=None, gradients
         def listed(*inputs):
             return list(_each_result(run(code, *inputs)))
 
-        def of_numbers(*inputs):
-            return run(code, *settled(inputs))
+        def of_numbers(*inputs, sizes=()):
+            return run(code, *settled((*inputs, sizes) if sizes else inputs))
 
         if name == "gradient":
             return of_gradient

@@ -180,9 +180,9 @@ def mlp(input, weight1, bias1, weight2, bias2, activation="gelu"):
 
 def pool_attributes(spatial, window, stride, padding, dilation, ceil_mode, x_dims, words):
     """The attributes of a sliding pooling, as `with_lists` has them. With `ceil_mode` the padding after the last element depends on `x_dims`."""
-    x_dims = _ops.integers("size", x_dims)
-    named = (("kernel_size", window), ("stride", stride), ("padding", padding), ("dilation", dilation))
-    return _pool_attributes(spatial, *(_ops.integers(name, value) for name, value in named), ceil_mode, x_dims, words)
+    window, stride = _ops.integers("kernel_size", window), _ops.integers("stride", stride)
+    padding, dilation = _ops.integers("padding", padding), _ops.integers("dilation", dilation)
+    return _pool_attributes(spatial, window, stride, padding, dilation, ceil_mode, _ops.integers("size", x_dims), words)
 
 
 @_ops.cached
@@ -287,11 +287,16 @@ def _adaptive(spatial, x, output_size):
     return _each(sizes, spatial, "output_size", 0)
 
 
+@_ops.cached
+def _adaptive_attributes(sizes, words):
+    return _ops.with_lists(words, adaptive=sizes)
+
+
 def _adaptive_avg(spatial, x, output_size):
     sizes = _adaptive(spatial, x, output_size)
     if any(size == 0 for size in sizes):
         return _nothing(x, spatial, sizes)
-    return _pooled(_ops.avg_pool, spatial, x, _ops.with_lists("pad=0", adaptive=sizes), 1 if spatial == 3 else x.dim() - spatial)
+    return _pooled(_ops.avg_pool, spatial, x, _adaptive_attributes(sizes, "pad=0"), 1 if spatial == 3 else x.dim() - spatial)
 
 
 def _nothing(x, spatial, sizes):
@@ -320,7 +325,7 @@ def _adaptive_max(spatial, x, output_size, return_indices):
     if any(size == 0 for size in sizes):
         y = _nothing(x, spatial, sizes)
         return (y, torch.empty_like(y, dtype=torch.int64)) if return_indices else y
-    return _maxima(spatial, x, _ops.with_lists("index=i64" if return_indices else "", adaptive=sizes), return_indices, 1)
+    return _maxima(spatial, x, _adaptive_attributes(sizes, "index=i64" if return_indices else ""), return_indices, 1)
 
 
 def adaptive_max_pool1d(input, output_size, return_indices=False):
