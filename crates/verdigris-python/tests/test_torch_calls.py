@@ -52,6 +52,11 @@ def convolutions():
         yield name, (x, t(4, 3, *[3] * spatial)), {}
         yield name, (x, t(4, 2, *[3] * spatial)), dict(groups=2)
         yield name, (x, t(5, 2, *[3] * spatial)), dict(groups=2)
+        yield name, (x, t(0, 4, *[3] * spatial)), {}
+        yield name, (x[0], t(0, 4, *[3] * spatial), t(0)), {}
+        yield name, (x, t(0, 2, *[3] * spatial)), dict(groups=2)
+        yield name, (t(0, 4, *[6] * spatial), t(0, 4, *[3] * spatial)), {}
+        yield name, (x, t()), {}
         yield name, (t(0, 4, *[6] * spatial), w), {}
         yield name, (t(0, 4, *[2] * spatial), w), {}
         yield name, (t(2, 4, *[0] * spatial), w), {}
@@ -75,6 +80,9 @@ def convolutions():
         for run in [dict(stride=0), dict(stride=-1), dict(padding=-1), dict(dilation=0), dict(output_padding=-1), dict(padding=9), dict(groups=2), dict(groups=3), dict(groups=0)]:
             yield name, (x, w), run
         yield name, (x, t(3, 4, *[3] * spatial)), {}
+        yield name, (x, t(4, 0, *[3] * spatial)), {}
+        yield name, (t(2, 0, *[6] * spatial), t(0, 4, *[3] * spatial)), {}
+        yield name, (t(2, 0, *[6] * spatial), t(0, 0, *[3] * spatial)), {}
         yield name, (x, w, t(4)), dict(stride=1, dilation=3, output_padding=2)
         yield name, (x, w, t(3)), {}
         yield name, (x, w, t(1)), {}
@@ -323,3 +331,56 @@ def test_calls_are_refused_or_computed_as_by_pytorch(group):
     calls = list(GROUPS[group]())
     wrong = [f"{described(*call)}: {fault}" for call in calls if (fault := judge(*call)) is not None]
     assert len(calls) >= 16 and not wrong, "\n".join(wrong)
+
+
+def _sized(take):
+    """Calls by sizes, each of which `take` makes of an integer."""
+    x, w, turned = torch.arange(64.0).reshape(1, 1, 8, 8), torch.ones(1, 1, 2, 2), torch.ones(1, 4, 4, 4)
+    y, index = F.max_pool2d(x, 2, return_indices=True)
+    samples = torch.full((1, 1, 2), 0.4)
+    yield lambda f: f.max_pool2d(x, take(2))
+    yield lambda f: f.max_pool2d(x, [take(3), take(2)], take(2), take(1), take(1))
+    yield lambda f: f.avg_pool2d(x, take(3), take(2), (take(1),), divisor_override=take(5))
+    yield lambda f: f.adaptive_avg_pool2d(x, (take(2), None))
+    yield lambda f: f.adaptive_max_pool2d(x, [take(2), take(3)])
+    yield lambda f: f.conv2d(x, w, None, take(2), take(1), take(2), take(1))
+    yield lambda f: f.conv_transpose2d(x, w, None, take(2), take(1), take(1))
+    yield lambda f: f.unfold(x, (take(2), take(2)), take(1), take(1), take(2))
+    yield lambda f: f.fold(torch.ones(1, 4, 49), (take(8), take(8)), take(2) if f is vt else 2)
+    yield lambda f: f.max_unpool2d(y, index, (take(2),) * 2, (take(2),) * 2, (take(0),) * 2, (take(8),) * 2)
+    yield lambda f: f.fractional_max_pool2d(x, (take(2), take(2)), (take(3), take(3)), _random_samples=samples)
+    yield lambda f: f.pixel_shuffle(turned, take(2))
+    yield lambda f: f.pixel_unshuffle(x, take(2))
+    yield lambda f: f.channel_shuffle(turned, take(2)) if f is vt else F.channel_shuffle(turned, 2)
+    yield lambda f: f.group_norm(turned, take(2))
+    yield lambda f: f.layer_norm(x, (take(8),))
+    yield lambda f: f.pad(x, (take(1), take(2)))
+    yield lambda f: f.interpolate(x, (take(3), take(5)))
+
+
+def test_sizes_are_whatever_is_an_integer():
+    """Those of NumPy, tensors of one element, and all else with `__index__`, by themselves and in lists, as PyTorch takes them."""
+    numpy = pytest.importorskip("numpy")
+
+    class Own:
+        def __init__(self, value):
+            self.value = value
+
+        def __index__(self):
+            return self.value
+
+    for take in (numpy.int64, numpy.uint8, torch.tensor, Own):
+        for call, plain in zip(_sized(take), _sized(int)):
+            torch.testing.assert_close(call(vt), plain(F))
+    net, _ = vt.convert(torch.nn.Sequential(torch.nn.Conv2d(numpy.int64(1), numpy.int64(2), numpy.int64(3), stride=numpy.int64(1)), torch.nn.MaxPool2d(numpy.int64(2), numpy.int64(1))))
+    assert net(torch.ones(1, 1, 6, 6)).shape == (1, 2, 3, 3)
+
+
+def test_sizes_are_nothing_else():
+    """Truth values and numbers with a point are refused by name, whatever was asked before: a memory of results knows them for integers."""
+    numpy = pytest.importorskip("numpy")
+    for take in (lambda value: bool(value), float, numpy.float64, numpy.bool_, str, lambda value: torch.tensor(float(value)), lambda value: torch.tensor(bool(value))):
+        for call, plain in zip(_sized(take), _sized(int)):
+            plain(vt)
+            with pytest.raises(TypeError, match=r"is .*; it is an integer, or one for each dim"):
+                call(vt)

@@ -1,5 +1,6 @@
 """Convolutions with normalization, residual and activation behind them as one call in inference: found, right, and nothing else changed."""
 
+import abc
 import copy
 import io
 import itertools
@@ -336,11 +337,13 @@ def test_the_compiler_sees_one_op_a_chain():
     assert seen.count("verdigris.conv_norm.default") == 3 and not any("conv_fprop" in target for target in seen)
 
 
-def test_the_call_has_no_gradient_and_says_so():
+def test_the_call_by_itself_has_the_gradients_of_its_parts():
     x, w, channel = torch.randn(1, 2, 4, 4, requires_grad=True), torch.randn(3, 2, 1, 1), torch.rand(3)
-    y = vt._ops.conv_norm(x, w, None, channel, channel, None, None, None, "stride=1,1 padding=0,0 dilation=1,1 groups=1 eps=1e-05")
-    with pytest.raises(vd.UnsupportedError, match="conv_norm is of inference"):
-        y.sum().backward()
+    y = vt._ops.conv_norm(x, w, None, channel, channel, None, None, None, "stride=1,1 padding=0,0 dilation=1,1 groups=1 eps=1e-05|f=relu")
+    own = x.detach().double().requires_grad_()
+    right = nn.functional.relu(nn.functional.batch_norm(nn.functional.conv2d(own, w.double()), channel.double(), channel.double()))
+    close(y, right)
+    close(*(torch.autograd.grad(one.square().sum(), of)[0] for one, of in ((y, x), (right, own))), 4.0)
 
 
 def decides(x):
@@ -757,3 +760,77 @@ def test_a_tensor_that_a_forward_makes_is_no_constant(kind):
         assert torch.equal(ours(x), ours(x)) == (kind is Counting)
         torch.manual_seed(5), (got := ours(x)), torch.manual_seed(5)
         close(got, net(x).double(), 4.0)
+
+
+class Registered(nn.Module):
+    """A class that keeps a list of those derived from it, as registries of models do, and takes no name twice."""
+
+    derived = []
+
+    def __init_subclass__(cls, **words):
+        super().__init_subclass__(**words)
+        if cls.__name__ in (one.__name__ for one in Registered.derived):
+            raise ValueError(f"{cls.__name__} is there already")
+        Registered.derived.append(cls)
+
+
+class Listing(abc.ABCMeta):
+    """As `Registered`, by a metaclass."""
+
+    derived = []
+
+    def __new__(cls, name, bases, body):
+        made = super().__new__(cls, name, bases, body)
+        Listing.derived.append(made)
+        return made
+
+    def __init__(cls, name, bases, body):
+        super().__init__(name, bases, body)
+        Listing.derived.append(name)
+
+
+class OfRegistry(Registered):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6)
+
+    def forward(self, x):
+        return self.norm(self.conv(x))
+
+
+class OfMetaclass(nn.Module, metaclass=Listing):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6)
+
+    def forward(self, x):
+        return self.norm(self.conv(x))
+
+
+def test_the_class_of_a_chain_is_nobodys_news():
+    """What a class, or its metaclass, does with each class derived from it is not done for ours: neither by `convert` nor where a copy is made."""
+    for kind in (OfRegistry, OfMetaclass):
+        before = list(Registered.derived), list(Listing.derived)
+        module = filled(kind().eval())
+        net, report = vt.convert(module)
+        assert report.chains and type(net) is not kind and isinstance(net, kind)
+        assert type(net).__bases__ == (kind,) and type(net).__mro__[1:] == kind.__mro__ and type(type(net)) is type(kind)
+        x = torch.randn(2, 4, 6, 6)
+        with torch.no_grad():
+            right = copy.deepcopy(module).double()(x.double())
+        for one in (net, copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+            with torch.no_grad():
+                close(one(x), right, 4.0)
+        assert (Registered.derived, Listing.derived) == before
+        # Its own classes stay told apart from it, by an abstract base's memory too.
+        assert not isinstance(kind(), type(net)) and not issubclass(kind, type(net))
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("training", [False, True])
+def test_a_chain_without_output_channels_is_the_error_of_its_convolution(training):
+    net, report = vt.convert(nn.Sequential(nn.Conv2d(4, 0, 3, bias=False), nn.BatchNorm2d(0), nn.ReLU()).train(training))
+    assert report.chains
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad), pytest.raises(vd.GraphError, match=r"\(0, 4, 3, 3\); there is at least one output channel"):
+            net(torch.randn(2, 4, 6, 6))

@@ -1,5 +1,8 @@
 """What stands between a call and its kernel in PyTorch: transforms, forward mode, traces, bits of a tensor that its memory does not show, tensors without memory."""
 
+import copy
+import warnings
+
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -173,3 +176,70 @@ def test_autocast_widens_what_pytorch_widens():
                         assert function(vt, x).dtype == function(F, x).dtype, (kind, name)
             finally:
                 torch.set_autocast_enabled(kind, before), torch.set_autocast_dtype(kind, dtype)
+
+
+class Rows(torch.nn.Module):
+    """Frozen normalization with a residual and ReLU behind it, and what stands before and after it."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.relu = torch.nn.Conv2d(3, 3, 3, padding=1), torch.nn.BatchNorm2d(3), torch.nn.ReLU()
+        self.first = torch.nn.Conv2d(3, 3, 1)
+
+    def forward(self, x):
+        return self.relu(self.norm(self.conv(x)) + self.first(x))
+
+
+TRACED = {
+    "two layers": (lambda: torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.GELU(), torch.nn.Linear(8, 4)), (5, 6)),
+    "normalization": (lambda: torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU()), (2, 3, 6, 6)),
+    "without an activation": (lambda: torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, bias=False), torch.nn.BatchNorm2d(4, affine=False)), (2, 3, 6, 6)),
+    "transposed": (lambda: torch.nn.Sequential(torch.nn.ConvTranspose2d(3, 4, 3), torch.nn.BatchNorm2d(4)), (2, 3, 6, 6)),
+    "residual": (Rows, (2, 3, 6, 6)),
+    "maxima": (lambda: torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.MaxPool2d(2), torch.nn.AdaptiveMaxPool2d(1)), (2, 3, 8, 8)),
+}
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_a_trace_is_the_same_in_both_modes(name):
+    """PyTorch traces again without gradients and compares; and what was traced in one mode is run in the other, with gradients of all that there is."""
+    make, dims = TRACED[name]
+    torch.manual_seed(3)
+    module = make().eval()
+    net, _ = vt.convert(module)
+    truth = copy.deepcopy(module).double()
+    x, other = torch.randn(dims), torch.randn(dims)
+    texts = []
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad), warnings.catch_warnings():
+            # An addend's dims are compared with those of what it is added to, and a transposed convolution's result has dims of its own.
+            warnings.simplefilter("ignore" if name in ("residual", "transposed") else "error", torch.jit.TracerWarning)
+            traced = torch.jit.trace(net, (x,))
+        texts.append([node.kind() for node in traced.inlined_graph.nodes()])
+        with torch.no_grad():
+            close(traced(other), truth(other.double()))
+        mine, right = other.clone().requires_grad_(), other.double().requires_grad_()
+        wanted = [(mine, *traced.parameters()), (right, *truth.parameters())]
+        y = traced(mine)
+        assert y.requires_grad
+        for one, its in zip(torch.autograd.grad(y.square().sum(), wanted[0]), torch.autograd.grad(truth(right).square().sum(), wanted[1])):
+            close(one, its, 8.0)
+    assert texts[0] == texts[1]
+
+
+def test_operators_for_inference_have_the_gradients_of_the_others():
+    """Whoever calls them by name, as a trace does: gradients, and gradients of these."""
+    x, w, vector = drawn(2, 3, 5, 5), drawn(4, 3, 3, 3), lambda: torch.rand(4, dtype=torch.float64) + 0.5
+    ops = torch.ops.verdigris
+    calls = {
+        "conv_norm": (lambda x, w: ops.conv_norm(x, w, None, *norm, None, "stride=1,1 padding=0,0 dilation=1,1 groups=1 eps=1e-05|f=tanh"), (x, w)),
+        "max_pool_values": (lambda x: ops.max_pool_values(x.tanh(), "window=2,2 stride=2,2 padding=0,0 dilation=1,1"), (x,)),
+        "mlp_inference": (lambda x, up, down: ops.mlp_inference(x, up, None, down, None, "f=relu"), (drawn(4, 5), drawn(6, 5), drawn(3, 6))),
+        "gated_mlp_inference": (lambda x, gate, up, down: ops.gated_mlp_inference(x, gate, up, down, None, "f=relu"), (drawn(4, 5), drawn(6, 5), drawn(6, 5), drawn(3, 6))),
+    }
+    norm = vector(), vector(), vector(), vector()
+    for name, (call, inputs) in calls.items():
+        inputs = [value.double().requires_grad_() for value in inputs]
+        assert torch.autograd.gradcheck(call, inputs), name
+        if "mlp" in name:
+            assert torch.autograd.gradgradcheck(call, inputs), name

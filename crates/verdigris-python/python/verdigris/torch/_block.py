@@ -189,7 +189,7 @@ def attention_block(
     dims = (x, qkv_weight, qkv_bias, out_weight, out_bias, rope, beside, slopes, caches, heads, kv_heads, keys)
     is_autocast = torch.is_autocast_enabled(x.device.type)
     if F._wants_gradient([x, qkv_weight, qkv_bias, out_weight, out_bias, residual, attn_mask]):
-        if k_cache is not None:
+        if k_cache is not None and torch.is_grad_enabled():
             raise UnsupportedError("attention_block with a cache has no gradient in this package; call it within torch.no_grad(), or without a cache")
         if not is_autocast:
             _check_types(x, qkv_weight, out_weight)

@@ -17,6 +17,7 @@ write what it reads nor read what it writes, or the chain ends before. Module tr
 of its own that is derived from the former one.
 """
 
+import abc
 import ast
 import collections
 import contextlib
@@ -136,12 +137,14 @@ def conv_norm(conv, norm, activation, x, addend=None, is_in_place=False):
         and norm.__class__ in _NORMS
         and isinstance(x, torch.Tensor)
         and x.dim() == conv.weight.dim()
+        # Without output channels it is an error that the convolution raises.
+        and not _ops.is_empty(conv.weight.shape[:1])
         and conv.padding_mode == "zeros"
         and conv._attributes
         and not (is_eager and (_is_watched(conv) or _is_watched(norm)))
     )
     if is_whole:
-        takes_gradient = torch.is_grad_enabled()
+        takes_gradient = _ops.is_recorded()
         is_one_call = not (norm.training or takes_gradient) and norm.running_mean is not None
         if is_one_call and (addend is None or _is_alike(conv, x, addend)):
             norm._check_input_dim(x)
@@ -344,7 +347,25 @@ def _class_of(kind, source, places):
     body.update(forward=scope["forward"], _chained=(kind, source, places), __reduce_ex__=_reduce)
     if kind.forward is torch.nn.Sequential.forward:
         body["__getitem__"] = _item
-    return type(kind.__name__, (kind,), body)
+    return _unannounced(kind, body)
+
+
+class _Unannounced(torch.nn.Module):
+    """In front of a class of modules it keeps what that does with each class derived from it from being done. A module, so that instances are laid out in memory as those are."""
+
+    def __init_subclass__(cls, **words):
+        pass
+
+
+def _unannounced(kind, body):
+    """A class derived from one, of which neither that nor its metaclass is told: it stands in the other's place, and in a program's registry of its classes it would be one
+    too many."""
+    metaclass = type(kind)
+    # Of metaclasses the first whose instances need what it makes of each; a program's own stand in front of it.
+    maker = next(base for base in metaclass.__mro__ if base in (abc.ABCMeta, type))
+    derived = maker.__new__(metaclass, kind.__name__, (_Unannounced, kind), body)
+    derived.__bases__ = (kind,)
+    return derived
 
 
 def _item(self, index):

@@ -9,9 +9,8 @@ MAX_RESPONSES = 64
 
 
 @_ops.cached
-def _factor(shape, factor, is_up):
+def _factor(shape, factor, name, is_up):
     """The attributes of a pixel shuffle, or of its way back."""
-    name = "upscale_factor" if is_up else "downscale_factor"
     if len(shape) < 3:
         raise GraphError(f"an input of {shape}; pixels are shuffled among the last three dims, channels, height and width")
     if factor < 1:
@@ -26,18 +25,21 @@ def _factor(shape, factor, is_up):
 
 def pixel_shuffle(input, upscale_factor):
     """Channels to pixels: `[..., c * r^2, h, w]` becomes `[..., c, h * r, w * r]`, in one copy; channels-last where the input is."""
-    return _ops.of_bits(_ops.shuffle, input, _factor(tuple(input.shape), upscale_factor, True))
+    factor = _ops.integers("upscale_factor", upscale_factor)
+    return _ops.of_bits(_ops.shuffle, input, _factor(tuple(input.shape), factor, "upscale_factor", True))
 
 
 def pixel_unshuffle(input, downscale_factor):
     """Pixels to channels, the way back of `pixel_shuffle`: `[..., c, h * r, w * r]` becomes `[..., c * r^2, h, w]`."""
-    return _ops.of_bits(_ops.shuffle, input, _factor(tuple(input.shape), downscale_factor, False))
+    factor = _ops.integers("downscale_factor", downscale_factor)
+    return _ops.of_bits(_ops.shuffle, input, _factor(tuple(input.shape), factor, "downscale_factor", False))
 
 
 def channel_shuffle(input, groups):
     """The channels of `[n, c, ...]` dealt out among groups: the first of each group, then the second of each, and so on; in one copy."""
     if input.dim() < 3:
         raise GraphError(f"an input of {tuple(input.shape)}; channels are shuffled in [n, c, ...] with at least three dims")
+    groups = _ops.integers("groups", groups)
     if groups < 1 or input.shape[1] % groups:
         raise GraphError(f"groups is {groups} for {input.shape[1]} channels; their number is a multiple of it, and it is at least 1")
     return _ops.of_bits(_ops.shuffle, input, f"groups={groups}")
@@ -52,6 +54,7 @@ def local_response_norm(input, size, alpha=1e-4, beta=0.75, k=1.0):
         raise GraphError(f"an input of {tuple(input.shape)}; it is [n, c, ...] with at least three dims")
     if not input.is_floating_point():
         raise UnsupportedError(f"local_response_norm of {input.dtype}; it takes floating-point numbers")
+    size = _ops.integers("size", size)
     if not 1 <= size <= MAX_RESPONSES:
         raise UnsupportedError(f"size is {size}; a window has 1 to {MAX_RESPONSES} channels")
     return _ops.local_response_norm(input, f"size={size} alpha={float(alpha)!r} beta={float(beta)!r} k={float(k)!r}")

@@ -215,6 +215,8 @@ class Compiler:
             self.graphs.append(CompiledGraph(told, calls, taken, stays))
 
     def _without_codegen(self, module, examples, table):
+        # Inductor's decompositions name this module of its own, and import it nowhere.
+        import torch._inductor.lowering  # noqa: F401
         from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
         from torch._dynamo.backends.common import aot_autograd
 

@@ -59,6 +59,10 @@ def _gated_gradients_to_differentiate(given, dy, attributes, wanted):
     return torch.autograd.grad(y, [value for value, want in zip(given, wanted) if want], dy, create_graph=True)
 
 
+def _gated_recorded(*inputs):
+    return _gated(*inputs)[0]
+
+
 def _refuse_gradients_of_gated(ctx, *_):
     raise UnsupportedError("this gradient of gated layers has no gradient; call the layers one by one to have one")
 
@@ -73,7 +77,7 @@ _gated_inference = _ops._operator(
     "Tensor",
     False,
     lambda *inputs: _gated_fake(*inputs)[0],
-    gradients=(_ops._keep_nothing, _refuse_gradients_of_gated),
+    recorded=_gated_recorded,
 )
 gated_mlp_backward = _ops._operator(
     "gated_mlp_backward",
@@ -87,7 +91,7 @@ gated_mlp_backward = _ops._operator(
 
 def gated_in_mode(x, gate, up, down, addend, words):
     """What `gated_mlp` computes, and the addend; by the operator for inference where gradients are not recorded. `words` say the activation."""
-    return _gated(x, gate, up, down, addend, words)[0] if torch.is_grad_enabled() else _gated_inference(x, gate, up, down, addend, words)
+    return _gated(x, gate, up, down, addend, words)[0] if _ops.is_recorded() else _gated_inference(x, gate, up, down, addend, words)
 
 
 _WORDS = {"silu": "f=silu", "gelu": "f=gelu_erf", "gelu_tanh": "f=gelu_tanh", "relu": "f=relu", "sigmoid": "f=sigmoid"}

@@ -18,7 +18,7 @@ _WINDOWS, _PAD = (_ops.operator_number(name) for name in ("window_sums", "pad"))
 
 @_ops.cached
 def _both(name, value, least):
-    values = (value,) * 2 if isinstance(value, int) else tuple(value)
+    values = value if isinstance(value, tuple) else (value,) * 2
     values = values * 2 if len(values) == 1 else values
     if len(values) != 2 or any(value < least for value in values):
         raise GraphError(f"{name} is {values}; it is a number, or two, of at least {least}")
@@ -26,9 +26,8 @@ def _both(name, value, least):
 
 
 def _taps(kernel_size, dilation, padding, stride):
-    hashed = (tuple(value) if isinstance(value, list) else value for value in (kernel_size, dilation, padding, stride))
-    named = zip(("kernel_size", "dilation", "padding", "stride"), hashed, (1, 1, 0, 1))
-    window, dilation, padding, stride = (_both(name, value, least) for name, value, least in named)
+    named = zip(("kernel_size", "dilation", "padding", "stride"), (kernel_size, dilation, padding, stride), (1, 1, 0, 1))
+    window, dilation, padding, stride = (_both(name, _ops.integers(name, value), least) for name, value, least in named)
     return window, dilation, padding, stride
 
 
@@ -183,7 +182,7 @@ def fold(input, output_size, kernel_size, dilation=1, padding=0, stride=1):
     Each pixel is summed in float32 (float64 of float64) in the order of the taps, without atomics, and rounded once: results repeat bit for bit.
     """
     taps = _taps(kernel_size, dilation, padding, stride)
-    size = _both("output_size", tuple(output_size) if isinstance(output_size, list) else output_size, 1)
+    size = _both("output_size", _ops.integers("output_size", output_size), 1)
     if input.dim() not in (2, 3):
         raise GraphError(f"fold of {tuple(input.shape)}; it is [n, c * window, windows] or [c * window, windows]")
     if not input.is_floating_point():

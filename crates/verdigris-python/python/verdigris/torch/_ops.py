@@ -11,6 +11,7 @@ fake tensors, subclasses, modes, transforms) goes through the dispatcher to the 
 
 import contextlib
 import functools
+import operator
 import types
 
 import torch
@@ -30,7 +31,7 @@ _FUNCTIONS = {name: (code, *rest) for code, (name, *rest) in enumerate(_native.f
 _eager, _eager_past_autocast, _plain, _run = _native.eager, _native.eager_past_autocast, _native.plain, _native.run
 _differentiated = _native.differentiated
 _current_policy = _native.current_policy
-_is_compiling = torch.compiler.is_compiling
+_is_compiling, _is_tracing = torch.compiler.is_compiling, torch.jit.is_tracing
 _forward_ad = torch.autograd.forward_ad
 _is_transformed = torch._C._are_functorch_transforms_active
 #: The places of the tensors that autocast casts, by its word; of others all.
@@ -38,6 +39,8 @@ _LOWERED = {"lower operands": range(2), "lower layers": (0, 1, 3), "lower attend
 _AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 
 
+#: Operators that take sizes which may be symbols beside their attributes (`with_lists`).
+_OF_SIZES = {"gradient", "max_pool", "max_pool_values", "avg_pool", "resample", "pad"}
 #: By name: what results are like without data, and the tensors that are read.
 _FAKES, _TENSORS = {}, {}
 #: By name: what the dispatcher calls in the end, in a range of PyTorch's profiler. Code that a compiler generates calls it by `torch.ops.verdigris.kernels`.
@@ -55,17 +58,83 @@ def cached(function):
 
     @functools.wraps(function)
     def call(*arguments):
-        return function(*arguments) if _is_compiling() else remembered(*arguments)
+        if _is_compiling():
+            return function(*arguments)
+        try:
+            return remembered(*arguments)
+        except TypeError:
+            # Symbols have no hash. What else is wrong is said again.
+            return function(*arguments)
 
     return call
 
 
+def integers(name, value):
+    """A size, or one for each dim, as Python's integers and a tuple: as PyTorch takes them, whatever is an integer by `__index__` (of NumPy, tensors of one element) and no
+    truth value. `None` and sizes that are symbols stay. Not where results are kept, which know 2 and 2.0 for the same."""
+    kind = type(value)
+    if kind is int or value is None:
+        return value
+    if isinstance(value, (tuple, list)):
+        is_plain = kind is tuple
+        for one in value:
+            is_plain = is_plain and type(one) is int
+        return value if is_plain else tuple(_integer(name, one, value) for one in value)
+    return _integer(name, value, value)
+
+
+def _integer(name, one, value):
+    if type(one) is int or one is None or isinstance(one, torch.SymInt):
+        return one
+    is_truth = isinstance(one, bool) or getattr(one, "dtype", None) == torch.bool
+    if not is_truth and hasattr(one, "__index__"):
+        with contextlib.suppress(TypeError):
+            return operator.index(one)
+    raise TypeError(f"{name} is {value!r}; it is an integer, or one for each dim")
+
+
+def is_empty(dims):
+    """Whether one of a tensor's dims is 0. In a trace of `torch.jit` dims are tensors, which are not asked: it would warn that the answer becomes a constant."""
+    for dim in dims:
+        if type(dim) is int and dim == 0:
+            return True
+    return False
+
+
 @cached
-def parse(attributes):
-    """Attributes by name; lists of integers as tuples."""
-    words = dict(word.split("=", 1) for word in attributes.split())
+def parse(attributes, sizes=()):
+    """Attributes by name; lists of integers as tuples. `sizes` stand in the places of `with_lists`."""
+    words, left = dict(word.split("=", 1) for word in attributes.split()), iter(sizes)
     lists = ("stride", "padding", "after", "before", "dilation", "window", "adaptive", "fractional", "within", "out")
-    return {name: tuple(map(int, value.split(","))) if name in lists else value for name, value in words.items()}
+    number = lambda text: next(left) if text == "?" else int(text)
+    return {name: tuple(map(number, value.split(","))) if name in lists else value for name, value in words.items()}
+
+
+def _are_numbers(values):
+    for value in values:
+        if type(value) is not int:
+            return False
+    return True
+
+
+def are_open(values):
+    """Whether numbers may be symbols: what a compiler is told of a tensor's dims, and what follows from these."""
+    return _is_compiling() or not _are_numbers(values)
+
+
+def with_lists(words, **lists):
+    """Attributes with lists of integers in front of words: their text, and the numbers for its places. Of symbols there is no text: each number has a place in it then, `?`,
+    and goes to the operator beside it, which has a text of numbers where they are known."""
+    sizes = tuple(value for values in lists.values() for value in values)
+    is_open = are_open(sizes)
+    text = " ".join([f"{name}={','.join('?' * len(values) if is_open else map(str, values))}" for name, values in lists.items()])
+    return f"{text} {words}".strip(), sizes if is_open else ()
+
+
+def filled(attributes, sizes):
+    """Attributes with numbers in their places."""
+    first, *rest = attributes.split("?")
+    return first + "".join([f"{size}{text}" for size, text in zip(sizes, rest)])
 
 
 def _register_fake(name, fake):
@@ -77,15 +146,15 @@ def _register_fake(name, fake):
         torch.library.register_fake(f"verdigris::{name}", fake, lib=_library)
 
 
-def _gradients(name, places, saves, has_one_result):
-    """What an operator keeps of a call, and what it does with the gradient of its first result."""
+def _gradients(name, places, saves, has_one_result, arity):
+    """What an operator of so many arguments, and sizes where it has some, keeps of a call, and what it does with the gradient of its first result."""
     # The gradient of a tensor that is not saved needs the tensor's dims, unless a result of the same dims is saved.
     is_told = places not in saves
     told = tuple(place for place in range(places) if is_told and place not in saves)
     is_activation, is_gradient, is_norm = name == "activation", name == "gradient", name == "norm"
 
     def save_some(ctx, inputs, used, output):
-        ctx.attributes, ctx.policy = inputs[places], _current_policy()
+        ctx.attributes, ctx.policy, ctx.sizes = inputs[places], _current_policy(), inputs[arity:]
         if is_activation:
             # ReLU's derivative follows from its result too, which the next layer saves anyway.
             ctx.save_for_backward(output if inputs[1] == "f=relu" else inputs[0])
@@ -113,7 +182,7 @@ def _gradients(name, places, saves, has_one_result):
             ctx.save_for_backward(*own, *used[:first])
         else:
             ctx.save_for_backward(*inputs[:first])
-        ctx.attributes, ctx.policy = inputs[places], _current_policy()
+        ctx.attributes, ctx.policy, ctx.sizes = inputs[places], _current_policy(), inputs[arity:]
         return output
 
     is_first = not told and not is_activation and saves == list(range(first)) and first <= places
@@ -131,7 +200,7 @@ def _gradients(name, places, saves, has_one_result):
             # The gradient that was taken is one of a tensor before it was rounded; what it came from is of the type behind that.
             dy = dy.to(saved[0].dtype)
         asked = tuple(place for place in range(places) if needs[place])
-        if len(asked) > 1 and not told:
+        if len(asked) > 1 and not told and not ctx.sizes:
             together = _together(policy, dy, *saved, head(asked, types) + attributes, ())
             if together is not None:
                 for place, value in zip(asked, together):
@@ -139,7 +208,8 @@ def _gradients(name, places, saves, has_one_result):
                 return tuple(gradients)
         for place in asked:
             dims = ctx.shapes[place] if place in told else ()
-            gradients[place] = gradient.again(policy, dy, *saved, head((place,), types) + attributes, dims)
+            words = head((place,), types) + attributes
+            gradients[place] = gradient.of_sizes(dy, *saved, words, dims, *ctx.sizes) if ctx.sizes else gradient.again(policy, dy, *saved, words, dims)
         return tuple(gradients)
 
     return setup, backward
@@ -165,10 +235,11 @@ def _together(policy, *inputs):
     return None if output is NotImplemented else output
 
 
-def _operator(name, tensors, results, has_dims, fake, decomposed=None, gradients=None):
+def _operator(name, tensors, results, has_dims, fake, decomposed=None, gradients=None, recorded=None):
     """Defines an operator, and returns the function that calls it by whichever way is open.
 
-    `gradients`: what it keeps of a call and what it does with the gradients of its results, where that is not by the operator `gradient`.
+    `gradients`: what it keeps of a call and what it does with the gradients of its results, where that is not by the operator `gradient`. `recorded`: of an operator that keeps
+    nothing for gradients, what computes the same where they are recorded.
 
     Its gradients are one native call, and where the dispatcher is asked, calls of the operator `gradient`, one for each tensor that wants its
     own; from what the native half says that they are computed from. Of `gradient` itself, `again` computes one under the policy of the forward call, and takes the tensors
@@ -176,17 +247,28 @@ def _operator(name, tensors, results, has_dims, fake, decomposed=None, gradients
     """
     code, places, saves, autocast = _FUNCTIONS[name]
     _FAKES[name], _TENSORS[name] = fake, tensors
-    arguments = ", ".join([*tensors, "str attributes", *(["SymInt[] dims"] if has_dims else [])])
+    arity, has_sizes = places + 1 + has_dims, name in _OF_SIZES
+    arguments = ", ".join([*tensors, "str attributes", *["SymInt[] dims"] * has_dims, *["SymInt[] sizes=[]"] * has_sizes])
     _library.define(f"{name}({arguments}) -> {results}")
-    setup, backward = gradients or _gradients(name, places, saves, results == "Tensor")
+    setup, backward = gradients or _gradients(name, places, saves, results == "Tensor", arity)
+
+    def settled(inputs):
+        """The arguments of a call without its sizes, where these are numbers."""
+        if len(inputs) == arity or not _are_numbers(inputs[arity]):
+            return inputs
+        return *inputs[:places], filled(inputs[places], inputs[arity]), *inputs[places + 1 : arity]
 
     def op(*inputs):
         # Looked up when it is wanted: an overload takes a tenth of a millisecond to make, and a process wants few of them.
         return getattr(_namespace, name).default(*inputs)
 
+    def is_of_numbers(inputs):
+        # The native half would ask a symbol for its number, and so make a graph for each.
+        return len(inputs) == arity and not (has_dims and not _are_numbers(inputs[-1]))
+
     def below_autograd(*inputs):
         try:
-            output = _plain(code, None, *inputs)
+            output = _plain(code, None, *inputs) if is_of_numbers(inputs) else NotImplemented
         except ConstantError:
             output = NotImplemented
         if output is NotImplemented:
@@ -215,7 +297,7 @@ def _operator(name, tensors, results, has_dims, fake, decomposed=None, gradients
         return super(torch.autograd.Function, Call).apply
 
     # The first where the question whether the tensors are plain was asked before. Both are made when a gradient is first wanted.
-    apply_plain = apply_any = None
+    apply_plain = apply_any = recorded
 
     def make_plain():
         nonlocal apply_plain
@@ -230,6 +312,8 @@ def _operator(name, tensors, results, has_dims, fake, decomposed=None, gradients
     def call(*inputs):
         if _is_compiling():
             return op(*inputs) if decomposed is None else decomposed(*inputs)
+        if has_sizes and len(inputs) > arity:
+            return op(*inputs)
         output = _eager(code, *inputs)
         if output is None:
             return (apply_plain or make_plain())(*inputs)
@@ -238,7 +322,7 @@ def _operator(name, tensors, results, has_dims, fake, decomposed=None, gradients
         return op(*inputs) if output is NotImplemented else output
 
     def again(policy, *inputs):
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() and not (has_dims and not _are_numbers(inputs[-1])):
             try:
                 output = _plain(code, policy, *inputs)
             except ConstantError:
@@ -250,10 +334,15 @@ def _operator(name, tensors, results, has_dims, fake, decomposed=None, gradients
         # The dispatcher wants a place for each tensor.
         return op(*inputs[:-2], *[None] * (places + 2 - len(inputs)), *inputs[-2:])
 
+    def of_sizes(*inputs):
+        *given, attributes, dims, sizes = inputs
+        return op(*given, *[None] * (places - len(given)), attributes, dims, sizes)
+
     def autograd(*inputs):
         refuse_tangents(name, inputs)
+        inputs = settled(inputs)
         if torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs):
-            if _is_transformed():
+            if _is_transformed() and recorded is None:
                 # A transform asks for one level of itself at a time, and `apply` is that of one level.
                 with _single_level():
                     return (apply_any or make_any())(*inputs)
@@ -264,8 +353,10 @@ def _operator(name, tensors, results, has_dims, fake, decomposed=None, gradients
     def under_autocast(kind, *inputs):
         wanted = torch.float32 if autocast == "float32" else torch.get_autocast_dtype(kind)
         lowered = _LOWERED.get(autocast, range(len(inputs)))
-        inputs = [_cast(value, wanted, kind) if place in lowered else value for place, value in enumerate(inputs)]
+        inputs = [_cast(value, wanted, kind) if place in lowered else value for place, value in enumerate(settled(inputs))]
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS):
+            if len(inputs) > arity:
+                return op(*inputs)
             output = _eager_past_autocast(code, *inputs)
             if output is None:
                 return (apply_plain or make_plain())(*inputs)
@@ -274,7 +365,9 @@ def _operator(name, tensors, results, has_dims, fake, decomposed=None, gradients
     def kernel(run):
         """What the dispatcher calls in the end, by one of the native halves that run a call."""
 
-        def of_gradient(*inputs):
+        # Generated code gives an argument that has a default by its name.
+        def of_gradient(*inputs, sizes=()):
+            inputs = settled((*inputs, sizes) if sizes else inputs)
             try:
                 return run(code, *inputs)
             except ConstantError:
@@ -284,7 +377,12 @@ def _operator(name, tensors, results, has_dims, fake, decomposed=None, gradients
         def listed(*inputs):
             return list(_each_result(run(code, *inputs)))
 
-        return of_gradient if name == "gradient" else listed if results == "Tensor[]" else functools.partial(run, code)
+        def of_numbers(*inputs, sizes=()):
+            return run(code, *settled((*inputs, sizes) if sizes else inputs))
+
+        if name == "gradient":
+            return of_gradient
+        return of_numbers if has_sizes else listed if results == "Tensor[]" else functools.partial(run, code)
 
     own = kernel(_run)
     setattr(kernels, name, kernel(_native.run_in_range))
@@ -294,7 +392,7 @@ def _operator(name, tensors, results, has_dims, fake, decomposed=None, gradients
             _library.impl(name, functools.partial(under_autocast, key.lower()), f"Autocast{key}")
     _library.impl(name, autograd, "Autograd")
     _register_fake(name, fake)
-    call.again = again
+    call.again, call.of_sizes = again, of_sizes
     return call
 
 
@@ -336,11 +434,18 @@ def widened(tensor):
     return tensor.float() if is_narrow and torch.is_autocast_enabled("cuda") else tensor
 
 
-def of_bits(operator, tensor, words):
+def told(function, tensor, attributes):
+    """An operator of one tensor, by attributes as text or as `with_lists` has them."""
+    if type(attributes) is str or not attributes[1]:
+        return function(tensor, attributes if type(attributes) is str else attributes[0])
+    return function(tensor, *attributes)
+
+
+def of_bits(function, tensor, attributes):
     """An operator that moves elements, of truth values too: they are bytes."""
     if tensor.dtype != torch.bool:
-        return operator(tensor, words)
-    return operator(tensor.view(torch.uint8), words).view(torch.bool)
+        return told(function, tensor, attributes)
+    return told(function, tensor.view(torch.uint8), attributes).view(torch.bool)
 
 
 def _is_channels_last(tensor):
@@ -402,9 +507,9 @@ def _linear_fake(x, w, bias, attributes):
     return x.new_empty((*x.shape[:-1], w.shape[0]))
 
 
-def pool_out(x_spatial, attributes):
+def pool_out(x_spatial, attributes, sizes=()):
     """The spatial dims of a pooling's result."""
-    a = parse(attributes)
+    a = parse(attributes, sizes)
     if "adaptive" in a:
         return a["adaptive"]
     if "fractional" in a:
@@ -415,9 +520,9 @@ def pool_out(x_spatial, attributes):
     return tuple((x_spatial[i] + padding[i] + after[i] - reach[i]) // stride[i] + 1 for i in range(len(window)))
 
 
-def _max_pool_fake(x, attributes):
-    shape = (*x.shape[:2], *pool_out(x.shape[2:], attributes))
-    index = torch.int64 if parse(attributes).get("index") == "i64" else torch.int32
+def _max_pool_fake(x, attributes, sizes=()):
+    shape = (*x.shape[:2], *pool_out(x.shape[2:], attributes, sizes))
+    index = torch.int64 if parse(attributes, sizes).get("index") == "i64" else torch.int32
     y = _like(x, shape)
     return y, torch.empty_like(y, dtype=index)
 
@@ -426,19 +531,19 @@ def _fractional_max_pool_fake(x, samples, attributes):
     return _max_pool_fake(x, attributes)
 
 
-def _avg_pool_fake(x, attributes):
-    return _like(x, (*x.shape[:2], *pool_out(x.shape[2:], attributes)))
+def _avg_pool_fake(x, attributes, sizes=()):
+    return _like(x, (*x.shape[:2], *pool_out(x.shape[2:], attributes, sizes)))
 
 
-def _resample_fake(x, attributes):
-    a = parse(attributes)
+def _resample_fake(x, attributes, sizes=()):
+    a = parse(attributes, sizes)
     if "out" in a:
         return _like(x, (*x.shape[:2], *a["out"]))
     return _like(x, (*x.shape[:2], *(sum(sizes) for sizes in zip(x.shape[2:], a["before"], a["after"]))))
 
 
-def _pad_fake(x, attributes):
-    a = parse(attributes)
+def _pad_fake(x, attributes, sizes=()):
+    a = parse(attributes, sizes)
     return _like(x, tuple(sum(sizes) for sizes in zip(x.shape, a["before"], a["after"])))
 
 
@@ -476,7 +581,7 @@ def _class_loss_fake(logits, targets, weights, attributes):
 _WIDTHS = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
-def _gradient_fake(dy, a, b, c, d, e, attributes, dims):
+def _gradient_fake(dy, a, b, c, d, e, attributes, dims, sizes=()):
     head = parse(attributes.split("|", 1)[0])
     like, wide = _gradient_like(dy, a, b, c, d, e, attributes, dims), head.get(f"as{head['wrt']}")
     return like if wide is None else torch.empty_like(like, dtype=_WIDTHS[wide])
@@ -529,8 +634,8 @@ def _softmax_decomposed(x, attributes):
     return (functional.log_softmax if a["log"] == "1" else functional.softmax)(x, int(a["axis"]))
 
 
-def _pad_decomposed(x, attributes):
-    return _decompositions.pad(x, parse(attributes))
+def _pad_decomposed(x, attributes, sizes=()):
+    return _decompositions.pad(x, parse(attributes, sizes))
 
 
 def _element_loss_decomposed(x, target, weight, positive, attributes):
@@ -549,13 +654,24 @@ gradient = _operator(
     _gradient_fake,
 )
 conv_fprop = _operator("conv_fprop", ["Tensor x", "Tensor w", "Tensor? bias"], "Tensor", False, _conv_fprop_fake)
-#: A convolution with what inference puts behind it; no gradient.
+
+
+def _conv_norm_recorded(x, w, bias, mean, variance, scale, shift, addend, attributes):
+    """The parts of a chain one by one: a gradient reads what is between them."""
+    words, _, word = attributes.partition("|")
+    conv, _, epsilon = words.rpartition(" eps=")
+    y = batch_norm_inference(conv_fprop(x, w, bias, conv), mean, variance, scale, shift, addend, f"eps={epsilon} momentum=0.0 relu=0")
+    return activation(y, word) if word else y
+
+
+#: A convolution with what inference puts behind it.
 conv_norm = _operator(
     "conv_norm",
     ["Tensor x", "Tensor w", "Tensor? bias", "Tensor mean", "Tensor variance", "Tensor? scale", "Tensor? shift", "Tensor? addend"],
     "Tensor",
     False,
     lambda x, w, bias, mean, variance, scale, shift, addend, attributes: _conv_fprop_fake(x, w, bias, attributes.split("|")[0]),
+    recorded=_conv_norm_recorded,
 )
 conv_dgrad = _operator("conv_dgrad", ["Tensor y", "Tensor w", "Tensor? bias"], "Tensor", True, _conv_dgrad_fake)
 linear = _operator("linear", ["Tensor x", "Tensor w", "Tensor? bias"], "Tensor", False, _linear_fake)
@@ -631,8 +747,10 @@ def _keep_nothing(ctx, inputs, used, output):
     return output
 
 
-def _refuse_gradient_of_values(ctx, *_):
-    raise UnsupportedError("the gradient of a maximum whose place was not kept; call max_pool, which keeps it")
+def is_recorded():
+    """Whether a call is recorded for gradients. A trace of `torch.jit` is run in either mode, whichever it was made in: what it records is the operator for inference, which sees at each
+    run whether gradients are wanted."""
+    return torch.is_grad_enabled() and not _is_tracing()
 
 
 #: For calls whose gradient nobody asks for: no index is written.
@@ -641,8 +759,8 @@ max_pool_values = _operator(
     ["Tensor x"],
     "Tensor",
     False,
-    lambda x, attributes: _max_pool_fake(x, attributes)[0],
-    gradients=(_keep_nothing, _refuse_gradient_of_values),
+    lambda *inputs: _max_pool_fake(*inputs)[0],
+    recorded=lambda *inputs: max_pool(*inputs)[0],
 )
 
 
@@ -815,9 +933,7 @@ def _refuse_gradients_of_mlp(ctx, *_):
 
 _MLP = ["Tensor x", "Tensor up", "Tensor? up_bias", "Tensor down", "Tensor? down_bias"]
 mlp = _operator("mlp", _MLP, "(Tensor, Tensor, Tensor)", False, _mlp_fake, gradients=(_keep_of_mlp, _mlp_gradients))
-mlp_inference = _operator(
-    "mlp_inference", _MLP, "Tensor", False, lambda *inputs: _mlp_fake(*inputs)[0], gradients=(_keep_nothing, _refuse_gradients_of_mlp)
-)
+mlp_inference = _operator("mlp_inference", _MLP, "Tensor", False, lambda *inputs: _mlp_fake(*inputs)[0], recorded=lambda *inputs: mlp(*inputs)[0])
 mlp_backward = _operator(
     "mlp_backward",
     ["Tensor dy", "Tensor x", "Tensor up", "Tensor down", "Tensor pre", "Tensor hidden"],
@@ -830,7 +946,7 @@ mlp_backward = _operator(
 
 def mlp_in_mode(*inputs):
     """What `mlp` computes, by the operator for inference where gradients are not recorded."""
-    return mlp(*inputs)[0] if torch.is_grad_enabled() else mlp_inference(*inputs)
+    return mlp(*inputs)[0] if is_recorded() else mlp_inference(*inputs)
 
 
 # Attention. Its gradients share their scores' sums, so they are an operator of their own.

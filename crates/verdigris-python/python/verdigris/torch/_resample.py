@@ -33,7 +33,7 @@ def _each(name, value, spatial, shape):
 
 @_ops.cached
 def _interpolation(shape, size, scale_factor, mode, align_corners, recompute):
-    """The attributes of an interpolation, or with `area` the size that it averages to."""
+    """The attributes of an interpolation, as `with_lists` has them, or with `area` the size that it averages to."""
     spatial = len(shape) - 2
     if mode in ("nearest", "nearest-exact", "area"):
         if align_corners is not None:
@@ -57,7 +57,7 @@ def _interpolation(shape, size, scale_factor, mode, align_corners, recompute):
         factors = tuple(map(float, _each("scale_factor", scale_factor, spatial, shape)))
         if not all(0.0 < factor < float("inf") for factor in factors):
             raise GraphError(f"scale_factor is {factors}; each is finite and above 0")
-        out = tuple(int(extent * factor) for extent, factor in zip(shape[2:], factors))
+        out = tuple(torch.sym_int(extent * factor) for extent, factor in zip(shape[2:], factors))
         # PyTorch copies an input of the same size, whatever the factors.
         is_copied = mode in ("linear", "bilinear", "trilinear") and out == tuple(shape[2:])
         if recompute or mode == "area" or align_corners or is_copied:
@@ -69,12 +69,12 @@ def _interpolation(shape, size, scale_factor, mode, align_corners, recompute):
         raise GraphError(f"interpolation of {shape} to {out}; dims behind the batch, and those of the result, are not empty")
     if mode == "area":
         return out
-    words = f"mode={_MODES[mode][0]} corners={int(bool(align_corners))} {_list('out', out)}"
-    return words if factors is None else f"{words} {_list('factors', map(repr, factors))}"
+    words = f"mode={_MODES[mode][0]} corners={int(bool(align_corners))}"
+    return _ops.with_lists(words if factors is None else f"{words} {_list('factors', map(repr, factors))}", out=out)
 
 
 def _hashed(value):
-    """Sizes and factors as Python's numbers: PyTorch takes those of NumPy and tensors of one element too."""
+    """Factors as Python's numbers: PyTorch takes those of NumPy and tensors of one element too."""
     if isinstance(value, (list, tuple)):
         return tuple(map(_hashed, value))
     return value.item() if isinstance(value, torch.Tensor) or hasattr(value, "dtype") else value
@@ -92,11 +92,7 @@ def interpolate(
     """
     if antialias:
         raise UnsupportedError("interpolate with antialias=True is not computed by this package")
-    size = _hashed(size)
-    sizes = size if isinstance(size, tuple) else () if size is None else (size,)
-    if not all(isinstance(one, (int, torch.SymInt)) and not isinstance(one, bool) for one in sizes):
-        # Not where results are kept, which know 5 and 5.0 for the same.
-        raise TypeError(f"size is {size}; it is an integer, or one for each spatial dim")
+    size = _ops.integers("size", size)
     told = _interpolation(tuple(input.shape), size, _hashed(scale_factor), mode, align_corners, bool(recompute_scale_factor))
     if mode == "area":
         from . import functional
@@ -104,7 +100,7 @@ def interpolate(
         return getattr(functional, f"adaptive_avg_pool{len(told)}d")(input, told)
     if not input.dtype.is_floating_point and input.dtype != torch.uint8:
         raise UnsupportedError(f"interpolate of {input.dtype}; it takes floating-point numbers and uint8")
-    return _ops.resample(_ops.widened(input), told)
+    return _ops.told(_ops.resample, _ops.widened(input), told)
 
 
 @_ops.cached
@@ -158,12 +154,12 @@ def _constant(value, dtype):
 
 def pad(input, pad, mode="constant", value=None):
     """A border around the last dims; see `torch.nn.functional.pad`. A constant is finite and in the range of the input's type; in integers it loses its fraction."""
-    before, after, count = _padding(tuple(input.shape), tuple(pad), mode)
+    before, after, count = _padding(tuple(input.shape), _ops.integers("pad", tuple(pad)), mode)
     if mode == "constant":
         if not any(before) and not any(after):
             return input.clone()
         value = _constant(value, input.dtype)
-        return _ops.of_bits(_ops.pad, input, f"{_list('before', before)} {_list('after', after)} value={value!r}")
+        return _ops.of_bits(_ops.pad, input, _ops.with_lists(f"value={value!r}", before=before, after=after))
     if value is not None and value != 0:
         raise GraphError(f"padding mode '{mode}' with the value {value}; a value is of mode 'constant'")
     if mode == "circular" and min(*before, *after) < 0:
@@ -173,9 +169,9 @@ def pad(input, pad, mode="constant", value=None):
         before, after = (tuple(max(side, 0) for side in sides) for sides in (before, after))
         if max(side - extent for sides in (before, after) for side, extent in zip(sides, input.shape[-count:])) > 0:
             raise UnsupportedError(f"pad is {tuple(pad)}; a circular border wraps around once what is left of the input")
-    words = f"border={mode} {_list('before', before)} {_list('after', after)}"
+    words = _ops.with_lists(f"border={mode}", before=before, after=after)
     # PyTorch wraps truth values around, and has no other border of them.
-    border = functools.partial(_ops.of_bits, _ops.resample) if mode == "circular" else _ops.resample
+    border = functools.partial(_ops.of_bits if mode == "circular" else _ops.told, _ops.resample)
     if input.dim() == count + 1:
         return border(input.unsqueeze(0), words).squeeze(0)
     return border(input, words)

@@ -41,8 +41,10 @@ def _hardtanh(a):
 
 
 def _softplus(a):
-    # From 17 on a threshold changes the result by less than the rounding of f32, as the library's own softplus has it.
-    is_bent = isinstance(a["threshold"], (int, float)) and a["threshold"] >= 17 and isinstance(a["beta"], (int, float)) and a["beta"] > 0
+    # A step has no threshold. Where e^-threshold is lost beside 1 in the type that is computed in, neither the result nor the gradient, which is the sigmoid, shows it.
+    wide = torch.float64 if a["self"].meta["val"].dtype == torch.float64 else torch.float32
+    least = -math.log(torch.finfo(wide).eps / 2)
+    is_bent = isinstance(a["threshold"], (int, float)) and a["threshold"] >= least and isinstance(a["beta"], (int, float)) and a["beta"] > 0
     return _with("softplus", beta=a["beta"]) if is_bent else None
 
 

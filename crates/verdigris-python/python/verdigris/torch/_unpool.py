@@ -81,8 +81,8 @@ def _check(index, attributes, size):
         raise OutOfRangeError(f"index {int(index[place])} at {place} of an output of {tuple(size)}; an index names an element of its own window")
 
 
-def _unpool(x, index, attributes, dims):
-    size = tuple(map(int, dims))
+def _unpool(x, index, attributes, dims, sizes=()):
+    attributes, size = _ops.filled(attributes, sizes), tuple(map(int, dims))
     if x.numel() == 0:
         return x.new_zeros((*x.shape[:2], *size))
     if index.device.type == "cpu":
@@ -94,7 +94,8 @@ def _unpool(x, index, attributes, dims):
     return _placed(shared, index, attributes, size).to(x.dtype)
 
 
-def _unpool_gradient(dy, index, attributes):
+def _unpool_gradient(dy, index, attributes, sizes=()):
+    attributes = _ops.filled(attributes, sizes)
     if index.numel() == 0:
         return dy.new_zeros(index.shape)
     dx = _picked(dy, index, attributes)
@@ -106,49 +107,49 @@ def _unpool_gradient(dy, index, attributes):
 
 class _Unpool(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, index, attributes, dims):
+    def forward(ctx, x, index, attributes, dims, sizes=()):
         ctx.save_for_backward(index)
-        ctx.attributes = attributes
+        ctx.told = attributes, sizes
         with torch._C._AutoDispatchBelowAutograd():
-            return _ops._namespace.max_unpool.default(x, index, attributes, dims)
+            return _ops._namespace.max_unpool.default(x, index, attributes, dims, sizes)
 
     @staticmethod
     def backward(ctx, dy):
-        return _ops._namespace.max_unpool_backward.default(dy, *ctx.saved_tensors, ctx.attributes), None, None, None
+        return _ops._namespace.max_unpool_backward.default(dy, *ctx.saved_tensors, *ctx.told), *[None] * (len(ctx.needs_input_grad) - 1)
 
 
 class _UnpoolGradient(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, dy, index, attributes):
+    def forward(ctx, dy, index, attributes, sizes=()):
         ctx.save_for_backward(index)
-        ctx.attributes, ctx.dims = attributes, dy.shape[2:]
+        ctx.told = attributes, dy.shape[2:], sizes
         with torch._C._AutoDispatchBelowAutograd():
-            return _ops._namespace.max_unpool_backward.default(dy, index, attributes)
+            return _ops._namespace.max_unpool_backward.default(dy, index, attributes, sizes)
 
     @staticmethod
     def backward(ctx, dx):
-        return _ops._namespace.max_unpool.default(dx, *ctx.saved_tensors, ctx.attributes, ctx.dims), None, None
+        return _ops._namespace.max_unpool.default(dx, *ctx.saved_tensors, *ctx.told), *[None] * (len(ctx.needs_input_grad) - 1)
 
 
-_ops._library.define("max_unpool(Tensor x, Tensor index, str attributes, SymInt[] dims) -> Tensor")
-_ops._library.define("max_unpool_backward(Tensor dy, Tensor index, str attributes) -> Tensor")
+_ops._library.define("max_unpool(Tensor x, Tensor index, str attributes, SymInt[] dims, SymInt[] sizes=[]) -> Tensor")
+_ops._library.define("max_unpool_backward(Tensor dy, Tensor index, str attributes, SymInt[] sizes=[]) -> Tensor")
 for _key in ("CPU", "CUDA"):
     _ops._library.impl("max_unpool", _unpool, _key)
     _ops._library.impl("max_unpool_backward", _unpool_gradient, _key)
 _ops._library.impl("max_unpool", _ops._differentiable("max_unpool", _Unpool), "Autograd")
 _ops._library.impl("max_unpool_backward", _ops._differentiable("max_unpool_backward", _UnpoolGradient), "Autograd")
 _ops._register_fake(
-    "max_unpool", lambda x, index, attributes, dims: _ops._in_format(x, (*x.shape[:2], *dims), _ops._is_channels_last(index))
+    "max_unpool", lambda x, index, attributes, dims, sizes=(): _ops._in_format(x, (*x.shape[:2], *dims), _ops._is_channels_last(index))
 )
-_ops._register_fake("max_unpool_backward", lambda dy, index, attributes: dy.new_empty(index.shape))
+_ops._register_fake("max_unpool_backward", lambda dy, index, attributes, sizes=(): dy.new_empty(index.shape))
 
 
 @_ops.cached
 def _attributes(shape, spatial, kernel_size, stride, padding, output_size):
-    """The pooling that has such a result, as words, and the size of its input."""
+    """The pooling that has such a result, as `with_lists` has it, and the size of its input."""
     each = []
     for name, value, least in (("kernel_size", kernel_size, 1), ("stride", kernel_size if stride is None or stride == () else stride, 1), ("padding", padding, 0)):
-        values = (value,) * spatial if isinstance(value, int) else tuple(value)
+        values = value if isinstance(value, tuple) else (value,) * spatial
         if len(values) != spatial or any(value < least for value in values):
             raise GraphError(f"{name} is {values} for {spatial} spatial dims; there is one number of at least {least}, or one for each")
         each.append(values)
@@ -167,12 +168,11 @@ def _attributes(shape, spatial, kernel_size, stride, padding, output_size):
         raise UnsupportedError(f"un-pooling of {shape} to {size} by windows of {window}, stride {stride} and padding {padding}: a window lies outside")
     if math.prod(size) >= _MOST_POSITIONS:
         raise UnsupportedError(f"un-pooling to {size}; planes have less than 2^24 elements")
-    words = " ".join(f"{name}={','.join(map(str, values))}" for name, values in (("window", window), ("stride", stride), ("padding", padding), ("after", after)))
-    return words, size
+    return _ops.with_lists("", window=window, stride=stride, padding=padding, after=after), size
 
 
 def _max_unpool(spatial, input, indices, kernel_size, stride, padding, output_size):
-    if input.dim() not in (spatial + 1, spatial + 2):
+    if input.dim() != spatial + 1 and input.dim() != spatial + 2:
         raise GraphError(f"un-pooling over {spatial} spatial dims of {tuple(input.shape)}; it is [n, c, spatial...] or [c, spatial...]")
     if indices.shape != input.shape or indices.dtype not in (torch.int64, torch.int32):
         raise GraphError(f"indices of {indices.dtype} and {tuple(indices.shape)} for an input of {tuple(input.shape)}; there is an int64 or int32 one for each element")
@@ -180,11 +180,11 @@ def _max_unpool(spatial, input, indices, kernel_size, stride, padding, output_si
         raise UnsupportedError(f"un-pooling of {input.dtype}; it takes floating-point numbers")
     if 0 in input.shape[-spatial - 1 :]:
         raise GraphError(f"un-pooling of {tuple(input.shape)}; dims behind the batch are not empty")
-    hashed = (tuple(value) if isinstance(value, list) else value for value in (kernel_size, stride, padding, output_size))
-    words, size = _attributes(tuple(input.shape), spatial, *hashed)
+    named = (("kernel_size", kernel_size), ("stride", stride), ("padding", padding), ("output_size", output_size))
+    (words, sizes), size = _attributes(tuple(input.shape), spatial, *(_ops.integers(name, value) for name, value in named))
     if input.dim() == spatial + 1:
-        return _ops._namespace.max_unpool.default(input.unsqueeze(0), indices.unsqueeze(0), words, size).squeeze(0)
-    return _ops._namespace.max_unpool.default(input, indices, words, size)
+        return _ops._namespace.max_unpool.default(input.unsqueeze(0), indices.unsqueeze(0), words, size, sizes).squeeze(0)
+    return _ops._namespace.max_unpool.default(input, indices, words, size, sizes)
 
 
 def max_unpool1d(input, indices, kernel_size, stride=None, padding=0, output_size=None):

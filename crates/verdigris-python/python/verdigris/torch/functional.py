@@ -10,6 +10,7 @@ What PyTorch refuses is refused, by an exception of PyTorch's kind: `GraphError`
 
 import contextlib
 import math
+import operator
 import warnings
 
 import torch
@@ -25,7 +26,7 @@ from ._unpool import max_unpool1d, max_unpool2d, max_unpool3d
 
 
 def _each(value, spatial, name="a value", least=None):
-    values = (value,) * spatial if isinstance(value, int) else tuple(value)
+    values = value if isinstance(value, tuple) else (value,) * spatial
     if len(values) == 1 and spatial > 1:
         values *= spatial
     if len(values) != spatial:
@@ -39,9 +40,15 @@ def _words(**lists):
     return " ".join(f"{name}={','.join(map(str, values))}" for name, values in lists.items())
 
 
-@_ops.cached
 def conv_attributes(spatial, stride, padding, dilation, groups, filter_dims=None):
     """The attributes of a convolution as the operators take them. `padding` may be `"valid"`, or `"same"` with the filter's spatial dims."""
+    padding = padding if isinstance(padding, str) else _ops.integers("padding", padding)
+    stride, dilation, groups = _ops.integers("stride", stride), _ops.integers("dilation", dilation), _ops.integers("groups", groups)
+    return _conv_attributes(spatial, stride, padding, dilation, groups, filter_dims)
+
+
+@_ops.cached
+def _conv_attributes(spatial, stride, padding, dilation, groups, filter_dims):
     stride, dilation = _each(stride, spatial, "stride", 1), _each(dilation, spatial, "dilation", 1)
     if groups < 1:
         raise GraphError(f"groups is {groups}; there is at least one group")
@@ -64,19 +71,17 @@ def conv_attributes(spatial, stride, padding, dilation, groups, filter_dims=None
     return f"{words} groups={groups}"
 
 
-def _tuple(value):
-    return tuple(value) if isinstance(value, list) else value
-
-
 def _conv(spatial, x, weight, bias, stride, padding, dilation, groups):
-    filter_dims = tuple(weight.shape[2:]) if padding == "same" else None
-    attributes = conv_attributes(spatial, _tuple(stride), _tuple(padding), _tuple(dilation), groups, filter_dims)
+    # By its number even where it is a symbol: the taps of a filter are what its network is.
+    filter_dims = tuple(map(operator.index, weight.shape[2:])) if padding == "same" else None
+    attributes = conv_attributes(spatial, stride, padding, dilation, groups, filter_dims)
     return conv(x, weight, bias, attributes, spatial)
 
 
 def _batched(x, spatial, leading, what):
     """Whether there is a batch; `leading` dims stand before the spatial ones then."""
-    if x.dim() not in (spatial + leading - 1, spatial + leading):
+    # No `in` a tuple: of numbers that a compiler took for symbols it finds none.
+    if x.dim() != spatial + leading and x.dim() != spatial + leading - 1:
         rule = f"it has {leading} dims before them, or one less"
         raise OutOfRangeError(f"{what} of {spatial} spatial dims and an input of {tuple(x.shape)}; {rule}")
     return x.dim() == spatial + leading
@@ -84,6 +89,9 @@ def _batched(x, spatial, leading, what):
 
 def conv(x, weight, bias, attributes, spatial):
     """Convolution with attributes made before."""
+    if _ops.is_empty(weight.shape[:1]):
+        # As PyTorch; the library's own op has a result without channels.
+        raise GraphError(f"a filter of {tuple(weight.shape)}; there is at least one output channel, dim 0 of the filter")
     if not _batched(x, spatial, 2, "convolution"):
         return _ops.conv_fprop(x.unsqueeze(0), weight, bias, attributes).squeeze(0)
     return _ops.conv_fprop(x, weight, bias, attributes)
@@ -105,8 +113,9 @@ def conv3d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
 
 
 def _conv_transpose(spatial, x, weight, bias, stride, padding, output_padding, groups, dilation):
-    attributes = conv_attributes(spatial, _tuple(stride), _tuple(padding), _tuple(dilation), groups)
-    return conv_transpose(x, weight, bias, attributes, spatial, _each(_tuple(output_padding), spatial, "output_padding", 0))
+    attributes = conv_attributes(spatial, stride, padding, dilation, groups)
+    output_padding = _each(_ops.integers("output_padding", output_padding), spatial, "output_padding", 0)
+    return conv_transpose(x, weight, bias, attributes, spatial, output_padding)
 
 
 def conv_transpose(x, weight, bias, attributes, spatial, output_padding):
@@ -115,6 +124,8 @@ def conv_transpose(x, weight, bias, attributes, spatial, output_padding):
         return conv_transpose(x.unsqueeze(0), weight, bias, attributes, spatial, output_padding).squeeze(0)
     if weight.dim() != spatial + 2:
         raise GraphError(f"a filter of {tuple(weight.shape)} for {spatial} spatial dims; it is [c, k / groups, filter...]")
+    if _ops.is_empty(weight.shape[:2]):
+        raise GraphError(f"a filter of {tuple(weight.shape)}; a transposed convolution has at least one input and one output channel, dims 0 and 1 of the filter")
     a = _ops.parse(attributes)
     stride, padding, dilation = a["stride"], a["padding"], a["dilation"]
     for i, extra in enumerate(output_padding):
@@ -126,7 +137,7 @@ def conv_transpose(x, weight, bias, attributes, spatial, output_padding):
     ]
     if any(dim < 1 for dim in dims):
         raise GraphError(f"the result would have the spatial dims {dims}; each is at least 1")
-    return _ops.conv_dgrad(x, weight, bias, attributes, dims)
+    return _ops.conv_dgrad(x, weight, bias, attributes, _ops.integers("a dim of the result", dims))
 
 
 def conv_transpose1d(input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
@@ -167,54 +178,57 @@ def mlp(input, weight1, bias1, weight2, bias2, activation="gelu"):
 # Pooling.
 
 
-@_ops.cached
 def pool_attributes(spatial, window, stride, padding, dilation, ceil_mode, x_dims, words):
-    """The attributes of a sliding pooling. With `ceil_mode` the padding after the last element depends on `x_dims`."""
+    """The attributes of a sliding pooling, as `with_lists` has them. With `ceil_mode` the padding after the last element depends on `x_dims`."""
+    window, stride = _ops.integers("kernel_size", window), _ops.integers("stride", stride)
+    padding, dilation = _ops.integers("padding", padding), _ops.integers("dilation", dilation)
+    return _pool_attributes(spatial, window, stride, padding, dilation, ceil_mode, _ops.integers("size", x_dims), words)
+
+
+@_ops.cached
+def _pool_attributes(spatial, window, stride, padding, dilation, ceil_mode, x_dims, words):
     window = _each(window, spatial, "kernel_size", 1)
     stride = window if stride is None or stride == () else _each(stride, spatial, "stride", 1)
     padding, dilation = _each(padding, spatial, "padding", 0), _each(dilation, spatial, "dilation", 1)
     reach = [dilation[i] * (window[i] - 1) + 1 for i in range(spatial)]
     if any(2 * pad > size for pad, size in zip(padding, reach)):
         raise GraphError(f"padding {padding} for windows that reach over {tuple(reach)} elements; it is at most half of that")
-    after = padding
+    lists = dict(window=window, stride=stride, padding=padding, dilation=dilation)
     if ceil_mode:
-        after = []
-        for i, extent in enumerate(x_dims):
-            out = -(-(extent + 2 * padding[i] - reach[i]) // stride[i]) + 1
-            # The last window begins inside of the tensor or of the padding before it.
-            if (out - 1) * stride[i] >= extent + padding[i]:
-                out -= 1
-            after.append(max((out - 1) * stride[i] + reach[i] - extent - padding[i], padding[i]))
-        after = tuple(after)
-    text = _words(window=window, stride=stride, padding=padding, dilation=dilation)
-    if after != padding:
-        text += " " + _words(after=after)
-        if "pad=1" in words:
-            text += " " + _words(within=padding)
-    return f"{text} {words}".strip()
+        after = tuple(_padding_after(*each) for each in zip(x_dims, reach, stride, padding))
+        # Symbols are compared with nothing: each answer would be a graph of its own.
+        if _ops.are_open(after) or after != padding:
+            lists.update(after=after, **(dict(within=padding) if "pad=1" in words else {}))
+    return _ops.with_lists(words, **lists)
 
 
-def _pooled(operator, spatial, x, attributes, may_be_empty=None):
+def _padding_after(extent, reach, stride, padding):
+    """With `ceil_mode`, of one dim: as many windows as begin inside of the tensor or of the padding before it, the last of which may reach beyond the padding behind it."""
+    out = torch.sym_min(-(-(extent + 2 * padding - reach) // stride) + 1, -(-(extent + padding) // stride))
+    return torch.sym_max((out - 1) * stride + reach - extent - padding, padding)
+
+
+def _pooled(function, spatial, x, attributes, may_be_empty=None):
     """Pooling of a batch, or of one without its dim. The first `may_be_empty` dims may be: that of a batch unless more is said."""
     is_batch = _batched(x, spatial, 2, "pooling")
-    if 0 in x.shape[is_batch if may_be_empty is None else may_be_empty :]:
+    if _ops.is_empty(x.shape[is_batch if may_be_empty is None else may_be_empty :]):
         raise GraphError(f"pooling of {tuple(x.shape)}; dims behind the batch are not empty")
     if is_batch:
-        return operator(x, attributes)
-    result = operator(x.unsqueeze(0), attributes)
+        return _ops.told(function, x, attributes)
+    result = _ops.told(function, x.unsqueeze(0), attributes)
     return tuple(part.squeeze(0) for part in result) if isinstance(result, tuple) else result.squeeze(0)
 
 
 def _max_pool(spatial, x, window, stride, padding, dilation, ceil_mode, return_indices):
     dims = tuple(x.shape[-spatial:]) if ceil_mode else None
     words = "index=i64" if return_indices else ""
-    attributes = pool_attributes(spatial, _tuple(window), _tuple(stride), _tuple(padding), _tuple(dilation), ceil_mode, dims, words)
+    attributes = pool_attributes(spatial, window, stride, padding, dilation, ceil_mode, dims, words)
     return _maxima(spatial, x, attributes, return_indices)
 
 
 def _maxima(spatial, x, attributes, return_indices, may_be_empty=None):
     """The maxima, with their places where these are returned. Places are half of the bytes that are written, or more: they are left out where neither the caller nor a gradient reads them."""
-    if not (return_indices or torch.is_grad_enabled() and x.requires_grad):
+    if not (return_indices or _ops.is_recorded() and x.requires_grad):
         return _pooled(_ops.max_pool_values, spatial, x, attributes, may_be_empty)
     y, index = _pooled(_ops.max_pool, spatial, x, attributes, may_be_empty)
     return (y, index) if return_indices else y
@@ -237,15 +251,15 @@ def max_pool3d(input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode
 
 def _avg_pool(spatial, x, window, stride, padding, ceil_mode, count_include_pad, divisor_override):
     dims = tuple(x.shape[-spatial:]) if ceil_mode else None
-    if spatial == 3 and any(size > extent for size, extent in zip(_each(_tuple(window), 3), x.shape[-3:])):
+    if spatial == 3 and any(size > extent for size, extent in zip(_each(_ops.integers("kernel_size", window), 3), x.shape[-3:])):
         raise GraphError(f"kernel_size is {window} for an input of {tuple(x.shape)}; in 3 dims it is at most the input without its padding")
     if divisor_override is None:
         words = f"pad={int(count_include_pad)}"
     elif divisor_override == 0:
         raise GraphError("divisor_override is 0; it is another number")
     else:
-        words = f"divisor={int(divisor_override)}"
-    attributes = pool_attributes(spatial, _tuple(window), _tuple(stride), _tuple(padding), 1, ceil_mode, dims, words)
+        words = f"divisor={_ops.integers('divisor_override', divisor_override)}"
+    attributes = pool_attributes(spatial, window, stride, padding, 1, ceil_mode, dims, words)
     return _pooled(_ops.avg_pool, spatial, x, attributes)
 
 
@@ -265,18 +279,24 @@ def avg_pool3d(input, kernel_size, stride=None, padding=0, ceil_mode=False, coun
 
 
 def _adaptive(spatial, x, output_size):
-    sizes = (output_size,) * spatial if output_size is None or isinstance(output_size, int) else tuple(output_size)
+    output_size = _ops.integers("output_size", output_size)
+    sizes = output_size if isinstance(output_size, tuple) else (output_size,) * spatial
     if len(sizes) != spatial:
         raise GraphError(f"output_size is {sizes} for {spatial} spatial dims; there is one number, or one for each")
-    sizes = tuple(x.shape[i - spatial] if size is None else size for i, size in enumerate(sizes))
+    sizes = _ops.integers("output_size", tuple(x.shape[i - spatial] if size is None else size for i, size in enumerate(sizes)))
     return _each(sizes, spatial, "output_size", 0)
+
+
+@_ops.cached
+def _adaptive_attributes(sizes, words):
+    return _ops.with_lists(words, adaptive=sizes)
 
 
 def _adaptive_avg(spatial, x, output_size):
     sizes = _adaptive(spatial, x, output_size)
-    if 0 in sizes:
+    if any(size == 0 for size in sizes):
         return _nothing(x, spatial, sizes)
-    return _pooled(_ops.avg_pool, spatial, x, f"{_words(adaptive=sizes)} pad=0", 1 if spatial == 3 else x.dim() - spatial)
+    return _pooled(_ops.avg_pool, spatial, x, _adaptive_attributes(sizes, "pad=0"), 1 if spatial == 3 else x.dim() - spatial)
 
 
 def _nothing(x, spatial, sizes):
@@ -302,11 +322,10 @@ def adaptive_avg_pool3d(input, output_size):
 
 def _adaptive_max(spatial, x, output_size, return_indices):
     sizes = _adaptive(spatial, x, output_size)
-    if 0 in sizes:
+    if any(size == 0 for size in sizes):
         y = _nothing(x, spatial, sizes)
         return (y, torch.empty_like(y, dtype=torch.int64)) if return_indices else y
-    words = " index=i64" if return_indices else ""
-    return _maxima(spatial, x, f"{_words(adaptive=sizes)}{words}", return_indices, 1)
+    return _maxima(spatial, x, _adaptive_attributes(sizes, "index=i64" if return_indices else ""), return_indices, 1)
 
 
 def adaptive_max_pool1d(input, output_size, return_indices=False):
@@ -329,7 +348,7 @@ def _fractional_max_pool(spatial, x, kernel_size, output_size, output_ratio, ret
     is_batch = _batched(x, spatial, 2, name)
     if 0 in x.shape[is_batch:]:
         raise GraphError(f"{name} of {tuple(x.shape)}; dims behind the batch are not empty")
-    window = _each(_tuple(kernel_size), spatial, "kernel_size", 1)
+    window = _each(_ops.integers("kernel_size", kernel_size), spatial, "kernel_size", 1)
     extents = tuple(x.shape[-spatial:])
     if output_size is None:
         if output_ratio is None:
@@ -338,7 +357,7 @@ def _fractional_max_pool(spatial, x, kernel_size, output_size, output_ratio, ret
         if len(ratios) != spatial or not all(0 < ratio < 1 for ratio in ratios):
             raise GraphError(f"output_ratio is {ratios} for {spatial} spatial dims; there is one number between 0 and 1, or one for each")
         output_size = tuple(int(extent * ratio) for extent, ratio in zip(extents, ratios))
-    out = _each(_tuple(output_size), spatial, "output_size", 1)
+    out = _each(_ops.integers("output_size", output_size), spatial, "output_size", 1)
     if any(many + taps - 1 > extent for many, taps, extent in zip(out, window, extents)):
         raise GraphError(f"{name} of {extents} by windows of {window} to {out}; output_size + kernel_size - 1 is at most the size")
     planes = (x.shape[0] if is_batch else 1, x.shape[-spatial - 1])
@@ -476,7 +495,8 @@ def norm_attributes(kind, first, rank, groups, eps, channel):
 
 
 def _over_last(kind, input, normalized_shape, weight, bias, eps):
-    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    shape = _ops.integers("normalized_shape", normalized_shape)
+    shape = shape if isinstance(shape, tuple) else (shape,)
     if not shape or tuple(input.shape[-len(shape) :]) != shape or input.dim() < len(shape):
         raise GraphError(f"normalized_shape is {shape} for an input of {tuple(input.shape)}; it is the input's last dims, at least one")
     for name, vector in (("weight", weight), ("bias", bias)):
@@ -518,6 +538,7 @@ def group_norm(input, num_groups, weight=None, bias=None, eps=1e-05):
     """Layer norm of each of `num_groups` equal parts of the channels of `[n, c, ...]`; see `torch.nn.functional.group_norm`."""
     if input.dim() < 2:
         raise GraphError(f"group_norm of an input of {tuple(input.shape)}; it is [n, c, ...]")
+    num_groups = _ops.integers("num_groups", num_groups)
     if num_groups < 1 or input.shape[1] % num_groups:
         raise GraphError(f"num_groups is {num_groups} for {input.shape[1]} channels; it divides them")
     # As PyTorch: it is all images together that have to have more than one.
@@ -603,7 +624,8 @@ def batch_norm_act(
 
 
 def _wants_gradient(tensors):
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    """Whether gradients of one of these are recorded. A trace of `torch.jit` counts as if they were: it is run in either mode, whichever it was made in."""
+    return _ops._is_tracing() or torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def batch_norm_module(module, x, add=None, activation=None):
