@@ -277,6 +277,24 @@ fn the_graph_of_the_guide_runs() {
     assert_eq!(written[written.len() - expected.len()..], expected);
 }
 
+/// The page of a run that failed is not there, and an earlier one is what it was.
+#[test]
+fn a_report_is_written_whole_or_not_at_all() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a path").to_owned();
+    std::fs::write(at("old.html"), "old").expect("written");
+    for name in ["old.html", "new.html"] {
+        // No machine has so many devices.
+        let output = run(&["demo", "digits", "--device", "cuda:4000", "--report", &at(name)]);
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+    }
+    let names: Vec<_> = std::fs::read_dir(folder.path()).expect("a folder").map(|entry| entry.expect("one").file_name()).collect();
+    assert_eq!((names, std::fs::read_to_string(at("old.html")).expect("there")), (vec!["old.html".into()], "old".to_owned()));
+    let output = run(&["demo", "digits", "--epochs", "1", "--report", &at("old.html")]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(std::fs::read_to_string(at("old.html")).expect("there").ends_with("</html>\n"));
+}
+
 #[test]
 fn inspect_shows_who_takes_a_problem_and_what_runs() {
     let words = ["inspect", "-m", "64", "-n", "64", "-k", "64", "--arch", "h200"];
