@@ -302,6 +302,11 @@ fn inspect_shows_who_takes_a_problem_and_what_runs() {
     assert!(text.contains("1. gemm.") && text.contains("  launch "), "{text}");
     let json: serde_json::Value = serde_json::from_str(&stdout(&run(&[&words[..], &["--json"]].concat()))).expect("one JSON object");
     assert!(json["ranked"].as_array().is_some_and(|ranked| !ranked.is_empty()));
+    // An engine that refuses it, and settings that there are not: as text and as JSON the code says that nobody is left.
+    for none in [&["--engine", "conv.direct"][..], &["--engine", "gemm.simt", "--knobs", "tile_m=3"], &["--knobs", "tile_m=3", "--json"]] {
+        let output = run(&[&words[..], none].concat());
+        assert_eq!((output.status.code(), output.stderr.is_empty()), (Some(1), true), "{none:?}: {output:?}");
+    }
 }
 
 /// Extents of which a list of all launches would never end are refused, by name and at once.
@@ -311,7 +316,8 @@ fn inspect_comes_back_whatever_the_extents() {
     let (far, beyond) = ("35184372088832", "9223372036854775807");
     for extents in [[far, "1"], ["1", far]] {
         let output = inspected(extents);
-        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        // Nobody takes it: the code says so.
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
         let text = stdout(&output);
         assert!(text.contains("no engine takes the problem") && text.contains("launches, taken are 1024"), "{text}");
     }
