@@ -35,6 +35,18 @@ fn stored(g: GraphBuilder, y: Uid, dtype: DType) -> Graph {
     g.finish().expect("valid")
 }
 
+/// Arithmetic is in f64 whatever the elements are: an eps below the least number of f32 is there.
+#[test]
+fn an_eps_below_f32_is_not_lost() {
+    for kind in [NormKind::Layer, NormKind::Rms] {
+        let mut g = GraphBuilder::new("zeros");
+        let x = g.tensor("x", DType::F32, rows(&[2, 64]));
+        let made = g.normalize("norm", Normalize::new(NormSpec::new(kind, &[1], 1e-50), x)).expect("fits");
+        let plan = stored(g, made.y, DType::F32);
+        assert_eq!(run(&plan, &[(x, f32s(&[0.0; 128]))]).0, f32s(&[0.0; 128]), "{kind:?}");
+    }
+}
+
 #[test]
 fn block_factors_tell_matrices_apart_that_their_operand_does_not() {
     // E4M3: 1.0 is 0x38.

@@ -35,6 +35,7 @@ use crate::arch::Arch;
 use crate::cost::{Stream, Traffic, Work};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::strided;
+use crate::sums::moments::require_eps;
 use kernel::{Form, KernelArgs, Pass, Spec, Stage, THREADS, WARPS};
 use operands::{Name, WholeArgs};
 
@@ -106,7 +107,10 @@ impl Algorithm for Channels {
         let rank = problem.rows.len();
         Self::ID.require(rank < verdigris_tensor::MAX_RANK, Reason::Extent, format_args!("{rank} dims of rows, taken are 7"))?;
         let (pass, relu) = match &problem.function {
-            ChannelFunction::Forward { relu, .. } => (Pass::Forward, *relu),
+            ChannelFunction::Forward { relu, eps, .. } => {
+                require_eps(Self::ID, eps.0, problem.compute)?;
+                (Pass::Forward, *relu)
+            }
             ChannelFunction::Backward { relu, .. } => (Pass::Backward, *relu),
             ChannelFunction::Statistics { .. } => (Pass::Statistics, false),
         };
