@@ -1,12 +1,15 @@
 //! Pointwise functions over the whole range of their arguments, by the interpreter, against the host's f64: closer than the tolerances of
-//! the corpus ask for.
+//! the corpus ask for. And gradients where numbers that come in are infinite.
 
 use verdigris_engines::arch::Arch;
+use verdigris_engines::engines;
+use verdigris_engines::interpret::Parts;
 use verdigris_graph::pattern::partition;
-use verdigris_graph::{BinaryOp, GraphBuilder, UnaryOp};
+use verdigris_graph::{BinaryOp, GraphBuilder, Uid, UnaryOp};
 use verdigris_kir::interp::{self, Kernels, Memory, Options};
 use verdigris_reference::data::Random;
-use verdigris_tensor::{DType, Layout};
+use verdigris_reference::masked::{MaskedGradient, masked_gradients};
+use verdigris_tensor::{DType, Layout, num};
 
 /// Runs `f` on columns of operands, in one type.
 fn run(dtype: DType, columns: &[Vec<f64>], build: impl Fn(&mut GraphBuilder, &[verdigris_graph::Uid]) -> verdigris_graph::Uid) -> Vec<f64> {
@@ -40,6 +43,35 @@ fn run(dtype: DType, columns: &[Vec<f64>], build: impl Fn(&mut GraphBuilder, &[v
     } else {
         bytes.chunks_exact(4).map(|chunk| f64::from(f32::from_le_bytes(chunk.try_into().expect("four bytes")))).collect()
     }
+}
+
+/// What a function did not take, or holds constant, gets 0 and no product with 0, whatever comes in, in every config of every engine.
+#[test]
+fn what_plays_no_part_masks_infinities() {
+    let engines: Vec<_> = engines().collect();
+    for case in [DType::F32, DType::F64].into_iter().flat_map(|dtype| masked_gradients(dtype).expect("valid graphs")) {
+        let parts = Parts::all(&case.graph, &Arch::virtual_device(2), &engines).expect("a partition");
+        assert!(parts.variants() > 0, "{}: {:?}", case.name, parts.refusals);
+        for variant in 0..parts.variants() {
+            let mut buffers = case.inputs.buffers.clone();
+            buffers.extend(case.want.iter().map(|(uid, want)| (*uid, vec![0xa5; want.len() * dtype_of(&case, *uid).bytes()])));
+            let options = Options { float_noise: Some(1), ..Options::schedule(1) };
+            parts
+                .interpret(variant, &mut buffers, &case.inputs.scalars, &Kernels::new(), &options)
+                .unwrap_or_else(|finding| panic!("{}: {finding}", case.name));
+            for (uid, want) in &case.want {
+                let dtype = dtype_of(&case, *uid);
+                let elements = buffers[uid].chunks_exact(dtype.bytes());
+                let got: Vec<f64> = elements.map(|bytes| num::read_element(dtype, bytes).expect("whole")).collect();
+                let is_right = got.iter().zip(want).all(|(got, want)| MaskedGradient::is_right(*got, *want));
+                assert!(is_right && got.len() == want.len(), "{}, variant {variant}: {got:?}, not {want:?}", case.name);
+            }
+        }
+    }
+}
+
+fn dtype_of(case: &MaskedGradient, uid: Uid) -> DType {
+    case.graph.tensor(uid).expect("a result").dtype
 }
 
 /// Arguments of every size, both signs, and the edges.
