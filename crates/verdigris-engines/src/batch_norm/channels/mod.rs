@@ -18,7 +18,9 @@
 //! **When it wins.** There is no other engine for these.
 //!
 //! **Numbers.** In f32 (f64 where an operand is f64). Sums of statistics are of differences from the mean so far, a few elements at a time, and are
-//! joined by the formula of parallel variances; a mean far from 0 costs nothing. Results repeat bit for bit on a device.
+//! joined by the formula of parallel variances; a mean far from 0 costs nothing. Results repeat bit for bit on a device. Of a gradient the sum `Σ dy · (x − mean)` meets `inv` when
+//! it is whole, as PyTorch's does, and is infinite where these products leave the range: dy about 10^20 with deviations about 10^19. Beside it each element's `(x − mean) · inv`
+//! comes first, so that dx is as good as its parts.
 //!
 //! Source: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
 
