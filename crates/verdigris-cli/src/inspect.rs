@@ -1,4 +1,4 @@
-//! `inspect`: who takes a problem and who does not, and what would run.
+//! `inspect`: who takes a problem and who does not, and what would run. The exit code is 1 where nobody takes it.
 
 use std::path::PathBuf;
 
@@ -56,7 +56,7 @@ pub fn run(arguments: &InspectArguments) -> Result<Verdict> {
     } else {
         inspected.print();
     }
-    Ok(Verdict::Good)
+    Ok(inspected.verdict())
 }
 
 /// A problem, the chip that it was asked about, and the answers.
@@ -126,6 +126,11 @@ impl InspectArguments {
 }
 
 impl Inspected {
+    /// Bad where no engine takes the problem, or none in the settings that were asked for.
+    pub fn verdict(&self) -> Verdict {
+        if self.survey.ranked.is_empty() { Verdict::Bad } else { Verdict::Good }
+    }
+
     /// All of it as one JSON object.
     ///
     /// # Errors

@@ -1,6 +1,8 @@
 //! `verdigris tune`: measures the ways to compute a list of problems and remembers the fastest of each, in the plan cache and, if asked, in
 //! the text of a set that ships with the library.
 //!
+//! The exit code is 1 where no engine takes one of the problems, or where there were problems and none was tuned.
+//!
 //! Beside each choice stands what a plan at once would have taken, timed in the same turns. What that costs is judged on a third of the
 //! problems, held out by the hash of their keys: the cost models are fitted on the others alone.
 
@@ -267,7 +269,7 @@ fn tune(handle: &Handle, tasks: &[Task], how: &How) -> Result<Verdict> {
         ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} eta {eta} {msg}").unwrap_or_else(|_| ProgressStyle::default_bar()),
     );
     let tuning = Tuning { candidates: how.candidates, budget: Duration::from_secs_f64(how.seconds), again: how.again, shipped: false };
-    let (mut rows, mut choices, mut seen, mut left) = (Vec::new(), Vec::new(), HashSet::new(), 0);
+    let (mut rows, mut choices, mut seen, mut left, mut refused) = (Vec::new(), Vec::new(), HashSet::new(), 0, 0);
     let mut broken = None;
     for task in tasks {
         let key = Key::of(&task.problem);
@@ -289,6 +291,7 @@ fn tune(handle: &Handle, tasks: &[Task], how: &How) -> Result<Verdict> {
             Ok(chosen) => chosen,
             Err(error @ Error::NoEngine(_)) => {
                 progress.suspend(|| eprintln!("{} {}: {error}", task.dtype, task.name));
+                refused += 1;
                 progress.inc(1);
                 continue;
             }
@@ -319,7 +322,7 @@ fn tune(handle: &Handle, tasks: &[Task], how: &How) -> Result<Verdict> {
         progress.inc(1);
     }
     progress.finish_and_clear();
-    let summary = Summary::of(&rows, left);
+    let summary = Summary::of(&rows, left, refused);
     if how.json {
         say!("{}", serde_json::to_string(&summary)?);
     } else {
@@ -327,6 +330,12 @@ fn tune(handle: &Handle, tasks: &[Task], how: &How) -> Result<Verdict> {
     }
     if left > 0 {
         eprintln!("{left} of {} problems were not tuned: --budget was spent", tasks.len());
+    }
+    if refused > 0 {
+        eprintln!("{refused} of {} problems were not tuned: no engine takes them", tasks.len());
+    }
+    if rows.is_empty() && left == 0 && refused == 0 {
+        eprintln!("there was nothing to tune");
     }
     if let Some(path) = &how.set {
         write_set(path, &choices)?;
@@ -340,13 +349,19 @@ fn tune(handle: &Handle, tasks: &[Task], how: &How) -> Result<Verdict> {
         (None, Some(trouble), _) => bail!("the choices could not be kept: {trouble}"),
         (None, None, Some(path)) => {
             eprintln!("plan cache: {}", path.display());
-            Ok(Verdict::Good)
+            Ok(judged(rows.len(), left, refused))
         }
         (None, None, None) => {
             eprintln!("no plan cache: VERDIGRIS_PLANS is off, and the choices end with this program");
-            Ok(Verdict::Good)
+            Ok(judged(rows.len(), left, refused))
         }
     }
+}
+
+/// What a run comes to that tuned so many problems, left so many for want of time, and found no engine for so many: a budget that is spent is what was asked for, unless it was
+/// spent on nothing.
+const fn judged(tuned: usize, left: usize, refused: usize) -> Verdict {
+    if refused > 0 || tuned == 0 && left > 0 { Verdict::Bad } else { Verdict::Good }
 }
 
 /// A line for readers of a set.
@@ -435,11 +450,14 @@ struct Summary {
     median_ms: Option<f64>,
     most_ms: Option<f64>,
     remembered: usize,
+    /// For want of time.
     not_tuned: usize,
+    /// No engine takes them.
+    refused: usize,
 }
 
 impl Summary {
-    fn of(rows: &[Row], not_tuned: usize) -> Summary {
+    fn of(rows: &[Row], not_tuned: usize, refused: usize) -> Summary {
         let mut times: Vec<f64> = rows.iter().filter_map(|row| row.total_ms).collect();
         times.sort_by(f64::total_cmp);
         Summary {
@@ -449,6 +467,7 @@ impl Summary {
             most_ms: times.last().copied(),
             remembered: rows.iter().filter(|row| row.chosen_by != ChosenBy::Clock).count(),
             not_tuned,
+            refused,
         }
     }
 }
@@ -627,6 +646,32 @@ mod tests {
         assert!(plan.explain().parts.iter().all(|part| part.chosen_by == ChosenBy::PlanCache), "{}", plan.explain());
     }
 
+    /// Who reads the exit code alone learns that something was not tuned.
+    #[test]
+    fn what_no_engine_takes_is_a_verdict() {
+        let handle = handle(&Config::default());
+        // More launches than any engine takes beside a problem that all take.
+        let (far, near) = (asked("gemm -m 35184372088832 -n 1 -k 1").0, asked("gemm -m 16 -n 16 -k 16").0);
+        let how = asked("gemm -m 16 -n 16 -k 16 --seconds 20 --candidates 1 --record none").1;
+        let both = || {
+            far.iter().chain(&near).map(|task| Task {
+                class: String::new(),
+                dtype: task.dtype.clone(),
+                name: task.name.clone(),
+                problem: task.problem.clone(),
+                limits: task.limits.clone(),
+            })
+        };
+        assert_eq!(tune(&handle, &far, &how).expect("told"), Verdict::Bad);
+        assert_eq!(tune(&handle, &both().collect::<Vec<_>>(), &how).expect("told"), Verdict::Bad);
+        assert_eq!(tune(&handle, &near, &how).expect("tunes"), Verdict::Good);
+        assert_eq!(tune(&handle, &[], &how).expect("nothing to do"), Verdict::Good);
+        // A budget that is spent on some is what was asked for.
+        assert_eq!([judged(0, 3, 0), judged(1, 3, 0), judged(0, 0, 0)], [Verdict::Bad, Verdict::Good, Verdict::Good]);
+        let spent = How { budget: Some(1e-9), ..how };
+        assert_eq!(tune(&handle, &near, &spent).expect("told"), Verdict::Bad);
+    }
+
     #[test]
     fn a_third_is_held_out_and_means_are_geometric() {
         let held: Vec<bool> = asked("conv --dtype bf16").0.iter().map(|task| is_held_out(Key::of(&task.problem))).collect();
@@ -638,10 +683,10 @@ mod tests {
         let row = Row::of(&handle, &tasks[0], &chosen.explanation, "today");
         let rows: Vec<Row> =
             [2.0, 0.5, 1.0].map(|ratio| Row { instant_ratio: Some(ratio), held_out: true, total_ms: Some(ratio), ..row.clone() }).to_vec();
-        let summary = Summary::of(&rows, 1);
+        let summary = Summary::of(&rows, 1, 2);
         assert_eq!((summary.held_out.problems, summary.others.problems), (3, 0));
         assert!(summary.held_out.geometric_mean.is_some_and(|mean| (mean - 1.0).abs() < 1e-12));
         assert_eq!((summary.held_out.within_a_tenth, summary.held_out.worst), (2, Some(2.0)));
-        assert_eq!((summary.median_ms, summary.most_ms, summary.not_tuned), (Some(1.0), Some(2.0), 1));
+        assert_eq!((summary.median_ms, summary.most_ms, summary.not_tuned, summary.refused), (Some(1.0), Some(2.0), 1, 2));
     }
 }

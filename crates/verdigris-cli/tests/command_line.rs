@@ -277,6 +277,24 @@ fn the_graph_of_the_guide_runs() {
     assert_eq!(written[written.len() - expected.len()..], expected);
 }
 
+/// The page of a run that failed is not there, and an earlier one is what it was.
+#[test]
+fn a_report_is_written_whole_or_not_at_all() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a path").to_owned();
+    std::fs::write(at("old.html"), "old").expect("written");
+    for name in ["old.html", "new.html"] {
+        // No machine has so many devices.
+        let output = run(&["demo", "digits", "--device", "cuda:4000", "--report", &at(name)]);
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+    }
+    let names: Vec<_> = std::fs::read_dir(folder.path()).expect("a folder").map(|entry| entry.expect("one").file_name()).collect();
+    assert_eq!((names, std::fs::read_to_string(at("old.html")).expect("there")), (vec!["old.html".into()], "old".to_owned()));
+    let output = run(&["demo", "digits", "--epochs", "1", "--report", &at("old.html")]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(std::fs::read_to_string(at("old.html")).expect("there").ends_with("</html>\n"));
+}
+
 #[test]
 fn inspect_shows_who_takes_a_problem_and_what_runs() {
     let words = ["inspect", "-m", "64", "-n", "64", "-k", "64", "--arch", "h200"];
@@ -284,6 +302,11 @@ fn inspect_shows_who_takes_a_problem_and_what_runs() {
     assert!(text.contains("1. gemm.") && text.contains("  launch "), "{text}");
     let json: serde_json::Value = serde_json::from_str(&stdout(&run(&[&words[..], &["--json"]].concat()))).expect("one JSON object");
     assert!(json["ranked"].as_array().is_some_and(|ranked| !ranked.is_empty()));
+    // An engine that refuses it, and settings that there are not: as text and as JSON the code says that nobody is left.
+    for none in [&["--engine", "conv.direct"][..], &["--engine", "gemm.simt", "--knobs", "tile_m=3"], &["--knobs", "tile_m=3", "--json"]] {
+        let output = run(&[&words[..], none].concat());
+        assert_eq!((output.status.code(), output.stderr.is_empty()), (Some(1), true), "{none:?}: {output:?}");
+    }
 }
 
 /// Extents of which a list of all launches would never end are refused, by name and at once.
@@ -293,7 +316,8 @@ fn inspect_comes_back_whatever_the_extents() {
     let (far, beyond) = ("35184372088832", "9223372036854775807");
     for extents in [[far, "1"], ["1", far]] {
         let output = inspected(extents);
-        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        // Nobody takes it: the code says so.
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
         let text = stdout(&output);
         assert!(text.contains("no engine takes the problem") && text.contains("launches, taken are 1024"), "{text}");
     }

@@ -141,6 +141,18 @@ fn hard_sigmoid(x: f64) -> f64 {
     (x + 3.0).clamp(0.0, 6.0) / 6.0
 }
 
+/// Whether an activation is constant there: its gradient is 0, whatever comes in.
+fn is_flat(f: UnaryOp, x: f64) -> bool {
+    match f {
+        UnaryOp::Relu => x <= 0.0,
+        UnaryOp::Clamp { lower, upper } => x <= lower.0 || x >= upper.0,
+        UnaryOp::ClippedRelu { lower, upper, .. } => x > lower.0 && x >= upper.0,
+        UnaryOp::HardSwish => x <= -3.0,
+        UnaryOp::HardSigmoid => x <= -3.0 || x >= 3.0,
+        _ => false,
+    }
+}
+
 /// The derivative of an activation.
 fn derivative(f: UnaryOp, x: f64) -> f64 {
     if x.is_nan() {
@@ -250,18 +262,22 @@ pub(crate) fn binary<T: Real + Float>(f: BinaryOp, x: &[T], z: &[T], y: &mut [T]
         BinaryOp::Le => map2(x, z, y, |x, z| truth(x <= z)),
         BinaryOp::And => map2(x, z, y, |x, z| truth(x != zero && z != zero)),
         BinaryOp::Or => map2(x, z, y, |x, z| truth(x != zero || z != zero)),
+        // NaN falls through to `z`.
         BinaryOp::Backward(UnaryOp::Relu) => map2(x, z, y, |x, z| {
-            x * if z <= zero {
+            if z > zero {
+                x
+            } else if z <= zero {
                 zero
-            } else if z.is_nan() {
-                z
             } else {
-                one
+                z
             }
         }),
         BinaryOp::Backward(f) => {
             let f = with_bounds_of::<T>(f);
-            map2(x, z, y, |x, z| T::from_f64(x.to_f64() * derivative(f, z.to_f64())));
+            map2(x, z, y, |x, z| {
+                let z = z.to_f64();
+                T::from_f64(if is_flat(f, z) { 0.0 } else { x.to_f64() * derivative(f, z) })
+            });
         }
     }
 }

@@ -5,7 +5,8 @@ use verdigris_graph::{
     BinaryOp, CrossEntropyBackward, CrossEntropySpec, Filter, Graph, GraphBuilder, LossReduction, Matmul, NormKind, NormSpec, Normalize,
     OperandScale, PoolMode, PoolWindows, Precision, Real, ReductionOp, Sampling, Uid, UnaryOp,
 };
-use verdigris_tensor::{DType, Layout};
+use verdigris_reference::masked::{MaskedGradient, masked_gradients};
+use verdigris_tensor::{DType, Layout, num};
 
 fn rows(dims: &[u64]) -> Layout {
     Layout::row_major(dims).expect("small")
@@ -33,6 +34,47 @@ fn stored(g: GraphBuilder, y: Uid, dtype: DType) -> Graph {
     let mut g = g;
     g.store(y, "y", dtype).expect("stored");
     g.finish().expect("valid")
+}
+
+/// What a function did not take, or holds constant, gets 0 and no product with 0, whatever comes in: `relu(x).sqrt()` has the gradient 0 at 0.
+#[test]
+fn what_plays_no_part_masks_infinities() {
+    for case in [DType::F32, DType::F64].into_iter().flat_map(|dtype| masked_gradients(dtype).expect("valid")) {
+        let plan = GraphPlan::new(&case.graph).expect("planned");
+        let mut results: Vec<(Uid, Vec<u8>)> = plan
+            .tensors()
+            .iter()
+            .filter(|tensor| tensor.is_written)
+            .map(|tensor| (tensor.uid, vec![0xa5; tensor.bytes as usize]))
+            .collect();
+        let mut bindings = Bindings::new();
+        for (uid, bytes) in &case.inputs.buffers {
+            bindings.input(*uid, bytes);
+        }
+        for (uid, bytes) in &mut results {
+            bindings.output(*uid, bytes);
+        }
+        plan.run(&mut bindings).expect("runs");
+        for (uid, want) in &case.want {
+            let dtype = case.graph.tensor(*uid).expect("there").dtype;
+            let bytes = results.iter().find(|(result, _)| result == uid).map(|(_, bytes)| bytes).expect("a result");
+            let got: Vec<f64> = bytes.chunks_exact(dtype.bytes()).map(|bytes| num::read_element(dtype, bytes).expect("whole")).collect();
+            let is_right = got.iter().zip(want).all(|(got, want)| MaskedGradient::is_right(*got, *want));
+            assert!(is_right && got.len() == want.len(), "{}: {got:?}, not {want:?}", case.name);
+        }
+    }
+}
+
+/// Arithmetic is in f64 whatever the elements are: an eps below the least number of f32 is there.
+#[test]
+fn an_eps_below_f32_is_not_lost() {
+    for kind in [NormKind::Layer, NormKind::Rms] {
+        let mut g = GraphBuilder::new("zeros");
+        let x = g.tensor("x", DType::F32, rows(&[2, 64]));
+        let made = g.normalize("norm", Normalize::new(NormSpec::new(kind, &[1], 1e-50), x)).expect("fits");
+        let plan = stored(g, made.y, DType::F32);
+        assert_eq!(run(&plan, &[(x, f32s(&[0.0; 128]))]).0, f32s(&[0.0; 128]), "{kind:?}");
+    }
 }
 
 #[test]

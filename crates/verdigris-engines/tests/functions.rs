@@ -1,12 +1,17 @@
 //! Pointwise functions over the whole range of their arguments, by the interpreter, against the host's f64: closer than the tolerances of
-//! the corpus ask for.
+//! the corpus ask for. And gradients where numbers that come in are infinite, or far from 1.
+
+use std::collections::BTreeMap;
 
 use verdigris_engines::arch::Arch;
+use verdigris_engines::engines;
+use verdigris_engines::interpret::Parts;
 use verdigris_graph::pattern::partition;
-use verdigris_graph::{BinaryOp, GraphBuilder, UnaryOp};
+use verdigris_graph::{BatchNormBackward, BinaryOp, GraphBuilder, Uid, UnaryOp};
 use verdigris_kir::interp::{self, Kernels, Memory, Options};
 use verdigris_reference::data::Random;
-use verdigris_tensor::{DType, Layout};
+use verdigris_reference::masked::{MaskedGradient, masked_gradients};
+use verdigris_tensor::{DType, Layout, num};
 
 /// Runs `f` on columns of operands, in one type.
 fn run(dtype: DType, columns: &[Vec<f64>], build: impl Fn(&mut GraphBuilder, &[verdigris_graph::Uid]) -> verdigris_graph::Uid) -> Vec<f64> {
@@ -40,6 +45,93 @@ fn run(dtype: DType, columns: &[Vec<f64>], build: impl Fn(&mut GraphBuilder, &[v
     } else {
         bytes.chunks_exact(4).map(|chunk| f64::from(f32::from_le_bytes(chunk.try_into().expect("four bytes")))).collect()
     }
+}
+
+/// What a function did not take, or holds constant, gets 0 and no product with 0, whatever comes in, in every config of every engine.
+#[test]
+fn what_plays_no_part_masks_infinities() {
+    let engines: Vec<_> = engines().collect();
+    for case in [DType::F32, DType::F64].into_iter().flat_map(|dtype| masked_gradients(dtype).expect("valid graphs")) {
+        let parts = Parts::all(&case.graph, &Arch::virtual_device(2), &engines).expect("a partition");
+        assert!(parts.variants() > 0, "{}: {:?}", case.name, parts.refusals);
+        for variant in 0..parts.variants() {
+            let mut buffers = case.inputs.buffers.clone();
+            buffers.extend(case.want.iter().map(|(uid, want)| (*uid, vec![0xa5; want.len() * dtype_of(&case, *uid).bytes()])));
+            let options = Options { float_noise: Some(1), ..Options::schedule(1) };
+            parts
+                .interpret(variant, &mut buffers, &case.inputs.scalars, &Kernels::new(), &options)
+                .unwrap_or_else(|finding| panic!("{}: {finding}", case.name));
+            for (uid, want) in &case.want {
+                let dtype = dtype_of(&case, *uid);
+                let elements = buffers[uid].chunks_exact(dtype.bytes());
+                let got: Vec<f64> = elements.map(|bytes| num::read_element(dtype, bytes).expect("whole")).collect();
+                let is_right = got.iter().zip(want).all(|(got, want)| MaskedGradient::is_right(*got, *want));
+                assert!(is_right && got.len() == want.len(), "{}, variant {variant}: {got:?}, not {want:?}", case.name);
+            }
+        }
+    }
+}
+
+/// Of channels far from 1 each part of dx is within the range of f32, and so is what it is made of.
+#[test]
+fn gradients_of_batch_normalization_far_from_1() {
+    const ROWS: usize = 64;
+    const CHANNELS: usize = 8;
+    let engines: Vec<_> = engines().collect();
+    let mut random = Random::new(5);
+    let f32s = |values: &[f64]| values.iter().flat_map(|&value| (value as f32).to_le_bytes()).collect::<Vec<u8>>();
+    for (size, dy_size) in [(1.0, 1.0), (1e18, 1e-10), (1e16, 1e-12), (1e-19, 1e10), (1e-25, 1.0)] {
+        let mut drawn = |size: f64| -> Vec<f64> { (0..ROWS * CHANNELS).map(|_| f64::from((size * random.normal()) as f32)).collect() };
+        let (x, dy) = (drawn(size), drawn(dy_size));
+        let of_channel =
+            |values: &dyn Fn(usize) -> f64, channel: usize| -> f64 { (0..ROWS).map(|row| values(row * CHANNELS + channel)).sum() };
+        let means: Vec<f64> = (0..CHANNELS).map(|channel| f64::from((of_channel(&|i| x[i], channel) / ROWS as f64) as f32)).collect();
+        let deviation = |i: usize| x[i] - means[i % CHANNELS];
+        let variance = |channel: usize| of_channel(&|i| deviation(i).powi(2), channel) / ROWS as f64;
+        let invs: Vec<f64> = (0..CHANNELS).map(|channel| f64::from((1.0 / variance(channel).sqrt()) as f32)).collect();
+        // The three parts of dx.
+        let parts = |i: usize| {
+            let channel = i % CHANNELS;
+            let normalized = |i: usize| deviation(i) * invs[i % CHANNELS];
+            let (dbias, dscale) = (of_channel(&|i| dy[i], channel), of_channel(&|i| dy[i] * normalized(i), channel));
+            [dy[i], -dbias / ROWS as f64, -normalized(i) * dscale / ROWS as f64].map(|part| part * invs[channel])
+        };
+
+        let mut g = GraphBuilder::new("far");
+        let mut tensor = |name: &str, rows: usize| {
+            g.tensor(name, DType::F32, Layout::row_major(&[rows as u64, CHANNELS as u64]).expect("a small layout"))
+        };
+        let [x_uid, dy_uid] = ["x", "dy"].map(|name| tensor(name, ROWS));
+        let [mean_uid, inv_uid] = ["mean", "inv"].map(|name| tensor(name, 1));
+        let back = BatchNormBackward::new(dy_uid, x_uid, mean_uid, inv_uid);
+        let (dx, dscale, dbias, _) = g.batch_norm_backward("back", back).expect("it fits");
+        for (uid, name) in [(dx, "dx"), (dscale, "dscale"), (dbias, "dbias")] {
+            g.store(uid, name, DType::F32).expect("a known tensor");
+        }
+        let parts_of_graph = Parts::all(&g.finish().expect("a valid graph"), &Arch::virtual_device(2), &engines).expect("a partition");
+        assert!(parts_of_graph.variants() > 0, "{:?}", parts_of_graph.refusals);
+        for variant in 0..parts_of_graph.variants() {
+            let mut buffers = BTreeMap::from([(x_uid, f32s(&x)), (dy_uid, f32s(&dy)), (mean_uid, f32s(&means)), (inv_uid, f32s(&invs))]);
+            buffers.extend([(dx, ROWS * CHANNELS), (dscale, CHANNELS), (dbias, CHANNELS)].map(|(uid, count)| (uid, vec![0xa5; 4 * count])));
+            parts_of_graph
+                .interpret(variant, &mut buffers, &BTreeMap::new(), &Kernels::new(), &Options::schedule(1))
+                .unwrap_or_else(|finding| panic!("{finding}"));
+            for (i, bytes) in buffers[&dx].chunks_exact(4).enumerate() {
+                let (got, parts) = (num::read_element(DType::F32, bytes).expect("whole"), parts(i));
+                let (want, slack) = (parts.iter().sum::<f64>(), parts.iter().map(|part| part.abs()).sum::<f64>());
+                // Sums of 64 terms of either sign, and some roundings more.
+                let tolerance = f64::from(f32::EPSILON) * (8.0 * slack + 8.0 * dy_size * invs[i % CHANNELS]);
+                assert!(
+                    (got - want).abs() <= tolerance,
+                    "x {size:e}, dy {dy_size:e}, variant {variant}, dx[{i}]: {got:e}, not {want:e} ± {tolerance:e}"
+                );
+            }
+        }
+    }
+}
+
+fn dtype_of(case: &MaskedGradient, uid: Uid) -> DType {
+    case.graph.tensor(uid).expect("a result").dtype
 }
 
 /// Arguments of every size, both signs, and the edges.

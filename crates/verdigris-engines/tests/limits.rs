@@ -60,6 +60,32 @@ fn sums_over_more_pixels_than_are_counted_are_refused() {
     }
 }
 
+/// An eps that f32 has as 0 gives 0 · ∞ where all elements of a row or channel are equal.
+#[test]
+fn an_eps_that_f32_does_not_hold_is_refused_by_name() {
+    let least = 2f64.powi(-149);
+    // A half of the least is a tie, and goes to 0.
+    for (eps, is_held) in [(0.0, true), (1e-50, false), (least / 2.0, false), (least, true), (1e-40, true), (1e-5, true), (1e39, true)] {
+        let of = |words: &str| {
+            who_takes(&words.replace("EPS", &format!("eps={eps:e}")).parse().unwrap_or_else(|error| panic!("{words}: {error}")))
+        };
+        for (words, takers) in [
+            ("norm forward bf16 rows=4 elements=64 EPS x=packed y=packed", ["norm.rows", "norm.groups", "norm.strided"].as_slice()),
+            ("norm forward f32 kind=rms rows=4 elements=64 EPS x=packed y=packed", &["norm.rows", "norm.strided"]),
+            ("norm backward f32 rows=4 elements=64 EPS x=packed dy=packed dx=packed", &["norm.rows", "norm.groups", "norm.strided"]),
+            ("batch_norm forward f32 rows=64 channels=8 EPS", &["batch_norm.channels"]),
+        ] {
+            let (taken, refused) = of(words);
+            assert_eq!(taken, if is_held { takers } else { &[] }, "{words}, {eps:e}\n{refused}");
+            let told = format!("an eps of {eps:e}, which is 0 in f32");
+            assert_eq!(refused.matches(&told).count(), if is_held { 0 } else { takers.len() }, "{refused}");
+        }
+        // Computed in f64, which holds it.
+        assert_eq!(of("norm forward f64 rows=4 elements=64 EPS compute=f64 x=packed y=packed").0, ["norm.rows", "norm.strided"]);
+        assert_eq!(of("batch_norm forward f64 rows=64 channels=8 compute=f64 EPS").0, ["batch_norm.channels"]);
+    }
+}
+
 fn pool(side: [u64; 2], dtype: DType, build: impl FnOnce(&mut GraphBuilder, Uid) -> Vec<(Uid, DType)>) -> Problem {
     let mut g = GraphBuilder::new("pool");
     let x = g.tensor("x", dtype, Layout::row_major(&[1, 1, side[0], side[1]]).expect("a layout"));

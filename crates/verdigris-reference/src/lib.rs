@@ -2,7 +2,7 @@
 //!
 //! [`graph`] evaluates a graph op by op in plain `f64` loops that share no arithmetic with any engine, together with a bound on the error
 //! that the precision of each op allows, carried from op to op ([`tolerance`]). [`run`] does the same for a GEMM problem. [`compare`] holds a
-//! result against it. [`cases`] and [`graph_cases`] read the case files, [`fuzz`] makes random graphs, [`crowded`] such as no kernel takes whole, [`judge`] holds an executor against the reference, and [`bench_list`] the problem lists of the benches; [`data`] makes inputs, and [`kinds`] says which kinds of them tell something of a problem.
+//! result against it. [`cases`] and [`graph_cases`] read the case files, [`fuzz`] makes random graphs, [`crowded`] such as no kernel takes whole, [`judge`] holds an executor against the reference, and [`bench_list`] the problem lists of the benches; [`data`] makes inputs, [`kinds`] says which kinds of them tell something of a problem, and [`masked`] has gradients that are known beforehand.
 //!
 //! ```
 //! use verdigris_graph::{GemmProblem, Problem};
@@ -33,6 +33,7 @@ pub mod graph;
 pub mod graph_cases;
 pub mod judge;
 pub mod kinds;
+pub mod masked;
 pub mod networks;
 mod operation;
 pub mod ops;

@@ -83,6 +83,14 @@ impl Bounded {
     pub fn binary(self, f: BinaryOp, z: Bounded, v_is_right: bool, significant_bits: u32, compute: DType) -> Bounded {
         let (x, z) = if v_is_right { (z, self) } else { (self, z) };
         let value = pointwise::binary(f, x.value, z.value);
+        let is_flat = match f {
+            BinaryOp::Backward(activation) if z.error < f64::INFINITY => flatness(activation, z, compute),
+            _ => Some(false),
+        };
+        if is_flat == Some(true) {
+            // Whatever x is, judged or not.
+            return Bounded::exact(value);
+        }
         if x.error == f64::INFINITY || z.error == f64::INFINITY {
             return anything(value);
         }
@@ -161,7 +169,7 @@ impl Bounded {
                     // At ±∞ the formula may give ∞ · 0 where the limit is a number.
                     _ => return anything(value),
                 };
-                if x.value.is_infinite() && slope.holds(0.0) {
+                if x.value.is_infinite() && slope.holds(0.0) || !x.value.is_finite() && is_flat.is_none() {
                     return anything(value);
                 }
                 product(x, slope) + 2.0 * epsilon * value.abs() + tiny(value, compute)
@@ -291,13 +299,28 @@ fn own(f: UnaryOp, v: Bounded, value: f64, unit: f64, compute: DType) -> f64 {
     }
 }
 
+/// A bound that the type computed in does not hold is rounded there, and moves the jump: by so much.
+fn moved(jump: f64, compute: DType) -> f64 {
+    if compute != DType::F64 && f64::from(jump as f32) != jump { 2.0 * roundoff(compute) * jump.abs() } else { 0.0 }
+}
+
+/// Whether an activation is constant about `z`; `None` where it may be or not.
+fn flatness(f: UnaryOp, z: Bounded, compute: DType) -> Option<bool> {
+    let is_flat = pointwise::is_flat(f, z.value);
+    let is_settled = pointwise::derivative_jumps(f).into_iter().all(|jump| {
+        let reach = z.error + moved(jump, compute);
+        let is_near = reach > 0.0 && (z.value - jump).abs() <= reach;
+        !is_near || [jump.next_down(), jump, jump.next_up()].into_iter().all(|side| pointwise::is_flat(f, side) == is_flat)
+    });
+    is_settled.then_some(is_flat)
+}
+
 /// `f′(z)` with its error; `None` where nothing can be said.
 fn slope(f: UnaryOp, z: Bounded, unit: f64, epsilon: f64, compute: DType) -> Option<Bounded> {
     let value = pointwise::derivative(f, z.value);
     let mut error = pass(z.error, pointwise::derivative_lipschitz(f));
     for jump in pointwise::derivative_jumps(f) {
-        // A bound that the type computed in does not hold is rounded there, and moves the jump.
-        let moved = if compute != DType::F64 && f64::from(jump as f32) != jump { 2.0 * epsilon * jump.abs() } else { 0.0 };
+        let moved = moved(jump, compute);
         if (z.value - jump).abs() <= z.error + moved && z.error + moved > 0.0 {
             let sides = [jump.next_down(), jump, jump.next_up()].map(|side| pointwise::derivative(f, side));
             error += sides.into_iter().map(|side| distance(side, value)).fold(0.0, f64::max);

@@ -63,7 +63,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         let mut report = inspected.report()?;
         report["kernels"] = reports.into();
         say!("{}", serde_json::to_string_pretty(&report)?);
-        return Ok(Verdict::Good);
+        return Ok(inspected.verdict());
     }
     inspected.print();
     for kernel in &kernels {
@@ -77,7 +77,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
             say!("\n{}", ptx::print(kernel, isa));
         }
     }
-    Ok(Verdict::Good)
+    Ok(inspected.verdict())
 }
 
 fn problem(arguments: &Arguments) -> Result<Problem> {

@@ -16,9 +16,32 @@ pub struct NotWritten {
 }
 
 /// What stands beside a target, and is removed unless it takes the target's place.
-struct Beside {
+pub(crate) struct Beside {
     target: PathBuf,
     path: PathBuf,
+}
+
+impl Beside {
+    /// A new file in the folder of `target`, opened by `options`.
+    pub(crate) fn create(target: PathBuf, options: &mut OpenOptions) -> io::Result<(Beside, File)> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        loop {
+            // Not the target's name with more behind it: that may be as long as names can be, and this one fits wherever there are names of 42 bytes.
+            let name = format!(".verdigris-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+            let path = target.with_file_name(name);
+            match options.write(true).create_new(true).open(&path) {
+                Ok(file) => return Ok((Beside { target, path }, file)),
+                // Of one who was killed, or of a process of the same number in another container.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Takes the target's place.
+    pub(crate) fn put(&self) -> io::Result<()> {
+        fs::rename(&self.path, &self.target)
+    }
 }
 
 impl Drop for Beside {
@@ -58,7 +81,7 @@ pub fn write_whole(files: &[(&Path, &[u8])]) -> Result<(), NotWritten> {
         files.iter().map(|(path, bytes)| beside(path, bytes).map_err(failed(path))).collect::<Result<_, _>>()?;
     for ((path, bytes), beside) in files.iter().zip(&made) {
         match beside {
-            Some(beside) => fs::rename(&beside.path, &beside.target),
+            Some(beside) => beside.put(),
             None => fs::write(path, bytes),
         }
         .map_err(failed(path))?;
@@ -66,11 +89,45 @@ pub fn write_whole(files: &[(&Path, &[u8])]) -> Result<(), NotWritten> {
     Ok(())
 }
 
+/// Whether [`write_whole`] can write there, as far as that is known before: what long work shall be written to is asked before the work. Nothing is left behind, and
+/// a file that is there stays as it is.
+///
+/// # Errors
+/// [`NotWritten`].
+///
+/// ```
+/// use verdigris::whole_files::can_write;
+///
+/// let folder = std::env::temp_dir().join(format!("can-write-{}", std::process::id()));
+/// std::fs::create_dir_all(&folder)?;
+/// can_write(&folder.join("first.txt"))?;
+/// assert!(!folder.join("first.txt").exists());
+/// assert_eq!(can_write(&folder.join("absent/second.txt")).unwrap_err().source.kind(), std::io::ErrorKind::NotFound);
+/// # std::fs::remove_dir_all(&folder)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn can_write(path: &Path) -> Result<(), NotWritten> {
+    // One byte, which a disk that is full has no room for.
+    beside(path, b"\n").map(drop).map_err(|source| NotWritten { file: path.to_owned(), source })
+}
+
+/// Where a path leads to, behind all links, also where there is no file yet.
+pub(crate) fn behind_links(path: &Path) -> PathBuf {
+    let mut place = path.to_owned();
+    // As many links as Linux follows.
+    for _ in 0..40 {
+        if let Ok(real) = fs::canonicalize(&place) {
+            return real;
+        }
+        let Ok(next) = fs::read_link(&place) else { break };
+        place = place.parent().map_or(next.clone(), |folder| folder.join(next));
+    }
+    place
+}
+
 /// The file beside its target; `None` where the target is no file that another can take the place of.
 fn beside(path: &Path, bytes: &[u8]) -> io::Result<Option<Beside>> {
-    static NUMBER: AtomicU64 = AtomicU64::new(0);
-    // What a link leads to.
-    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let target = behind_links(path);
     let before = match fs::metadata(&target) {
         Ok(metadata) if metadata.is_file() => {
             // One that may not be written is not replaced either.
@@ -82,11 +139,7 @@ fn beside(path: &Path, bytes: &[u8]) -> io::Result<Option<Beside>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(error),
     };
-    let mut name = target.clone().into_os_string();
-    name.push(format!(".{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed)));
-    let path = PathBuf::from(name);
-    let mut file = File::create_new(&path)?;
-    let beside = Beside { target, path };
+    let (beside, mut file) = Beside::create(target, &mut OpenOptions::new())?;
     if let Some(permissions) = before {
         file.set_permissions(permissions)?;
     }
@@ -139,5 +192,66 @@ mod tests {
         assert_eq!(fs::read(at("file")).expect("there"), b"new");
         assert_eq!(fs::metadata(at("file")).expect("there").permissions().mode() & 0o777, 0o640);
         write_whole(&[(Path::new("/dev/null"), b"gone")]).expect("a device is written to");
+        // Links to what is not there yet, the second by way of the first.
+        std::os::unix::fs::symlink("later", at("first")).expect("a link");
+        std::os::unix::fs::symlink(at("first"), at("second")).expect("a link");
+        write_whole(&[(&at("second"), b"made")]).expect("written");
+        assert!(["first", "second"].iter().all(|name| fs::symlink_metadata(at(name)).expect("there").is_symlink()));
+        assert_eq!(fs::read(at("later")).expect("there"), b"made");
+        // A ring of links leads nowhere, and says so.
+        std::os::unix::fs::symlink(at("ring"), at("ring")).expect("a link");
+        let lost = write_whole(&[(&at("ring"), b"lost")]).expect_err("nowhere");
+        assert_eq!(lost.file, at("ring"));
+        assert_eq!(names(folder.path()), ["file", "first", "later", "link", "ring", "second"]);
+    }
+
+    /// As long as file systems have them: 255 bytes.
+    #[test]
+    fn names_may_be_as_long_as_there_are() {
+        let folder = tempfile::tempdir().expect("a folder");
+        for bytes in [1, 240, 252, 255] {
+            let path = folder.path().join("n".repeat(bytes));
+            for text in ["new", "newer"] {
+                write_whole(&[(&path, text.as_bytes())]).unwrap_or_else(|failed| panic!("{bytes} bytes: {failed}"));
+                assert_eq!(fs::read_to_string(&path).expect("there"), text);
+            }
+            fs::remove_file(&path).expect("ours");
+        }
+        let long = folder.path().join("n".repeat(256));
+        assert_eq!(write_whole(&[(&long, b"")]).expect_err("no such name").file, long);
+        assert_eq!(names(folder.path()), [""; 0]);
+    }
+
+    #[test]
+    fn what_another_left_is_passed_over_and_stays() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        let made = |target: &str| Beside::create(at(target), &mut OpenOptions::new()).expect("made").0;
+        let number = |beside: &Beside| -> u64 {
+            let name = beside.path.file_name().expect("a name").to_string_lossy().into_owned();
+            name.rsplit('-').next().and_then(|number| number.parse().ok()).expect("a number")
+        };
+        // The names that come next are taken; other tests may take some of them in other folders.
+        let next = number(&made("a")) + 1;
+        let taken: Vec<String> = (next..next + 200).map(|number| format!(".verdigris-{}-{number}", std::process::id())).collect();
+        taken.iter().for_each(|name| fs::write(at(name), "theirs").expect("written"));
+        write_whole(&[(&at("a"), b"ours")]).expect("written");
+        assert_eq!(fs::read(at("a")).expect("there"), b"ours");
+        assert!(taken.iter().all(|name| fs::read(at(name)).expect("there") == b"theirs"));
+    }
+
+    #[test]
+    fn to_ask_leaves_nothing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        fs::write(at("old"), "old").expect("written");
+        can_write(&at("old")).expect("ours");
+        can_write(&at("new")).expect("ours");
+        assert_eq!((names(folder.path()), fs::read(at("old")).expect("there")), (vec!["old".to_owned()], b"old".to_vec()));
+        for bad in ["old/below", "absent/c", "."] {
+            assert_eq!(can_write(&at(bad)).expect_err("no place").file, at(bad));
+        }
+        #[cfg(unix)]
+        can_write(Path::new("/dev/null")).expect("a device");
     }
 }

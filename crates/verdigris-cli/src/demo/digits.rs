@@ -1,13 +1,13 @@
 //! `verdigris demo digits`: trains the network of [`super::model`] on the digits of [`super::data`] and reports.
 
 use std::collections::BTreeMap;
-use std::fs::OpenOptions;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressStyle};
 use verdigris::loss_scale::LossScale;
+use verdigris::whole_files::{can_write, write_whole};
 use verdigris_reference::data::Random;
 use verdigris_tensor::{DType, num};
 
@@ -119,7 +119,7 @@ impl Outcome {
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<Verdict> {
     if let Some(path) = &arguments.report {
         // A page that cannot be written is told before the training that it is about.
-        OpenOptions::new().append(true).create(true).open(path).with_context(|| format!("writing {}", path.display()))?;
+        can_write(path).context("the report")?;
     }
     let bar = ProgressBar::new(u64::from(arguments.epochs));
     bar.set_style(ProgressStyle::with_template("training {bar:32} {pos}/{len} epochs, {msg}, {eta} left")?);
@@ -134,7 +134,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<Verdict> {
     print(arguments, &outcome);
     if let Some(path) = &arguments.report {
         let page = report::page(arguments, &outcome);
-        std::fs::write(path, page).with_context(|| format!("writing {}", path.display()))?;
+        write_whole(&[(path, page.as_bytes())]).context("the report")?;
         say!("\nreport: {}", path.display());
     }
     let verdict = judged(arguments.epochs, outcome.accuracy());

@@ -110,7 +110,26 @@ fn mish_gate<'k, T: Compute>(k: Kernel<'k>, x: Val<'k, T>) -> Val<'k, T> {
     k.select(x.gt(number(20.0)), number(1.0), gate)
 }
 
-/// `f′(x)` of an activation.
+/// `dy · f′(x)` of an activation. Where `f` is constant it is 0 whatever `dy` is, so that an infinite one is not multiplied by 0.
+fn passed_back<'k, T: Compute>(k: Kernel<'k>, f: UnaryOp, dy: Val<'k, T>, x: Val<'k, T>, a: &[Val<'k, T>]) -> Val<'k, T> {
+    let number = |value| T::constant(k, value);
+    let inside = |lower: f64, upper: f64| x.gt(number(lower)) & x.lt(number(upper));
+    // Where it is not constant, and the product there; NaN is on neither side.
+    let (passes, product) = match f {
+        UnaryOp::Relu => (x.gt(number(0.0)), dy),
+        UnaryOp::Clamp { .. } => (x.gt(a[0]) & x.lt(a[1]), dy),
+        UnaryOp::ClippedRelu { .. } => (x.le(a[0]) | x.lt(a[1]), k.select(x.le(a[0]), dy * a[2], dy)),
+        UnaryOp::HardSigmoid => (inside(-3.0, 3.0), dy * number(1.0 / 6.0)),
+        UnaryOp::HardSwish => {
+            let middle = k.fma(x, number(2.0), number(3.0)) * number(1.0 / 6.0);
+            (x.gt(number(-3.0)), k.select(x.ge(number(3.0)), dy, dy * middle))
+        }
+        f => return dy * derivative(k, f, x, a),
+    };
+    k.select(passes, product, k.select(x.ne(x), x, number(0.0)))
+}
+
+/// `f′(x)` of an activation that is nowhere constant.
 fn derivative<'k, T: Compute>(k: Kernel<'k>, f: UnaryOp, x: Val<'k, T>, a: &[Val<'k, T>]) -> Val<'k, T> {
     let number = |value| T::constant(k, value);
     let (zero, one, two) = (number(0.0), number(1.0), number(2.0));
@@ -120,12 +139,8 @@ fn derivative<'k, T: Compute>(k: Kernel<'k>, f: UnaryOp, x: Val<'k, T>, a: &[Val
         let s = sigmoid(u);
         k.fma(u * s, one - s, s)
     };
-    let inside = |lower: Val<'k, T>, upper: Val<'k, T>, value: Val<'k, T>| k.select(x.gt(lower) & x.lt(upper), value, zero);
     let result = match f {
-        UnaryOp::Relu => truth(x.gt(zero), k),
         UnaryOp::LeakyRelu { .. } => k.select(x.gt(zero), one, a[0]),
-        UnaryOp::Clamp { .. } => inside(a[0], a[1], one),
-        UnaryOp::ClippedRelu { .. } => k.select(x.le(a[0]), a[2], truth(x.lt(a[1]), k)),
         UnaryOp::GeluErf => {
             let x = within(60.0);
             // The density and the tail have one exponential.
@@ -157,11 +172,6 @@ fn derivative<'k, T: Compute>(k: Kernel<'k>, f: UnaryOp, x: Val<'k, T>, a: &[Val
         }
         UnaryOp::Elu { .. } => k.select(x.gt(zero), one, a[0] * T::exp(x)),
         UnaryOp::Softplus { .. } => sigmoid(x * a[0]),
-        UnaryOp::HardSwish => {
-            let middle = k.fma(x, two, number(3.0)) * number(1.0 / 6.0);
-            k.select(x.ge(number(3.0)), one, inside(number(-3.0), number(3.0), middle))
-        }
-        UnaryOp::HardSigmoid => inside(number(-3.0), number(3.0), number(1.0 / 6.0)),
         UnaryOp::Mish => {
             let x = within(40.0);
             let e = T::exp(T::min_nan(x, number(20.0)));
@@ -170,7 +180,7 @@ fn derivative<'k, T: Compute>(k: Kernel<'k>, f: UnaryOp, x: Val<'k, T>, a: &[Val
             let bend = T::quotient(T::quotient(number(4.0) * (n + one), n + two), n + two);
             k.fma(x * sigmoid(x), bend, mish_gate(k, x))
         }
-        // `BinaryOp::check` is the gate.
+        // `BinaryOp::check` is the gate, and the others are above.
         other => unreachable!("`{}` is no activation", other.name()),
     };
     k.select(x.ne(x), x, result)
@@ -206,7 +216,7 @@ pub(super) fn binary<'k, T: Compute>(f: BinaryOp, x: Val<'k, T>, z: Val<'k, T>, 
         BinaryOp::Le => truth(x.le(z), k),
         BinaryOp::And => truth(x.ne(zero) & z.ne(zero), k),
         BinaryOp::Or => truth(x.ne(zero) | z.ne(zero), k),
-        BinaryOp::Backward(f) => x * derivative(k, f, z, a),
+        BinaryOp::Backward(f) => passed_back(k, f, x, z, a),
     }
 }
 

@@ -28,6 +28,7 @@ use crate::fuse::operand::{OperandArgs, OperandDecl};
 use crate::fuse::strided::{self, Strided};
 use crate::fuse::value::AnyVal;
 use crate::layout::space::{Extents, Region, element};
+use crate::sums::moments::require_eps;
 
 /// An accepted problem.
 #[derive(Clone, Debug)]
@@ -51,6 +52,7 @@ impl Algorithm for Any {
         Self::ID.require(summed < LIMIT, Reason::Extent, format_args!("gradients that are sums of {summed} elements, taken below 2^31"))?;
         let rank = problem.space().len();
         Self::ID.require(rank <= verdigris_tensor::MAX_RANK + 1, Reason::Extent, format_args!("{rank} dims, taken are 9"))?;
+        require_eps(Self::ID, problem.eps.0, problem.compute)?;
         let target = compute::target_of_all(problem.operands().iter().map(|(_, view, _)| view.dtype));
         Self::ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
         Ok(Any { problem: problem.clone(), spec: Spec::of(problem) })

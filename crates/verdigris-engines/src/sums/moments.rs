@@ -12,8 +12,21 @@
 //! Source: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
 
 use verdigris_kir::face::{Kernel, Val, Var};
+use verdigris_tensor::DType;
 
+use crate::engine::{EngineId, Reason, Refusal};
 use crate::fuse::compute::Compute;
+
+/// What is added to a variance is there in the type that is computed in: an `eps` above 0 that is rounded to 0 gives `0 · ∞` for channels and rows of equal elements.
+#[track_caller]
+pub(crate) fn require_eps(engine: EngineId, eps: f64, compute: DType) -> Result<(), Refusal> {
+    let is_held = compute == DType::F64 || eps == 0.0 || eps as f32 > 0.0;
+    engine.require(
+        is_held,
+        Reason::Scale,
+        format_args!("an eps of {eps:e}, which is 0 in f32; taken is 0, or what f32 holds above it (2^-149 and more)"),
+    )
+}
 
 /// What a thread knows of its channels while it goes through them.
 pub(crate) struct Moments<'k, T> {

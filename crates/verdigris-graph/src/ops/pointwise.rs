@@ -12,9 +12,11 @@
 //! formula gives `∞ · 0`, the result is NaN.
 //!
 //! **Derivatives.** [`BinaryOp::Backward`] gives `dx = dy · f′(x)` for each activation. At a kink of `f` the derivative is the one of the
-//! side that the forward formula takes there: ReLU has `f′(0) = 0`, a clamp has 0 at and beyond both bounds.
+//! side that the forward formula takes there: ReLU has `f′(0) = 0`, a clamp has 0 at and beyond both bounds. Where `f` is constant (ReLU, a clamp, the hard
+//! sigmoid and its swish, a clipped ReLU above) `dx` is 0 and no product: an infinite or NaN `dy` is masked, as that of `√(max(x, 0))` is below 0. Likewise
+//! what a maximum, a minimum or a select did not take gets 0. A slope that is an attribute or a tensor, and `f′` of a curve that is 0 by rounding, are factors.
 
-mod gradient;
+pub(super) mod gradient;
 pub(super) mod random;
 
 pub use random::{Drawn, RandomState};
@@ -281,7 +283,7 @@ pub enum BinaryOp {
     And,
     /// 1 if one is not 0, else 0.
     Or,
-    /// `x · f′(z)` for an activation `f` with its attributes: `x` is dy, `z` is the forward input.
+    /// `x · f′(z)` for an activation `f` with its attributes, 0 where `f` is constant: `x` is dy, `z` is the forward input.
     Backward(UnaryOp),
 }
 

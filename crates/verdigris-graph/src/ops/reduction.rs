@@ -23,6 +23,7 @@ use crate::error::Error;
 use crate::gradient::Backward;
 use crate::graph::Graph;
 use crate::op::{Operation, Role};
+use crate::ops::pointwise::gradient::masked;
 use crate::ops::pointwise::{BinaryOp, UnaryOp};
 use crate::ops::scan::ScanOp;
 use crate::spec::{AttributeSpec, Form, Method, OpSpec, OperandSpec};
@@ -169,13 +170,13 @@ impl Operation for Reduction {
                 let is_it = at.binary(BinaryOp::Eq, compared, y)?;
                 let ties = at.graph.reduction(&at.name, ReductionOp::Add, is_it, &self.axes)?;
                 let share = at.binary(BinaryOp::Div, dy, ties)?;
-                let dx = at.mul(is_it, share)?;
-                if self.f == ReductionOp::Amax {
+                let share = if self.f == ReductionOp::Amax {
                     let sign = at.unary(UnaryOp::Sign, x)?;
-                    at.mul(dx, sign)?
+                    at.mul(share, sign)?
                 } else {
-                    dx
-                }
+                    share
+                };
+                masked(at, share, is_it)?
             }
             ReductionOp::Norm1 => {
                 let sign = at.unary(UnaryOp::Sign, x)?;
@@ -184,10 +185,9 @@ impl Operation for Reduction {
             ReductionOp::Norm2 => {
                 // x / y, and 0 where the norm is 0.
                 let y = result(at, ReductionOp::Norm2)?;
-                let is_zero = at.unary(UnaryOp::Not, y)?;
-                let divisor = at.binary(BinaryOp::Add, y, is_zero)?;
-                let share = at.binary(BinaryOp::Div, dy, divisor)?;
-                at.mul(x, share)?
+                let share = at.binary(BinaryOp::Div, dy, y)?;
+                let product = at.mul(x, share)?;
+                masked(at, product, y)?
             }
             ReductionOp::Mul => {
                 let others = self.others(at, x)?;
@@ -199,8 +199,8 @@ impl Operation for Reduction {
                 let counted = at.binary(BinaryOp::Add, x, is_zero)?;
                 let others = self.others(at, counted)?;
                 let counts = at.unary(UnaryOp::Not, is_zero)?;
-                let slope = at.mul(others, counts)?;
-                at.mul(slope, dy)?
+                let product = at.mul(others, dy)?;
+                masked(at, product, counts)?
             }
         };
         at.give(x, dx)

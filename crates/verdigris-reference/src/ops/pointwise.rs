@@ -154,6 +154,18 @@ pub fn derivative(f: UnaryOp, x: f64) -> f64 {
     }
 }
 
+/// Whether an activation is constant about `x`, or on the side that its formula takes at a kink: what is passed back through it there is 0, whatever comes in. (A slope of 0 is a factor.)
+pub fn is_flat(f: UnaryOp, x: f64) -> bool {
+    match f {
+        UnaryOp::Relu => x <= 0.0,
+        UnaryOp::Clamp { lower, upper } => x <= lower.0 || upper.0 <= x,
+        UnaryOp::ClippedRelu { lower, upper, .. } => lower.0 < x && upper.0 <= x,
+        UnaryOp::HardSwish => x <= -3.0,
+        UnaryOp::HardSigmoid => x.abs() >= 3.0,
+        _ => false,
+    }
+}
+
 /// `f(x, z)`, with NaN as the function's text has it.
 pub fn binary(f: BinaryOp, x: f64, z: f64) -> f64 {
     match f {
@@ -166,6 +178,8 @@ pub fn binary(f: BinaryOp, x: f64, z: f64) -> f64 {
         BinaryOp::And => return truth(x != 0.0 && z != 0.0),
         BinaryOp::Or => return truth(x != 0.0 || z != 0.0),
         BinaryOp::Pow => return x.powf(z),
+        // No product with 0: an x that is infinite or NaN is masked too.
+        BinaryOp::Backward(activation) if is_flat(activation, z) => return 0.0,
         _ if x.is_nan() || z.is_nan() => return f64::NAN,
         _ => {}
     }
@@ -647,6 +661,23 @@ mod tests {
             assert!(derivative(f, f64::NAN).is_nan());
         }
         assert_eq!(derivative(UnaryOp::Relu, 0.0), 0.0);
+        // Where it is 0 on an interval, nothing is passed back, whatever comes in; else what comes in is multiplied.
+        for f in ACTIVATIONS {
+            for i in -8000..8000 {
+                let x = f64::from(i) / 1000.0;
+                let straight = [x, x + 1e-3, x - 1e-3].map(|x| derivative(f, x));
+                assert!(straight != [0.0; 3] || is_flat(f, x), "{f:?} at {x}");
+                for dy in [f64::INFINITY, f64::NEG_INFINITY, f64::NAN] {
+                    let dx = binary(BinaryOp::Backward(f), dy, x);
+                    if is_flat(f, x) {
+                        assert_eq!((dx.to_bits(), derivative(f, x)), (0, 0.0), "{f:?} at {x}");
+                    } else {
+                        assert!(!dx.is_finite(), "{f:?} at {x}: {dx}");
+                    }
+                }
+            }
+            assert!(binary(BinaryOp::Backward(f), 1.0, f64::NAN).is_nan());
+        }
         assert_eq!([-1.0, 0.5].map(|x| derivative(UnaryOp::Clamp { lower: Real(-1.0), upper: Real(0.5) }, x)), [0.0; 2]);
     }
 

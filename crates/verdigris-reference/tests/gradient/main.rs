@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod judging;
+mod masks;
 mod movement;
 mod scans;
 

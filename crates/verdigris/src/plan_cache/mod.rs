@@ -11,7 +11,7 @@
 //! BLAKE3 of the text before it: a line that does not agree is skipped and reported, and spoils no other. Lines are added, each in one write under
 //! a lock, so that processes may share a file and one that is killed loses nothing that it had kept. Empty lines and lines that begin with `#` say
 //! nothing. A file in which most lines are no longer asked for is written anew without them, beside the old one and then in its place
-//! ([`PlanCache::compact`]). Lines of an earlier form (`plan1`, kept under a hash of all sources) are counted, left where they are, and not read: what
+//! ([`PlanCache::compact`]); where the path is a link, it stays one, and files are written and locks held where it leads to, so that processes may name one file in several ways. Lines of an earlier form (`plan1`, kept under a hash of all sources) are counted, left where they are, and not read: what
 //! they were measured with cannot be told from them ([`PlanCache::remark`]).
 //!
 //! A set of lines ships with the library and is asked after the user's own. There `*` in a field stands for any value, and the driver need not be
@@ -33,6 +33,7 @@ use verdigris_cuda::trust::{self, Distrust};
 use verdigris_engines::engine::{Engine, Knobs};
 
 use crate::select::Ranked;
+use crate::whole_files::{Beside, behind_links};
 
 pub use shipped::{TunedChoice, with_choices};
 
@@ -158,6 +159,8 @@ pub struct PlanCache {
     /// Where the lines of each problem stand in it; made when it is first asked, and read a line at a time, since most are never wanted.
     shipped_lines: OnceLock<HashMap<String, Vec<Range<usize>>>>,
     state: Mutex<State>,
+    /// Held while lines are added: threads of this process stand behind each other where the file system has no locks, too. Taken before the state.
+    appending: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -170,8 +173,8 @@ struct State {
     seen: Option<Stamp>,
     /// Lines with choices in it.
     lines: usize,
-    /// Lines that are to be added to it.
-    unwritten: Vec<String>,
+    /// Choices that are not in it yet, in the order in which they were kept; they are newer than all that is read of it.
+    unwritten: Vec<Line>,
 }
 
 /// What tells one state of a file from another: its length and when it was changed.
@@ -202,7 +205,7 @@ impl PlanCache {
     }
 
     pub(crate) fn with_shipped(path: Option<PathBuf>, shipped: impl Into<Cow<'static, str>>) -> Result<PlanCache, PlanCacheError> {
-        let cache = PlanCache { path, shipped: shipped.into(), shipped_lines: OnceLock::new(), state: Mutex::default() };
+        let cache = PlanCache::new(path, shipped.into());
         cache.read(&mut cache.state())?;
         Ok(cache)
     }
@@ -214,7 +217,11 @@ impl PlanCache {
 
     /// A cache without a file, and without what ships.
     pub fn in_memory() -> PlanCache {
-        PlanCache { path: None, shipped: Cow::Borrowed(""), shipped_lines: OnceLock::new(), state: Mutex::default() }
+        PlanCache::new(None, Cow::Borrowed(""))
+    }
+
+    fn new(path: Option<PathBuf>, shipped: Cow<'static, str>) -> PlanCache {
+        PlanCache { path, shipped, shipped_lines: OnceLock::new(), state: Mutex::default(), appending: Mutex::default() }
     }
 
     /// The file.
@@ -280,11 +287,10 @@ impl PlanCache {
     /// the next one, or at the end.
     pub fn keep(&self, question: &Question, answer: &Answer) -> Result<(), PlanCacheError> {
         let fields = question.fields();
-        let line = line_of(&fields, answer);
         let mut state = self.state();
-        state.answers.insert(fields, answer.clone());
+        state.answers.insert(fields.clone(), answer.clone());
         let Some(path) = &self.path else { return Ok(()) };
-        state.unwritten.push(line);
+        state.unwritten.push((fields, answer.clone()));
         drop(state);
         self.write(path)
     }
@@ -292,33 +298,33 @@ impl PlanCache {
     /// Adds what is not in the file yet.
     fn write(&self, path: &Path) -> Result<(), PlanCacheError> {
         let at = |doing| move |source| PlanCacheError { path: path.to_owned(), doing, source };
-        if let Some(folder) = path.parent() {
+        if let Some(folder) = behind_links(path).parent() {
             create_folder(folder).map_err(at("making its folder"))?;
         }
         let lock = lock(path).map_err(at("locking it"))?;
-        // Another thread may have written them all.
+        let appending = self.appending.lock().unwrap_or_else(PoisonError::into_inner);
+        // They are unwritten until they are on the disk: whoever reads the file meanwhile does not take older ones for them.
         let (lines, seen) = {
-            let mut state = self.state();
-            (std::mem::take(&mut state.unwritten), state.seen)
+            let state = self.state();
+            (state.unwritten.iter().map(|(fields, answer)| line_of(fields, answer)).collect::<Vec<_>>(), state.seen)
         };
+        // Another thread may have written them all.
         if lines.is_empty() {
             return Ok(());
         }
         // What others have written meanwhile is not read for the sake of a line.
         let is_ours = self.stamp() == seen;
-        if let Err((doing, source)) = append(path, &lines) {
-            let mut state = self.state();
-            state.unwritten.splice(..0, lines);
-            return Err(at(doing)(source));
-        }
+        append(path, &lines).map_err(|(doing, source)| at(doing)(source))?;
         let stamp = self.stamp();
         let mut state = self.state();
+        state.unwritten.drain(..lines.len());
         state.lines += lines.len();
         if is_ours && state.seen == seen {
             state.seen = stamp;
         }
         let is_long = state.lines > 2 * state.answers.len() + SPARE_LINES;
         drop(state);
+        drop(appending);
         if lock.is_some() && is_long {
             self.rewrite(path)?;
         }
@@ -326,7 +332,7 @@ impl PlanCache {
     }
 
     /// Writes the file anew with what is still asked for: of each question the last choice, of each problem those for the last few drivers; comments
-    /// and lines of other forms stay. `None` where there is no file, or no lock to be had: other processes
+    /// and lines of other forms stay, and so does a link at its path, and the file's mode. `None` where there is no file, or no lock to be had: other processes
     /// may be adding to it.
     ///
     /// # Errors
@@ -378,13 +384,16 @@ impl PlanCache {
         if text.trim().is_empty() {
             text.clear();
         }
-        let mut beside = path.as_os_str().to_owned();
-        beside.push(".new");
-        let beside = PathBuf::from(beside);
-        let mut file = private(OpenOptions::new().create(true).truncate(true).write(true)).open(&beside).map_err(at("writing it anew"))?;
-        file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(at("writing it anew"))?;
+        let place = behind_links(path);
+        // Nobody else could write what was trusted just now; who may read it stays.
+        let permissions = fs::metadata(&place).map_err(at("reading it"))?.permissions();
+        let (beside, mut file) = Beside::create(place, private(&mut OpenOptions::new())).map_err(at("writing it anew"))?;
+        file.write_all(text.as_bytes())
+            .and_then(|()| file.set_permissions(permissions))
+            .and_then(|()| file.sync_all())
+            .map_err(at("writing it anew"))?;
         drop(file);
-        fs::rename(&beside, path).map_err(at("putting the new one in its place"))?;
+        beside.put().map_err(at("putting the new one in its place"))?;
         self.read(&mut self.state())?;
         Ok(done)
     }
@@ -423,6 +432,8 @@ impl PlanCache {
                 Err(what) => state.damaged.push(DamagedLine { line: number + 1, what }),
             }
         }
+        // What this process kept last and has not written yet stands behind all of these.
+        state.answers.extend(state.unwritten.iter().cloned());
         Ok(())
     }
 }
@@ -499,7 +510,8 @@ const LONGEST_LOCK: Duration = Duration::from_secs(2);
 
 /// A lock beside the file, held until it is dropped. A file system without locks goes without: a line is one write.
 pub(crate) fn lock(path: &Path) -> std::io::Result<Option<File>> {
-    let mut name = path.as_os_str().to_owned();
+    // By whatever links the file is named, there is one lock of it.
+    let mut name = behind_links(path).into_os_string();
     name.push(".lock");
     let name = PathBuf::from(name);
     let file = private(OpenOptions::new().create(true).append(true)).open(&name)?;
@@ -575,6 +587,7 @@ fn knobs_of(text: &str) -> Option<Knobs> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
     use verdigris_graph::{GemmProblem, Problem};
     use verdigris_tensor::DType;
 
@@ -699,6 +712,81 @@ mod tests {
         drop(held);
         drop(cache);
         assert_eq!(found(&open(&path), 4), Some(answer(4)));
+    }
+
+    /// What could not be written is newer than what the file says: to read that does not bring the older choice back.
+    #[test]
+    fn what_could_not_be_written_is_not_lost_to_an_older_line() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("plans.txt");
+        let (ours, theirs) = (open(&path), open(&path));
+        ours.keep(&question(1), &answer(1)).expect("writes");
+        let held = lock(&path).expect("locks").expect("this file system has locks");
+        ours.keep(&question(1), &answer(2)).expect_err("the lock is held");
+        drop(held);
+        // The file has changed, and is read for the sake of another question.
+        theirs.keep(&question(2), &answer(3)).expect("writes");
+        assert_eq!(found(&ours, 2), Some(answer(3)));
+        assert_eq!(found(&ours, 1), Some(answer(2)), "it was kept last");
+        ours.compact().expect("writes");
+        assert_eq!(found(&ours, 1), Some(answer(2)));
+        drop(ours);
+        assert_eq!(found(&open(&path), 1), Some(answer(2)), "it is written at the end");
+    }
+
+    /// The same while a line is on its way to the disk, with a reader at any moment of it.
+    #[test]
+    fn what_is_being_written_is_not_lost_to_an_older_line() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("plans.txt");
+        let (ours, theirs) = (open(&path), open(&path));
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            // What another process adds makes each question a reason to read.
+            let other = scope.spawn(|| {
+                (100..160).for_each(|m| theirs.keep(&question(m), &answer(0)).expect("writes"));
+                done.store(true, Ordering::SeqCst);
+            });
+            let asks = scope.spawn(|| {
+                let asked = (1000..).take_while(|_| !done.load(Ordering::SeqCst));
+                asked.for_each(|m| assert_eq!(found(&ours, m), None));
+            });
+            for tile in 0..60 {
+                ours.keep(&question(1), &answer(tile)).expect("writes");
+                assert_eq!(found(&ours, 1), Some(answer(tile)));
+            }
+            other.join().expect("no panic");
+            asks.join().expect("no panic");
+        });
+        assert_eq!((found(&ours, 1), found(&open(&path), 1)), (Some(answer(59)), Some(answer(59))));
+        assert!(ours.state().unwritten.is_empty());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_to_the_file_stays_one_and_both_names_have_one_lock() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        // The link is there before the file is, and its folder too.
+        std::os::unix::fs::symlink("deep/plans.txt", at("link.txt")).expect("a link");
+        let (by_link, by_name) = (open(&at("link.txt")), open(&at("deep/plans.txt")));
+        for tile in 0..4 {
+            by_link.keep(&question(1), &answer(tile)).expect("writes");
+            by_name.keep(&question(2), &answer(tile)).expect("writes");
+        }
+        fs::set_permissions(at("deep/plans.txt"), fs::Permissions::from_mode(0o640)).expect("ours");
+        assert_eq!(by_link.compact().expect("writes"), Some(Compaction { kept: 2, dropped: 6 }));
+        assert!(fs::symlink_metadata(at("link.txt")).expect("there").is_symlink());
+        let metadata = fs::symlink_metadata(at("deep/plans.txt")).expect("there");
+        assert!(metadata.is_file() && metadata.permissions().mode() & 0o777 == 0o640, "{metadata:?}");
+        // Both go on with the new file.
+        by_name.keep(&question(3), &answer(5)).expect("writes");
+        assert_eq!([1, 2, 3].map(|m| found(&by_link, m)), [3, 3, 5].map(|tile| Some(answer(tile))));
+        assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 2, "locks and what is written anew are where the file is");
+        let held = lock(&at("link.txt")).expect("locks").expect("this file system has locks");
+        by_name.keep(&question(4), &answer(4)).expect_err("the lock is held, by the other name");
+        drop(held);
     }
 
     #[test]

@@ -815,12 +815,12 @@ impl<'s, 'k> Run<'s, 'k> {
         let [dbias, dscale] = self.joined::<T>(tile);
         let share = T::quotient(self.number(-1.0), T::from_f64(self.values.count));
         let inv = self.vector(Name::Inv).expect("a gradient reads inv");
-        // dx = factor · g + offset + (x − mean) · slope.
-        let lines: Vec<[Val<'k, T>; 2]> = (0..factors.len())
+        // dx = factor · g + offset + (x − mean) · inv · slope. The slope of x − mean itself leaves f32's range with inv's square, where dx is far from its ends.
+        let lines: Vec<[Val<'k, T>; 3]> = (0..factors.len())
             .map(|i| {
                 let of_channel = factors[i].factor * share;
                 let inv = inv.load::<T>(&[self.channel_at(tile.channel + i as u32)]);
-                [of_channel * dbias[i], of_channel * dscale[i] * inv]
+                [of_channel * dbias[i], inv, of_channel * dscale[i]]
             })
             .collect();
         self.turns(tile, true, |points| {
@@ -832,9 +832,9 @@ impl<'s, 'k> Run<'s, 'k> {
                 let results: Elements<'k> = (g.iter().zip(x).enumerate())
                     .map(|(i, (g, x))| {
                         let channel = self.channel_of(i);
-                        let ([offset, slope], Factors { mean, factor, .. }) = (lines[channel], &factors[channel]);
+                        let ([offset, inv, slope], Factors { mean, factor, .. }) = (lines[channel], &factors[channel]);
                         let along = k.fma(g.get::<T>(k), *factor, offset);
-                        AnyVal::of(k.fma(x.get::<T>(k) - *mean, slope, along))
+                        AnyVal::of(k.fma((x.get::<T>(k) - *mean) * inv, slope, along))
                     })
                     .collect();
                 k.when(tile.inside, || dx.store(index, &results));

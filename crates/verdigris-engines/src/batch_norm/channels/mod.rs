@@ -18,7 +18,9 @@
 //! **When it wins.** There is no other engine for these.
 //!
 //! **Numbers.** In f32 (f64 where an operand is f64). Sums of statistics are of differences from the mean so far, a few elements at a time, and are
-//! joined by the formula of parallel variances; a mean far from 0 costs nothing. Results repeat bit for bit on a device.
+//! joined by the formula of parallel variances; a mean far from 0 costs nothing. Results repeat bit for bit on a device. Of a gradient the sum `Σ dy · (x − mean)` meets `inv` when
+//! it is whole, as PyTorch's does, and is infinite where these products leave the range: dy about 10^20 with deviations about 10^19. Beside it each element's `(x − mean) · inv`
+//! comes first, so that dx is as good as its parts.
 //!
 //! Source: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
 
@@ -35,6 +37,7 @@ use crate::arch::Arch;
 use crate::cost::{Stream, Traffic, Work};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::strided;
+use crate::sums::moments::require_eps;
 use kernel::{Form, KernelArgs, Pass, Spec, Stage, THREADS, WARPS};
 use operands::{Name, WholeArgs};
 
@@ -106,7 +109,10 @@ impl Algorithm for Channels {
         let rank = problem.rows.len();
         Self::ID.require(rank < verdigris_tensor::MAX_RANK, Reason::Extent, format_args!("{rank} dims of rows, taken are 7"))?;
         let (pass, relu) = match &problem.function {
-            ChannelFunction::Forward { relu, .. } => (Pass::Forward, *relu),
+            ChannelFunction::Forward { relu, eps, .. } => {
+                require_eps(Self::ID, eps.0, problem.compute)?;
+                (Pass::Forward, *relu)
+            }
             ChannelFunction::Backward { relu, .. } => (Pass::Backward, *relu),
             ChannelFunction::Statistics { .. } => (Pass::Statistics, false),
         };

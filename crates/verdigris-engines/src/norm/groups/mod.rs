@@ -32,6 +32,7 @@ use crate::cost::{Stream, Traffic, Work};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::compute;
 use crate::fuse::strided;
+use crate::sums::moments::require_eps;
 use geometry::{Form, Geometry};
 use kernel::{KernelArgs, Role, Spec, Stage, THREADS, UNROLL, WARPS};
 
@@ -108,6 +109,7 @@ impl Algorithm for Groups {
         };
         let channels = geometry.images * geometry.channels;
         Self::ID.require(channels < 1 << 24, Reason::Extent, format_args!("{channels} channels of images, taken below 2^24"))?;
+        require_eps(Self::ID, problem.eps.0, problem.compute)?;
         let target = compute::target_of_all(problem.operands().iter().map(|(_, view, _)| view.dtype));
         Self::ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
         let (sm_count, l2_bytes, overlaps) = (arch.sm_count, arch.l2_bytes as f64, arch.runs(Target::Sm90));

@@ -36,6 +36,7 @@ use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::compute;
 use crate::fuse::strided;
 use crate::layout::space::{Region, element};
+use crate::sums::moments::require_eps;
 use kernel::{OfRowsArgs, PartsArgs};
 use parts::{JoinArgs, JoinSpec};
 
@@ -268,6 +269,7 @@ impl Algorithm for Rows {
             let is_line = !is_whole || along(problem, view) == Along::Line;
             Self::ID.require(is_line, Reason::Layout, format_args!("elements of {name} that do not lie side by side"))?;
         }
+        require_eps(Self::ID, problem.eps.0, problem.compute)?;
         let target = compute::target_of_all(problem.operands().iter().map(|(_, view, _)| view.dtype));
         Self::ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
         Ok(Rows::new(problem.clone(), arch))

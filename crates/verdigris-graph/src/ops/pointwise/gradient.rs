@@ -83,6 +83,11 @@ fn unary(at: &mut Backward<'_>, f: UnaryOp, x: Uid, y: Uid, u: Uid) -> Result<Op
     at.mul(u, slope).map(Some)
 }
 
+/// `u` where the mask is above 0, and 0 elsewhere whatever `u` is: no product with a truth value, which an infinite `u` makes NaN. NaN of a mask stays.
+pub(in crate::ops) fn masked(at: &mut Backward<'_>, u: Uid, mask: Uid) -> Result<Uid, Error> {
+    at.binary(BinaryOp::Backward(UnaryOp::Relu), u, mask)
+}
+
 fn binary(at: &mut Backward<'_>, f: BinaryOp, [x, z]: [Uid; 2], y: Uid, u: Uid) -> Result<(), Error> {
     let (dx, dz) = (at.wants(x), at.wants(z));
     // The result as the arithmetic had it, where what is stored is rounded further.
@@ -109,14 +114,14 @@ fn binary(at: &mut Backward<'_>, f: BinaryOp, [x, z]: [Uid; 2], y: Uid, u: Uid) 
         }
         BinaryOp::Max | BinaryOp::Min => {
             // Of two equal ones each gets half.
-            let (of_x, of_z) = if f == BinaryOp::Max { (BinaryOp::Gt, BinaryOp::Lt) } else { (BinaryOp::Lt, BinaryOp::Gt) };
+            let (of_x, of_z) = if f == BinaryOp::Max { (BinaryOp::Ge, BinaryOp::Le) } else { (BinaryOp::Le, BinaryOp::Ge) };
             for (of, is_it) in [(x, of_x), (z, of_z)] {
                 if at.wants(of) {
                     let is_it = at.binary(is_it, x, z)?;
                     let is_equal = at.binary(BinaryOp::Eq, x, z)?;
-                    let half = at.scale(is_equal, 0.5)?;
-                    let share = at.binary(BinaryOp::Add, is_it, half)?;
-                    let given = at.mul(u, share)?;
+                    let share = at.unary(UnaryOp::Affine { scale: Real(-0.5), shift: Real(1.0) }, is_equal)?;
+                    let part = at.mul(u, share)?;
+                    let given = masked(at, part, is_it)?;
                     at.give(of, given)?;
                 }
             }
@@ -188,9 +193,8 @@ fn binary(at: &mut Backward<'_>, f: BinaryOp, [x, z]: [Uid; 2], y: Uid, u: Uid) 
             }
             if dz {
                 let below = at.unary(UnaryOp::Neg, x)?;
-                let depth = at.unary(UnaryOp::Relu, below)?;
-                let product = at.mul(u, depth)?;
-                let given = at.unary(UnaryOp::Neg, product)?;
+                let product = at.mul(u, x)?;
+                let given = masked(at, product, below)?;
                 at.give(z, given)?;
             }
         }
@@ -220,11 +224,11 @@ fn ternary(at: &mut Backward<'_>, f: TernaryOp, [x, z, t]: [Uid; 3], u: Uid) -> 
             let is_second = at.unary(UnaryOp::Not, t)?;
             if at.wants(x) {
                 let is_first = at.unary(UnaryOp::Not, is_second)?;
-                let given = at.mul(u, is_first)?;
+                let given = masked(at, u, is_first)?;
                 at.give(x, given)?;
             }
             if at.wants(z) {
-                let given = at.mul(u, is_second)?;
+                let given = masked(at, u, is_second)?;
                 at.give(z, given)?;
             }
         }
@@ -237,7 +241,7 @@ fn ternary(at: &mut Backward<'_>, f: TernaryOp, [x, z, t]: [Uid; 3], u: Uid) -> 
                 let above = at.unary(UnaryOp::Relu, z)?;
                 let is_below = at.unary(UnaryOp::Not, above)?;
                 let product = at.mul(u, x)?;
-                let given = at.mul(product, is_below)?;
+                let given = masked(at, product, is_below)?;
                 at.give(t, given)?;
             }
         }
