@@ -392,9 +392,10 @@ pub(crate) fn asked_together(kernel: &str) -> String {
         class
     } else if class.starts_with("attention_") {
         // Without a ring they have the keys of a block last.
-        let last = ["_s", "_n"].into_iter().find_map(|word| Some(format!("{word}{}", number_behind(kernel, word)?)));
-        let stages = last.filter(|last| class != "attention_mma" || last.starts_with("_n")).unwrap_or_default();
-        let marks = kernel.rsplit_once(&stages).map_or("", |(_, marks)| marks);
+        let behind = |word: &str| Some(format!("{word}{}", number_behind(kernel, word)?));
+        let stages = behind("_s").unwrap_or_default();
+        let last = if class == "attention_mma" { behind("_n").unwrap_or_default() } else { stages.clone() };
+        let marks = kernel.rsplit_once(&last).map_or("", |(_, marks)| marks);
         // Gradients of long heads have a kernel of their own.
         let is_long = class == "attention_backward" && number_behind(kernel, "_d").is_some_and(|head| head > LONGEST_WHOLE_HEAD);
         format!("{}{stages}{marks}", wide(is_long))
