@@ -88,9 +88,14 @@ impl Spec {
         self.q_rows().bytes() + self.k_rows().bytes() + self.v_rows().bytes()
     }
 
-    /// CTAs that stand on an SM of 64 Ki registers: those that hold sums of many rows have 255 a thread.
+    /// CTAs that stand on an SM of 64 Ki registers: those that hold sums of many elements have 255 a thread.
     pub(super) const fn ctas_of_sm(&self) -> u32 {
-        if self.row_blocks > 1 || self.value > 128 { 2 } else { 3 }
+        if self.row_blocks > 1 || self.value >= 128 { 2 } else { 3 }
+    }
+
+    /// Whether there is such a kernel: what is beside the products of twice as many queries takes registers that sums do not leave.
+    pub(super) fn is_offered(&self) -> bool {
+        self.row_blocks == 1 || !(self.ragged || self.paged || self.dropout || !self.function.is_empty())
     }
 
     const fn shape(&self) -> MmaShape {

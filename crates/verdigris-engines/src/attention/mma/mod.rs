@@ -5,9 +5,9 @@
 //! ([`super::ragged`]) and paged keys ([`super::paged`]), in pages of any size; dropout ([`super::dropout`]), each of these in kernels of its own. Tensors of any
 //! strides that are multiples of 4 bytes, 0 among them, whose elements lie side by side. Not: gradients, 8 bits, maps of blocks.
 //!
-//! **Method.** A CTA takes 128 or 64 queries of a head, of which each of four warps has 16 or twice 16. It goes through blocks of keys and values from the last to
-//! the first; `cp.async` brings a block's values while its keys are multiplied, and the next keys while the values are. Heads are padded to the next of 64, 96, 128,
-//! 192 and 256 elements with zeros. Blocks of keys to which no query of a tile attends are not read; blocks in which each key is attended to are not masked. Where a
+//! **Method.** A CTA takes 128 or 64 queries of a head, of which each of four warps has 16 or twice 16; twice of whole tensors without dropout and function alone. It goes through blocks of keys and values from the last to
+//! the first; `cp.async` brings a block's values while its keys are multiplied, and the next keys while the values are. Heads are padded to the next of 64, 128, 192
+//! (of keys alone) and 256 elements with zeros. Blocks of keys to which no query of a tile attends are not read; blocks in which each key is attended to are not masked. Where a
 //! diagonal cuts tiles, the longest are first.
 //!
 //! **When it wins.** On chips without `wgmma`; on others for tensors that TMA does not take: strides of 4 and 8 bytes, tensors that are repeated along a dim, pages
@@ -54,12 +54,11 @@ struct Class {
     blocks: [Option<u32>; 2],
 }
 
+/// Few, for a kernel pack has each in every way that keys come.
 const CLASSES: &[Class] = &[
     Class { head: 64, value: 64, blocks: [Some(64), Some(64)] },
-    Class { head: 96, value: 96, blocks: [Some(32), Some(64)] },
     Class { head: 128, value: 128, blocks: [Some(32), Some(64)] },
     Class { head: 192, value: 128, blocks: [Some(32), Some(64)] },
-    Class { head: 192, value: 192, blocks: [None, Some(64)] },
     Class { head: 256, value: 256, blocks: [None, Some(32)] },
 ];
 
@@ -275,25 +274,23 @@ impl Algorithm for Mma {
 
     fn catalog(_: Target) -> Vec<KernelRef> {
         let of_class = |ty, class: &'static Class| {
-            let plain = class.specs(ty);
             let among = |spec: Spec| {
-                let fed = [[false, false], [true, false], [false, true], [true, true]].map(|[ragged, paged]| Spec {
-                    ragged,
-                    paged,
-                    ..spec.clone()
-                });
-                let all = fed.into_iter().flat_map(|spec| [false, true].map(|score_mod| Spec { score_mod, ..spec.clone() }));
-                let dropping = [[false, false], [true, false], [false, true], [true, true]].map(|[ragged, score_mod]| Spec {
-                    ragged,
-                    score_mod,
-                    dropout: true,
-                    ..spec.clone()
-                });
+                let of = |[ragged, paged, dropout]: [bool; 3]| {
+                    [false, true].map(|score_mod| Spec { ragged, paged, dropout, score_mod, ..spec.clone() })
+                };
+                let fed = [
+                    [false; 3],
+                    [true, false, false],
+                    [false, true, false],
+                    [true, true, false],
+                    [false, false, true],
+                    [true, false, true],
+                ];
                 // Functions are the caller's: one stands for all of them.
                 let of_function = Spec { score_mod: true, function: function::sample(), ..spec.clone() };
-                all.chain(dropping).chain([of_function]).collect::<Vec<_>>()
+                fed.into_iter().flat_map(of).chain([of_function]).filter(Spec::is_offered).collect::<Vec<_>>()
             };
-            plain.into_iter().flat_map(among)
+            class.specs(ty).into_iter().flat_map(among)
         };
         Half::ALL.into_iter().flat_map(|ty| CLASSES.iter().flat_map(move |class| of_class(ty, class))).map(Spec::kernel).collect()
     }
@@ -337,7 +334,8 @@ impl Mma {
         let function = function::steps_of(p, Walk::of);
         let (score_mod, ragged, paged, dropout) = (self.score_mod, p.is_ragged(), p.is_paged(), p.dropout.is_some());
         let plain = class.map_or(Vec::new(), |class| class.specs(self.ty));
-        plain.into_iter().map(move |spec| Spec { score_mod, function: function.clone(), ragged, paged, dropout, ..spec })
+        let all = plain.into_iter().map(move |spec| Spec { score_mod, function: function.clone(), ragged, paged, dropout, ..spec });
+        all.filter(Spec::is_offered)
     }
 
     fn spec(&self, config: &Config) -> Spec {
