@@ -138,7 +138,7 @@ def conv_norm(conv, norm, activation, x, addend=None, is_in_place=False):
         and isinstance(x, torch.Tensor)
         and x.dim() == conv.weight.dim()
         # Without output channels it is an error that the convolution raises.
-        and not _ops.is_empty(conv.weight.shape[:1])
+        and not _ops.has_no_outputs(conv.weight)
         and conv.padding_mode == "zeros"
         and conv._attributes
         and not (is_eager and (_is_watched(conv) or _is_watched(norm)))

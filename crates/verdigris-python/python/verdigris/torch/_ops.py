@@ -31,7 +31,7 @@ _FUNCTIONS = {name: (code, *rest) for code, (name, *rest) in enumerate(_native.f
 _eager, _eager_past_autocast, _plain, _run = _native.eager, _native.eager_past_autocast, _native.plain, _native.run
 _differentiated = _native.differentiated
 _current_policy = _native.current_policy
-_is_compiling, _is_tracing = torch.compiler.is_compiling, torch.jit.is_tracing
+_is_compiling, _is_tracing = torch.compiler.is_compiling, torch._C._is_tracing
 _forward_ad = torch.autograd.forward_ad
 _is_transformed = torch._C._are_functorch_transforms_active
 #: The places of the tensors that autocast casts, by its word; of others all.
@@ -99,6 +99,12 @@ def is_empty(dims):
         if type(dim) is int and dim == 0:
             return True
     return False
+
+
+def has_no_outputs(weight):
+    """Whether a filter's first dim, its output channels, is 0; as above."""
+    dims = weight.shape
+    return len(dims) > 0 and type(dims[0]) is int and dims[0] == 0
 
 
 @cached

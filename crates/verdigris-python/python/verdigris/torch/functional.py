@@ -89,7 +89,7 @@ def _batched(x, spatial, leading, what):
 
 def conv(x, weight, bias, attributes, spatial):
     """Convolution with attributes made before."""
-    if _ops.is_empty(weight.shape[:1]):
+    if _ops.has_no_outputs(weight):
         # As PyTorch; the library's own op has a result without channels.
         raise GraphError(f"a filter of {tuple(weight.shape)}; there is at least one output channel, dim 0 of the filter")
     if not _batched(x, spatial, 2, "convolution"):
