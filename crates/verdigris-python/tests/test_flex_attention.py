@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import os
+import types
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from conftest import TOLERANCES, close
 
 import verdigris as vd
 import verdigris.torch as vt
-from verdigris.torch import _flex, _flex_composed, _flex_forms, _flex_steps
+from verdigris.torch import _flex, _flex_blocks, _flex_composed, _flex_forms, _flex_steps
 from verdigris.torch._flex_trace import Trace
 
 flex = pytest.importorskip("torch.nn.attention.flex_attention")
@@ -820,6 +821,25 @@ def test_whole_numbers_that_f32_does_not_hold_are_operands():
     assert steps(lambda s, b, h, i, j: s * s + (i - j).to(torch.bfloat16) * 0.1)[0] == ["mul"]
     with pytest.raises(_flex_steps._Untaken):
         steps(lambda s, b, h, i, j: s * s + j, (1, 1, 1, (1 << 24) + 1))
+
+
+def test_chips_with_tensor_cores_take_steps_and_hopper_alone_goes_through_blocks(monkeypatch):
+    trace = Trace(torch.device("cpu"), torch.float32)
+    score = trace.cast(trace.call(lambda s, b, h, i, j: s * s, "score_mod", True), torch.float32)
+    mask = trace.call(lambda b, h, i, j: i // 8 == j // 8, "mask_mod", False)
+    block_mask = types.SimpleNamespace(BLOCK_SIZE=(128, 128))
+
+    def on(capability, dtype=torch.bfloat16, head=64):
+        monkeypatch.setattr(_flex_blocks, "capability", lambda device: capability)
+        tensors = [types.SimpleNamespace(shape=(1, 1, 300, head), dtype=dtype, device=torch.device("cuda", 0))] * 3
+        takes_steps = _flex_steps.of_function(trace, score, (1, 1, 300, 300), tensors) is not None
+        return takes_steps, *(_flex_blocks.takes(block_mask, trace, mask, tensors, is_trained) for is_trained in (False, True))
+
+    assert on((9, 0)) == (True, True, True)
+    for capability in ((8, 0), (8, 6), (8, 9), (10, 0), (12, 0)):
+        assert on(capability) == (True, False, True)
+    assert on((7, 5)) == (False, False, True)
+    assert on((8, 0), torch.float32)[0] is False and on((8, 0), head=260)[0] is False and on((8, 0), head=20)[0] is False
 
 
 def test_steps_go_through_blocks_of_a_mask(graphs):

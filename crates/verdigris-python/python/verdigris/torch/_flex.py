@@ -509,7 +509,7 @@ def flex_attention(
     Bounds of `kv_idx - q_idx` (causal, windows) are the op's window, so that tiles outside are not computed; a soft cap by `tanh` and ALiBi's slopes are its options, without gradients for slopes so
     taken. Other masks of a `BlockMask` whose blocks are multiples of 128, of 16-bit types, are the op's map of blocks: blocks without a pair are skipped, full ones read no mask, and
     of others a bit for each pair is kept with the mask. Other masks and biases become one tensor over the dims in which they differ, up to `batch * heads * queries * keys` elements; those of places and numbers alone are remembered (256 MiB of them at most).
-    Score functions of another kind, and where nobody wants gradients arithmetic of both `q_idx` and `kv_idx` that is added, are steps within the op, and nothing of the size of the scores is stored: on Hopper of 16-bit types with heads of up to 256 elements, by multiples of 8, on the CPU of all types. What is
+    Score functions of another kind, and where nobody wants gradients arithmetic of both `q_idx` and `kv_idx` that is added, are steps within the op, and nothing of the size of the scores is stored: on GPUs from compute capability 8.0 on of 16-bit types with heads of up to 256 elements, by multiples of 8, on the CPU of all types. What is
     of queries, of keys, of batch or head alone, and what is gathered, is up to 4 operands of them; there are up to 64 steps, of functions that are a few instructions each. Other functions, and the gradients of all of that kind, are
     computed between two products, with all scores in memory.
 

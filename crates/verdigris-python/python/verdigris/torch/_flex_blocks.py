@@ -3,6 +3,7 @@
 Of a block mask whose function says a window and no more, the op's window is the better option, which asks for no map.
 """
 
+import functools
 import threading
 import weakref
 
@@ -46,6 +47,12 @@ class _InBlocks(Computed):
         return (self._axis(2) < self.dims[2]) & (self._axis(3) < self.dims[3])
 
 
+@functools.lru_cache(maxsize=64)
+def capability(device):
+    """The compute capability of a GPU."""
+    return torch.cuda.get_device_capability(device)
+
+
 def _is_window(trace, value):
     return all(forms.band_of(trace, *part) is not None for part in forms.parts_of([(value, True)]))
 
@@ -55,6 +62,9 @@ def takes(block_mask, trace, value, tensors, is_trained):
     q, _, v = tensors
     sides = [int(size) for size in block_mask.BLOCK_SIZE]
     if any(size % _SIDE or size >= 1 << 20 for size in sides) or q.dtype not in (torch.float16, torch.bfloat16) or 0 in q.shape or 0 in v.shape:
+        return False
+    # Tensor cores of other chips read the mask as a tensor, which is quicker than lists without them; gradients have none there.
+    if q.device.type == "cuda" and not is_trained and capability(q.device) != (9, 0):
         return False
     widths = (q.shape[3], v.shape[3])
     if any(width % 8 or width > _MOST_ELEMENTS[is_trained] for width in widths):

@@ -10,6 +10,7 @@ import math
 
 import torch
 
+from . import _flex_blocks as block_maps
 from . import _flex_composed as composed
 from ._flex_trace import AXES, KEY, QUERY, SCORE, Value
 
@@ -272,7 +273,7 @@ def of_function(trace, value, dims, tensors):
         widths = (q.shape[3], v.shape[3])
         is_short = all(width <= _MOST_ELEMENTS and width % _STEP_OF_ELEMENTS == 0 for width in widths) and widths[1] <= widths[0]
         # Without tensor cores a product that is stored is quicker than one that is not.
-        if q.dtype not in (torch.float16, torch.bfloat16) or not is_short or torch.cuda.get_device_capability(q.device) != (9, 0):
+        if q.dtype not in (torch.float16, torch.bfloat16) or not is_short or block_maps.capability(q.device) < (8, 0):
             return None
     try:
         return OpSteps(trace, value, dims)
