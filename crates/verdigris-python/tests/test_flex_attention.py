@@ -751,7 +751,7 @@ def test_nothing_of_the_size_of_the_scores_is_stored(graphs):
 
 
 #: What is added, and words of the op's window that hides what the function does.
-ADDED = {
+OF_BOTH = {
     "a distance": (lambda s, b, h, q, kv: s - 0.1 * (q - kv), {}),
     "a parabola": (lambda s, b, h, q, kv: torch.where(q >= kv, s - 0.01 * (q - kv) ** 2, -math.inf), {"causal": "top_left"}),
     "steps of distance": (lambda s, b, h, q, kv: torch.where((q - kv).abs() <= 9, s + (q - kv) // 4 * 0.25, -math.inf), {"left": 9, "right": 9}),
@@ -761,9 +761,9 @@ ADDED = {
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
-@pytest.mark.parametrize("name", ADDED)
+@pytest.mark.parametrize("name", OF_BOTH)
 def test_biases_of_queries_and_keys_are_steps_where_nobody_wants_gradients(graphs, calls, name, dtype):
-    score_mod, window = ADDED[name]
+    score_mod, window = OF_BOTH[name]
     q, k, v = drawn((B, H, S, 16), dtype, kv_heads=2, requires_grad=False)
     for mask in (None, lambda b, h, i, j: (i * 7 + j * 5) % 3 != 0):
         o = vt.flex_attention(q, k, v, score_mod, None if mask is None else whole(mask, S, S), enable_gqa=True)
