@@ -173,7 +173,7 @@ pub(super) fn describe(text: &mut Text<'_>, problem: &mut AttentionProblem) -> R
     text.optional("mask_blocks", &mut problem.mask_blocks, &masks)?;
     let mut score = problem.score.take().unwrap_or_default();
     let layouts: Layouts =
-        scores.iter().cloned().chain([of("query", [1, 1, s_q, 1]), of("one", [1; 4])]).chain(heads.iter().cloned().skip(1)).collect();
+        scores.iter().cloned().chain([of("query", [1, 1, s_q, 1]), of("one", [1; 4])]).chain(heads.iter().skip(1).cloned()).collect();
     score_steps(text, &mut score, &layouts)?;
     problem.score = (!score.steps.is_empty()).then_some(score);
     text.factor("scale", &mut problem.scale, HostScalar::ONE)?;
