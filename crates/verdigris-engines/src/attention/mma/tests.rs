@@ -1,8 +1,12 @@
 //! What is taken, with which copies, and which engine is preferred on chips with `wgmma` and without.
 
-use verdigris_graph::Problem;
+use verdigris_graph::{AttentionPass, AttentionProblem, Problem, Slot, View};
+use verdigris_kir::interp::{self, Kernels, Memory};
+use verdigris_tensor::DType;
 
 use super::super::ENGINES;
+use super::super::half::Half;
+use super::super::testing::{from_half, halves, schedules};
 use super::Mma;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
@@ -112,4 +116,109 @@ fn what_others_take_is_refused_by_name() {
     assert_eq!(refused("gemm bf16 m=4 n=4 k=4"), Reason::Problem);
     let old = Arch { capability: (7, 5), ..Arch::h200() };
     assert_eq!(Mma::accept(&parsed("attention forward f16 b=1 h=1 s_q=9 s_kv=9 d=64"), &old).expect_err("7.5").reason, Reason::Target);
+}
+
+/// Keys and values as they lie in memory, of heads of 5 and of 8 elements: rows, and elements from one row to the next.
+struct Kept {
+    rows: usize,
+    pitch: usize,
+}
+
+const QUERIES: usize = 70;
+const ELEMENTS: [usize; 2] = [5, 8];
+
+/// Runs two sequences of one head whose queries are 0, so that results are the mean of the values that count: `counting` are the rows of these for each of the sequences. Whatever else there is, in
+/// other rows and behind the elements of a row, is no number.
+fn run(
+    words: &str,
+    kept: &Kept,
+    counting: [std::ops::Range<usize>; 2],
+    [lengths, q_offsets, kv_offsets]: [Option<&[i32]>; 3],
+    strides_of_batches: [u64; 4],
+) {
+    let Kept { rows, pitch } = *kept;
+    let [d, d_v] = ELEMENTS;
+    let value = |row: usize, column: usize| ((7 * row + 3 * column) % 64) as f32 / 8.0;
+    let counts = |row: usize| counting.iter().any(|counting| counting.contains(&row));
+    let filled = |rows: usize, elements: usize, of: &dyn Fn(usize, usize) -> f32| -> Vec<f32> {
+        (0..rows * pitch).map(|i| if i % pitch < elements { of(i / pitch, i % pitch) } else { f32::NAN }).collect()
+    };
+    let q = filled(2 * QUERIES, d, &|_, _| 0.0);
+    let k = filled(rows, d, &|row, _| if counts(row) { 1.0 } else { f32::NAN });
+    let v = filled(rows, d_v, &|row, column| if counts(row) { value(row, column) } else { f32::NAN });
+    for (options, row_blocks) in schedules().into_iter().flat_map(|options| [1, 2].map(|row_blocks| (options.clone(), row_blocks))) {
+        let mut memory = Memory::new();
+        let slots = [&q, &k, &v].map(|values| memory.add(&halves(Half::Bf16, values)));
+        let o = memory.add_filled((2 * QUERIES * pitch * 2) as u64, 0xff);
+        let view = |slot: usize, of_batch: u64| View {
+            slot: Slot(slot as u32),
+            dtype: DType::Bf16,
+            offset: 0,
+            strides: vec![of_batch, 0, pitch as u64, 1],
+        };
+        let Problem::Attention(parsed) = words.parse().unwrap_or_else(|error| panic!("{words}: {error}")) else {
+            panic!("{words}: attention");
+        };
+        let mut problem = AttentionProblem {
+            q: view(slots[0], strides_of_batches[0]),
+            k: view(slots[1], strides_of_batches[1]),
+            v: view(slots[2], strides_of_batches[2]),
+            pass: AttentionPass::Forward { o: view(o, strides_of_batches[3]), log_sum_exp: None },
+            ..parsed
+        };
+        let mut numbers = |numbers: &[i32]| {
+            let slot = memory.add(&numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>());
+            View { slot: Slot(slot as u32), dtype: DType::I32, offset: 0, strides: vec![1, 0, 0, 0] }
+        };
+        [problem.kv_lengths, problem.q_offsets, problem.kv_offsets] = [lengths, q_offsets, kv_offsets].map(|of| of.map(&mut numbers));
+        if problem.is_ragged() {
+            (problem.q_rows, problem.kv_rows) = (2 * QUERIES as u64, rows as u64);
+        }
+        let engine = Mma::accept(&Problem::Attention(problem), &Arch::virtual_device(2)).expect("taken");
+        let Some(config) = engine.configs().into_iter().find(|config| config.row_blocks == row_blocks) else {
+            assert_eq!(row_blocks, 2, "the small tile is offered always");
+            continue;
+        };
+        let what = format!("{words}, {} rows, seed {}", 64 * row_blocks, options.seed);
+        if let Err(findings) = interp::run(&engine.lower(&config).expect("lowered"), &Kernels::new(), &mut memory, &options) {
+            panic!("{what}: {findings}");
+        }
+        let made = memory.to_vec(o);
+        for (sequence, counting) in counting.iter().enumerate() {
+            for column in 0..d_v {
+                let all: Vec<f64> = counting.clone().map(|row| f64::from(value(row, column))).collect();
+                let wanted = if all.is_empty() { 0.0 } else { all.iter().sum::<f64>() / all.len() as f64 };
+                for query in 0..QUERIES {
+                    let at = 2 * ((sequence * QUERIES + query) * pitch + column);
+                    let got = from_half(Half::Bf16, u16::from_le_bytes([made[at], made[at + 1]]));
+                    // Probabilities and results are rounded, each by half a unit.
+                    let bound = wanted.abs() * 3.0 / 256.0 + 1e-6;
+                    assert!((got - wanted).abs() <= bound, "{what}: query {query} of {sequence}, element {column}: {got}, wanted {wanted}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn lengths_behind_which_anything_stands() {
+    let words = "attention forward bf16 b=2 h=1 s_q=70 s_kv=150 d=5 d_v=8";
+    let own = [70 * 16, 150 * 16, 150 * 16, 70 * 16];
+    for (lengths, counting) in [([100, 1], [0..100, 150..151]), ([64, 65], [0..64, 150..215]), ([0, 150], [0..0, 150..300])] {
+        run(words, &Kept { rows: 300, pitch: 16 }, counting, [Some(&lengths), None, None], own);
+    }
+}
+
+#[test]
+fn tensors_that_are_repeated() {
+    let words = "attention forward bf16 b=2 h=1 s_q=70 s_kv=150 d=5 d_v=8";
+    run(words, &Kept { rows: 150, pitch: 16 }, [0..150, 0..150], [None; 3], [70 * 16, 0, 0, 70 * 16]);
+}
+
+/// Ragged tensors have one batch: its stride leads nowhere.
+#[test]
+fn strides_of_the_one_batch_of_ragged_tensors() {
+    let words = "attention forward bf16 b=2 h=1 s_q=70 s_kv=150 d=5 d_v=8";
+    let offsets = [None, Some(&[0, 70, 140][..]), Some(&[3, 68, 218][..])];
+    run(words, &Kept { rows: 300, pitch: 16 }, [3..68, 68..218], offsets, [1 << 20; 4]);
 }

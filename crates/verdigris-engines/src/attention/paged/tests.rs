@@ -8,6 +8,7 @@ use verdigris_kir::interp::{self, Kernels, Memory};
 use super::super::decode::Decode;
 use super::super::forward::Forward;
 use super::super::half::Half;
+use super::super::mma::Mma;
 use super::super::simt::Simt;
 use super::super::testing::{Numbers, from_half, halves, schedules};
 use super::box_rows;
@@ -250,6 +251,7 @@ fn few_queries_read_pages() {
 fn many_queries_read_pages() {
     for told in all() {
         run::<Forward>(Some(Half::Bf16), &told, (Queries::Each(5), 24), None, 2e-2);
+        run::<Mma>(Some(Half::Bf16), &told, (Queries::Each(5), 24), None, 2e-2);
     }
     let told = Told::new(32, [31, 200, 65], -1).sharing(2);
     run::<Forward>(Some(Half::F16), &told, (Queries::Each(130), 72), Some(40), 4e-3);
@@ -287,6 +289,7 @@ fn few_ragged_queries_read_pages() {
 fn many_ragged_queries_read_pages() {
     for (number, told) in all().iter().enumerate() {
         run::<Forward>(Some(Half::Bf16), told, (few(FEW[number % FEW.len()]), 24), None, 2e-2);
+        run::<Mma>(Some(Half::Bf16), told, (few(FEW[number % FEW.len()]), 24), None, 2e-2);
     }
     let told = Told::new(32, [31, 200, 65], -1).sharing(2);
     // Ends within tiles and at their edges, and a sequence cut to the longest.

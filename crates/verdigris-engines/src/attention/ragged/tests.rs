@@ -9,6 +9,7 @@ use super::super::backward::Backward;
 use super::super::decode::Decode;
 use super::super::forward::Forward;
 use super::super::half::Half;
+use super::super::mma::Mma;
 use super::super::simt::Simt;
 use super::super::testing::{Numbers, from_half, halves, schedules};
 use crate::algorithm::Algorithm;
@@ -212,6 +213,7 @@ fn forward<A: Algorithm>(ty: Option<Half>, dtype: &str, slack: f64, longest: [us
 fn sequences_stay_by_themselves() {
     forward::<Simt>(None, "f32", 1e-5, LONGEST);
     forward::<Forward>(Some(Half::Bf16), "bf16", 2e-2, LONGEST);
+    forward::<Mma>(Some(Half::Bf16), "bf16", 2e-2, LONGEST);
 }
 
 #[test]
