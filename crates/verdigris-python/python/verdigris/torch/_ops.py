@@ -753,10 +753,15 @@ def _keep_nothing(ctx, inputs, used, output):
     return output
 
 
+def is_traced():
+    """Whether `torch.jit` traces this call. `torch.compile` cannot follow the question, and never asks it: what it compiles is not traced."""
+    return not _is_compiling() and _is_tracing()
+
+
 def is_recorded():
     """Whether a call is recorded for gradients. A trace of `torch.jit` is run in either mode, whichever it was made in: what it records is the operator for inference, which sees at each
     run whether gradients are wanted."""
-    return torch.is_grad_enabled() and not _is_tracing()
+    return torch.is_grad_enabled() and not is_traced()
 
 
 #: For calls whose gradient nobody asks for: no index is written.

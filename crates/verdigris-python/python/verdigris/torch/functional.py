@@ -625,7 +625,7 @@ def batch_norm_act(
 
 def _wants_gradient(tensors):
     """Whether gradients of one of these are recorded. A trace of `torch.jit` counts as if they were: it is run in either mode, whichever it was made in."""
-    return _ops._is_tracing() or torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    return _ops.is_traced() or torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def batch_norm_module(module, x, add=None, activation=None):
