@@ -12,10 +12,11 @@ from conftest import close
 
 import verdigris as vd
 import verdigris.torch as vt
-from verdigris.torch import _flex_guards
+from verdigris.torch import _flex, _flex_guards
 from verdigris.torch._flex_trace import Trace
 
-pytest.importorskip("torch.nn.attention.flex_attention")
+_theirs = pytest.importorskip("torch.nn.attention.flex_attention")
+BlockMask, create_block_mask = _theirs.BlockMask, _theirs.create_block_mask
 
 TENSORS = [torch.randn(1, 2, 12, 8) for _ in range(3)]
 PLACES = [torch.arange(size).reshape([size if axis == own else 1 for axis in range(4)]) for own, size in enumerate((1, 2, 12, 12))]
@@ -379,3 +380,135 @@ def test_threads_have_traces_of_their_own():
     for thread in threads:
         thread.join()
     assert not failed
+
+
+# What is decided about a call of a function, once for calls of one kind.
+
+
+@pytest.fixture
+def decided(monkeypatch):
+    """Counts decisions."""
+    vt.clear_plans()
+    count = []
+    for name in ("_options", "_of_function"):
+        own = getattr(_flex, name)
+        monkeypatch.setattr(_flex, name, lambda *args, own=own, name=name: count.append(name) or own(*args))
+    return count
+
+
+def dense(q, k, v, function, mask=None):
+    """As `run` expects it, of any tensors, with heads of queries that share keys."""
+    q, k, v = (x.double() for x in (q, k, v))
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    sizes = (*q.shape[:3], k.shape[2])
+    places = [torch.arange(size).reshape([size if axis == own else 1 for axis in range(4)]) for own, size in enumerate(sizes)]
+    scores = function(q @ k.mT * q.shape[-1] ** -0.5, *places)
+    if mask is not None:
+        scores = scores.masked_fill(~mask(*places), -math.inf)
+    return scores.softmax(-1) @ v
+
+
+def capped(score, b, h, q, kv):
+    return 5 * torch.tanh(score / 5)
+
+
+def bent(score, b, h, q, kv):
+    return torch.where(score > 0, score * 1.5, score * 0.5) + (q - kv) * 0.01
+
+
+@pytest.mark.parametrize("function", [capped, bent])
+def test_calls_of_one_kind_are_decided_once(decided, function):
+    for _ in range(3):
+        q, k, v = (torch.randn(1, 2, 12, 8) for _ in range(3))
+        close(vt.flex_attention(q, k, v, function), dense(q, k, v, function), 4.0)
+    assert len(decided) == 1
+
+
+@pytest.mark.parametrize("function", [capped, bent])
+def test_calls_of_other_kinds_are_decided_anew(decided, function):
+    """Each is what the one before it was not, and is called between two calls of that one."""
+    base = {"sizes": (1, 2, 2, 12, 12, 8, 8), "dtype": torch.float32, "options": {}, "trained": False}
+    others = [
+        {"sizes": (1, 2, 2, 12, 20, 8, 8)},
+        {"sizes": (1, 2, 2, 20, 12, 8, 8)},
+        {"sizes": (2, 2, 2, 12, 12, 8, 8)},
+        {"sizes": (1, 4, 2, 12, 12, 8, 8), "options": {"enable_gqa": True}},
+        {"sizes": (1, 2, 2, 12, 12, 16, 8)},
+        {"sizes": (1, 2, 2, 12, 12, 8, 16)},
+        {"dtype": torch.float64},
+        {"options": {"scale": 0.5}},
+        {"options": {"return_lse": True}},
+        {"trained": True},
+    ]
+    for count, changed in enumerate([{}, *others, {}]):
+        told = {**base, **changed}
+        b, h, kv_h, queries, keys, d, dv = told["sizes"]
+        q, k, v = (torch.randn(dims, dtype=told["dtype"]) for dims in ((b, h, queries, d), (b, kv_h, keys, d), (b, kv_h, keys, dv)))
+        for x in (q, k, v):
+            x.requires_grad_(told["trained"])
+        scale = told["options"].get("scale", d**-0.5)
+        found = vt.flex_attention(q, k, v, function, **told["options"])
+        o = found[0] if told["options"].get("return_lse") else found
+        expected = dense(q.detach() * (scale * d**0.5), k.detach(), v.detach(), function)
+        close(o, expected, 4.0)
+        assert o.requires_grad == told["trained"]
+        assert len(decided) == min(count, len(others)) + 1, changed
+
+
+def test_gradients_of_calls_that_were_decided_before(decided):
+    """The second call has other tensors, a table among them; each has its own gradients."""
+    table = torch.randn(12)
+
+    def function(score, b, h, q, kv):
+        return score * table[kv]
+
+    for _ in range(2):
+        table = torch.randn(12, requires_grad=True)
+        tensors = [torch.randn(1, 2, 12, 8, requires_grad=True) for _ in range(3)]
+        d_o = torch.randn(1, 2, 12, 8)
+        found = torch.autograd.grad(vt.flex_attention(*tensors, function), (*tensors, table), d_o)
+        expected = torch.autograd.grad(dense(*tensors, function), (*tensors, table), d_o.double())
+        for one, other in zip(found, expected):
+            close(one, other, 8.0)
+    assert len(decided) == 1
+
+
+def test_masks_whose_blocks_say_more_are_decided_at_each_call(decided):
+    """The function says that every pair is attended, the lists say which: nothing about them follows from the function."""
+    whole = create_block_mask(lambda b, h, q, kv: q >= 0, None, None, 32, 32, device="cpu", BLOCK_SIZE=16)
+    tensors = [torch.randn(1, 2, 32, 8) for _ in range(3)]
+    close(vt.flex_attention(*tensors, capped, whole), dense(*tensors, capped), 4.0)
+    first = torch.tensor([[[1, 1]]], dtype=torch.int32)
+    of_one = BlockMask.from_kv_blocks(first, torch.tensor([[[[0, 1], [1, 0]]]], dtype=torch.int32), BLOCK_SIZE=16, mask_mod=whole.mask_mod, seq_lengths=(32, 32))
+    for _ in range(2):
+        close(vt.flex_attention(*tensors, capped, of_one), dense(*tensors, capped, lambda b, h, q, kv: q // 16 == kv // 16), 4.0)
+    close(vt.flex_attention(*tensors, capped, whole), dense(*tensors, capped), 4.0)
+    assert len(decided) == 3
+
+
+@pytest.mark.parametrize("function", [capped, bent, lambda score, b, h, q, kv: score * OF_KEYS[kv]])
+def test_no_tensor_of_a_decision_is_kept(function):
+    vt.clear_plans()
+    tensors = [torch.randn(1, 2, 12, 8) for _ in range(3)]
+    for is_trained in (False, True):
+        given = [x.clone().requires_grad_(is_trained) for x in tensors]
+        table = globals()["OF_KEYS"] = torch.rand(12)
+        known = [weakref.ref(x) for x in (*given, table)]
+        vt.flex_attention(*given, function)
+        globals()["OF_KEYS"] = None
+        del given, table
+        gc.collect()
+        assert [ref() for ref in known] == [None] * 4
+
+
+OF_KEYS = None
+
+
+def test_many_decisions_are_not_all_kept(monkeypatch):
+    monkeypatch.setattr(_flex, "_MOST_DECIDED", 3)
+    vt.clear_plans()
+    for keys in (*range(4, 12), 4):
+        q, k, v = torch.randn(1, 1, 4, 8), torch.randn(1, 1, keys, 8), torch.randn(1, 1, keys, 8)
+        close(vt.flex_attention(q, k, v, bent), dense(q, k, v, bent), 4.0)
+    (kept,) = _flex_guards._kept.values()
+    assert len(kept[0].decided) <= 3

@@ -311,10 +311,85 @@ class _WithTotal(torch.autograd.Function):
         return tuple(gradients)
 
 
-def _by_op(trace, score, form, conditions, given_scale, tensors, computed, wants_total, blocks=None):
-    """The op of attention with its options, `blocks` among them, and, where more is left, one tensor beside it."""
-    q, k, v = tensors
-    b, _, queries, keys = computed.dims
+# What a call is to the op: decided once for all calls that are alike, of which each has tensors of its own (`_attend`).
+
+
+class _Options:
+    """The op of attention with its options and, where more is left, one tensor beside it. What is computed for them are values of the trace."""
+
+    __slots__ = ("words", "beside", "slope", "length", "is_total_trained")
+
+    def __init__(self, words, beside, slope, length, is_total_trained):
+        self.words, self.beside, self.slope, self.length, self.is_total_trained = words, beside, slope, length, is_total_trained
+
+    def run(self, computed, tensors, blocks):
+        q, k, v = tensors
+        b, _, _, keys = computed.dims
+        beside = None if self.beside is None else _tensor_of(computed, self.beside)
+        slopes = None if self.slope is None else computed.of(self.slope)
+        if self.is_total_trained:
+            return _WithTotal.apply(self.words, q, k, v, beside, slopes)
+        length = self.length
+        lengths = None if length is None else computed.of(length).to(torch.int64).clamp(0, keys).to(torch.int32).expand(b, 1, 1, 1).contiguous()
+        return _ops.attention(q, k, v, beside, slopes, None, None, lengths, None, None, *_NO_DESCALES, *(blocks or _NO_BLOCKS), self.words)
+
+
+class _InSteps:
+    """The op with the function's steps, where nobody wants gradients: `words` has its window, and `mask` is what is left of conditions, or None."""
+
+    __slots__ = ("function", "words", "mask")
+
+    def __init__(self, function, words, mask):
+        self.function, self.words, self.mask = function, words, mask
+
+    @torch.no_grad()
+    def run(self, computed, tensors, blocks):
+        beside = dict(zip(("block_map", "mask_blocks"), blocks)) if blocks else {}
+        if self.mask is not None:
+            beside["mask"] = _tensor_of(computed, self.mask)
+        operands = [_score_operand(computed, operand, self.function.wide) for operand in self.function.operands]
+        return op_steps.forward(self.function, self.words, *tensors, beside, operands)
+
+
+class _Composed:
+    """Scores between two products, or where `by_op` has steps of the op for them, their gradients alone."""
+
+    __slots__ = ("steps", "by_op", "mask", "scale", "wide")
+
+    def __init__(self, steps, by_op, mask, scale, wide):
+        self.steps, self.by_op, self.mask, self.scale, self.wide = steps, by_op, mask, scale, wide
+
+    def run(self, computed, tensors, blocks):
+        mask = None if self.mask is None else _tensor_of(computed, self.mask)
+        operands = []
+        for operand in self.steps.operands:
+            made = computed.of(operand)
+            operands.append(made.view(torch.uint8) if made.dtype == torch.bool else made.to(self.wide))
+        by_op, made_by_op = self.by_op, None
+        if by_op is not None:
+            with torch.no_grad():
+                beside = {} if mask is None else {"mask": mask.view(torch.uint8)}
+                read = [_score_operand(computed, operand, self.wide) for operand in by_op.operands]
+
+            def made_by_op(q, k, v):
+                return op_steps.forward(by_op, {"scale": self.scale}, q, k, v, beside, read)
+
+        return composed.attention(self.steps, self.scale, *tensors, mask, operands, made_by_op)
+
+
+def _all_of(trace, parts):
+    """Where all parts of conditions are what they have to be; None where that is everywhere."""
+    mask = trace.number(True, torch.bool)
+    for value, sense in parts:
+        value = trace.cast(value, torch.bool)
+        mask = trace.both(mask, value if sense else trace.unary("logical_not", value))
+    return None if mask.is_number and mask.args[0] else mask
+
+
+def _options(trace, score, form, conditions, given_scale, tensors, dims, wants_total, has_blocks):
+    """The op's options of a function that has their form."""
+    q = tensors[0]
+    _, _, queries, keys = dims
     is_trained = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     scale, cap = form.scale_and_cap(given_scale)
     biases, hidden = forms.without_hiding(trace, form.biases)
@@ -328,7 +403,7 @@ def _by_op(trace, score, form, conditions, given_scale, tensors, computed, wants
                 band = narrow
                 continue
         # The op has no gradients with lengths of a cache, which these are.
-        own = forms.length_of(trace, value, sense) if length is None and not is_trained and blocks is None else None
+        own = forms.length_of(trace, value, sense) if length is None and not is_trained and not has_blocks else None
         if own is not None:
             length, of_length = own, (value, sense)
         else:
@@ -346,28 +421,18 @@ def _by_op(trace, score, form, conditions, given_scale, tensors, computed, wants
     if length is not None and (slope is not None or (causal is None and band != (None, None))):
         rest.append(of_length)
         length = None
-    by_steps = None if is_trained else _biases_as_steps(trace, score, kept, tensors, computed.dims, blocks)
+    by_steps = None if is_trained else _biases_as_steps(trace, score, kept, tensors, dims, has_blocks)
     if by_steps is not None:
         # What the function hides by a window is one, so that tiles outside are not computed.
         windows = [part for part in forms.parts_of([*form.conditions, *hidden]) if forms.band_of(trace, *part) is not None]
-        with torch.no_grad():
-            return _by_steps(trace, by_steps, [*windows, *conditions], given_scale, tensors, computed, blocks)
-    mask = trace.number(True, torch.bool)
-    for value, sense in rest:
-        value = trace.cast(value, torch.bool)
-        mask = trace.both(mask, value if sense else trace.unary("logical_not", value))
-    beside = None if mask.is_number and mask.args[0] else mask
+        return _in_steps(trace, by_steps, [*windows, *conditions], given_scale, dims)
+    beside = _all_of(trace, rest)
     if kept:
         wide = _wide(q)
         total = trace.cast(forms._sum(trace, kept), wide)
-        beside = trace.where(mask, total, trace.number(-math.inf, wide))
-    beside = None if beside is None else _tensor_of(computed, beside)
-    slopes = None if slope is None else computed.of(slope)
+        beside = total if beside is None else trace.where(beside, total, trace.number(-math.inf, wide))
     words = _attention_words(scale, causal, left, right, cap)
-    if wants_total and is_trained and length is None:
-        return _WithTotal.apply(words, q, k, v, beside, slopes)
-    lengths = None if length is None else computed.of(length).to(torch.int64).clamp(0, keys).to(torch.int32).expand(b, 1, 1, 1).contiguous()
-    return _ops.attention(q, k, v, beside, slopes, None, None, lengths, None, None, *_NO_DESCALES, *(blocks or _NO_BLOCKS), words)
+    return _Options(words, beside, slope, length, wants_total and is_trained and length is None)
 
 
 def _wide(query):
@@ -375,37 +440,22 @@ def _wide(query):
     return torch.float64 if query.dtype == torch.float64 else torch.float32
 
 
-def _by_function(trace, value, conditions, scale, tensors, computed, blocks):
-    q, k, v = tensors
+def _of_function(trace, value, conditions, scale, tensors, dims):
+    """Steps of the op for a function that has no form, or scores in memory."""
     for x in tensors:
-        if type(x) not in (torch.Tensor, torch.nn.Parameter):
+        if not _is_plain(x):
             raise UnsupportedError(f"{trace.function} of {type(x).__name__}: score functions that are no options of attention take plain tensors")
-    wide = _wide(q)
+    wide = _wide(tensors[0])
     value = trace.cast(value, wide)
-    by_op = op_steps.of_function(trace, value, computed.dims, tensors)
+    by_op = op_steps.of_function(trace, value, dims, tensors)
     is_trained = torch.is_grad_enabled() and (any(x.requires_grad for x in tensors) or _wants_gradient(trace, [value]))
     if by_op is not None and not is_trained:
-        with torch.no_grad():
-            return _by_steps(trace, by_op, conditions, scale, tensors, computed, blocks)
-    steps = composed.Steps(trace, value)
-    mask = trace.number(True, torch.bool)
-    for condition, _ in conditions:
-        mask = trace.both(mask, condition)
-    mask = None if mask.is_number and mask.args[0] else _tensor_of(computed, mask)
-    operands = []
-    for operand in steps.operands:
-        made = computed.of(operand)
-        operands.append(made.view(torch.uint8) if made.dtype == torch.bool else made.to(wide))
-    made_by_op = None
-    if by_op is not None:
-        with torch.no_grad():
-            beside = {} if mask is None else {"mask": mask.view(torch.uint8)}
-            read = [_score_operand(computed, operand, wide) for operand in by_op.operands]
+        return _in_steps(trace, by_op, conditions, scale, dims)
+    return _Composed(composed.Steps(trace, value), by_op, _all_of(trace, conditions), scale, wide)
 
-        def made_by_op(q, k, v):
-            return op_steps.forward(by_op, {"scale": scale}, q, k, v, beside, read)
 
-    return composed.attention(steps, scale, q, k, v, mask, operands, made_by_op)
+def _is_plain(x):
+    return type(x) in (torch.Tensor, torch.nn.Parameter)
 
 
 def _score_operand(computed, value, wide):
@@ -414,25 +464,19 @@ def _score_operand(computed, value, wide):
     return op_steps.as_operand(_tensor_of(computed, value) if is_of_both else computed.of(value), wide)
 
 
-def _by_steps(trace, function, conditions, scale, tensors, computed, blocks):
-    """The op with the function's steps: what bounds distances is its window, the rest of a mask a tensor or `blocks`."""
-    _, _, queries, keys = computed.dims
-    band, mask = (None, None), trace.number(True, torch.bool)
+def _in_steps(trace, function, conditions, scale, dims):
+    """The op with the function's steps: what bounds distances is its window, the rest of a mask a tensor or blocks."""
+    _, _, queries, keys = dims
+    band, rest = (None, None), []
     for value, sense in forms.parts_of(conditions):
         own = forms.band_of(trace, value, sense)
         narrow = None if own is None else forms.narrower(band, own)
         if narrow is not None and forms.words_of_band(narrow, queries, keys) is not None:
             band = narrow
         else:
-            value = trace.cast(value, torch.bool)
-            mask = trace.both(mask, value if sense else trace.unary("logical_not", value))
+            rest.append((value, sense))
     causal, left, right = forms.words_of_band(band, queries, keys)
-    words = {"scale": scale, "causal": causal or "none", "left": left, "right": right}
-    beside = dict(zip(("block_map", "mask_blocks"), blocks)) if blocks else {}
-    if not (mask.is_number and mask.args[0]):
-        beside["mask"] = _tensor_of(computed, mask)
-    operands = [_score_operand(computed, operand, function.wide) for operand in function.operands]
-    return op_steps.forward(function, words, *tensors, beside, operands)
+    return _InSteps(function, {"scale": scale, "causal": causal or "none", "left": left, "right": right}, _all_of(trace, rest))
 
 
 def _blocks_of(block_mask, trace, score, mask, tensors, dims):
@@ -450,26 +494,55 @@ def _blocks_of(block_mask, trace, score, mask, tensors, dims):
 _MOST_ELEMENTS_IN_BLOCKS = 192
 
 
-def _are_steps_in_blocks(trace, score, tensors, dims):
+def _are_steps_in_blocks(told, tensors, dims):
     """Whether a function that is no option is steps of the op beside a map of blocks: where nobody wants its gradient."""
+    trace, score = told.trace, told.score
     if torch.is_grad_enabled() and (any(x.requires_grad for x in tensors) or _wants_gradient(trace, [score])):
         return False
     if max(tensors[0].shape[3], tensors[2].shape[3]) > _MOST_ELEMENTS_IN_BLOCKS:
         return False
-    return op_steps.of_function(trace, trace.cast(score, _wide(tensors[0])), dims, tensors) is not None
+    kind = ("steps", _kind_of(tensors, None, False, True))
+    return _decided(told, kind, lambda: op_steps.of_function(trace, trace.cast(score, _wide(tensors[0])), dims, tensors) is not None)[1]
 
 
-def _biases_as_steps(trace, score, biases, tensors, dims, blocks):
+def _biases_as_steps(trace, score, biases, tensors, dims, has_blocks):
     """The function as steps of the op where its biases would be a tensor of all pairs and steps read none; else None."""
     is_of_both = functools.partial(map, lambda value: bool(value.reads & QUERY and value.reads & KEY))
     if not any(is_of_both(bias for _, bias in biases)) or torch._C._are_functorch_transforms_active():
         return None
-    if any(type(x) not in (torch.Tensor, torch.nn.Parameter) for x in tensors):
+    if not all(map(_is_plain, tensors)):
         return None
-    if blocks and max(tensors[0].shape[3], tensors[2].shape[3]) > _MOST_ELEMENTS_IN_BLOCKS:
+    if has_blocks and max(tensors[0].shape[3], tensors[2].shape[3]) > _MOST_ELEMENTS_IN_BLOCKS:
         return None
     function = op_steps.of_function(trace, trace.cast(score, _wide(tensors[0])), dims, tensors)
     return None if function is None or any(is_of_both(function.operands)) else function
+
+
+#: Most decisions that are kept of a function: one for each kind of call, such as one's sizes.
+_MOST_DECIDED = 64
+
+
+def _kind_of(tensors, scale, wants_total, has_blocks):
+    """What a decision about a function depends on beside the function."""
+    q, k, v = tensors
+    of_tensors = (q.shape, k.shape[2], v.shape[3], q.dtype, *map(_is_plain, tensors), torch.is_grad_enabled() and any(x.requires_grad for x in tensors))
+    return (*of_tensors, scale, wants_total, has_blocks, torch.is_grad_enabled(), torch._C._are_functorch_transforms_active())
+
+
+def _decided(told, kind, decide):
+    """What `decide` says, and the trace that its values are of; once for all calls of this kind of a trace that is kept."""
+    found = told.decided.get(kind)
+    if found is not None:
+        trace, way = found
+        return trace.of_tensors(told.trace.captured), way
+    count = len(told.trace.captured)
+    way = decide()
+    # What was decided about tensors of this call is of no other one.
+    if len(told.trace.captured) == count:
+        if len(told.decided) >= _MOST_DECIDED:
+            told.decided.clear()
+        told.decided[kind] = (told.trace.of_tensors([]), way)
+    return told.trace, way
 
 
 def _attend(query, key, value, score_mod, block_mask, scale, wants_total):
@@ -478,18 +551,28 @@ def _attend(query, key, value, score_mod, block_mask, scale, wants_total):
     trace, score, form, mask = told.trace, told.score, told.form, told.mask
     # What is refused from here on is of the score.
     trace.function = told.of_score or told.of_mask
-    computed, conditions, blocks = Computed(trace, dims), [], None
+    conditions, blocks = [], None
     tensors = (query, key, value)
     if block_mask is not None:
-        blocks = None if wants_total or (form is None and not _are_steps_in_blocks(trace, score, tensors, dims)) else _blocks_of(block_mask, trace, score, mask, tensors, dims)
+        if not wants_total and (form is not None or _are_steps_in_blocks(told, tensors, dims)):
+            blocks = _blocks_of(block_mask, trace, score, mask, tensors, dims)
         if blocks is None:
             conditions.append((_attended(block_mask, trace, mask, dims), True))
     is_transformed = torch._C._are_functorch_transforms_active()
     if is_transformed and (form is None or wants_total):
         raise UnsupportedError(f"{trace.function or 'flex_attention'} under a transform of torch.func: it takes score functions that are options of attention, without return_lse")
-    if form is not None:
-        return _by_op(trace, score, form, conditions, scale, tensors, computed, wants_total, blocks)
-    return _by_function(trace, score, conditions, scale, tensors, computed, blocks)
+
+    def decide():
+        if form is not None:
+            return _options(trace, score, form, conditions, scale, tensors, dims, wants_total, blocks is not None)
+        return _of_function(trace, score, conditions, scale, tensors, dims)
+
+    if conditions and conditions[0][0] is not mask:
+        # The mask's blocks say more than its function.
+        way = decide()
+    else:
+        trace, way = _decided(told, _kind_of(tensors, scale, wants_total, blocks is not None), decide)
+    return way.run(Computed(trace, dims), tensors, blocks)
 
 
 @torch.compiler.disable

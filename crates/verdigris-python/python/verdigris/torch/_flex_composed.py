@@ -39,7 +39,8 @@ class Steps:
     """The score function as ops of a graph, and the values that are its operands."""
 
     def __init__(self, trace, value, is_operand=lambda at: not at.reads & SCORE and not at.is_number):
-        self.trace, self.value = trace, value
+        # Steps outlive the call whose tensors the trace has.
+        self.trace, self.value = trace.of_tensors([]), value
         self.order = trace.reached([value], is_operand)
         self.operands = [at for at in self.order if is_operand(at)]
         # What an operand was computed by is no part of the steps.

@@ -139,16 +139,18 @@ class _Read:
 class Traced:
     """What a score function and a mask's function say, of a call."""
 
-    __slots__ = ("trace", "score", "form", "mask", "of_score", "of_mask")
+    __slots__ = ("trace", "score", "form", "mask", "of_score", "of_mask", "decided")
 
-    def __init__(self, trace, score, form, mask, of_score, of_mask):
+    def __init__(self, trace, score, form, mask, of_score, of_mask, decided):
         #: The expressions, that of the score also in the op's form, if it has one; `mask` is None where there is no function.
         self.trace, self.score, self.form, self.mask = trace, score, form, mask
         #: The words for either function in messages; empty where there is none.
         self.of_score, self.of_mask = of_score, of_mask
+        #: What was decided about calls of the functions, by their kind; that of a kept trace is all calls' own.
+        self.decided = decided
 
     def of_call(self, captured):
-        return Traced(self.trace.of_call(captured), self.score, self.form, self.mask, self.of_score, self.of_mask)
+        return Traced(self.trace.of_call(captured), self.score, self.form, self.mask, self.of_score, self.of_mask, self.decided)
 
 
 def _traced(device, score_dtype, score_mod, mask_mod):
@@ -158,7 +160,9 @@ def _traced(device, score_dtype, score_mod, mask_mod):
     if mask_mod is not None:
         mask = trace.cast(trace.call(mask_mod, "mask_mod", False), torch.bool)
         of_mask = trace.function
-    return Traced(trace, score, form_of(trace, score), mask, of_score, of_mask)
+        # It is asked for at every call with a mask.
+        trace.key(mask)
+    return Traced(trace, score, form_of(trace, score), mask, of_score, of_mask, {})
 
 
 #: By what functions read: what they say, without tensors, and for each tensor of the trace its place among those that are read.

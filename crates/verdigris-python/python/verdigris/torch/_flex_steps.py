@@ -122,6 +122,8 @@ class OpSteps(composed.Steps):
         g = _StepGraph()
         self.last = self.emitted(g, None, list(range(len(self.operands))))
         self.steps = g.steps
+        #: The same as a key.
+        self.told = repr(self.steps)
         if not self.steps or len(self.steps) > _MOST_STEPS or self.last != len(self.steps) - 1:
             raise _Untaken
 
@@ -311,7 +313,7 @@ def forward(function, words, q, k, v, beside, operands):
         g.store(of_total, "total", composed._NAMES[function.wide])
         return g
 
-    key = ("steps", repr(function.steps), repr(words), *((name, composed._laid(tensor)) for name, tensor in read.items()), composed._laid(o))
+    key = ("steps", function.told, repr(words), *((name, composed._laid(tensor)) for name, tensor in read.items()), composed._laid(o))
     plan = composed._planned(key, q.device, draw)
     composed._execute(plan, {**read, "o": o, "total": total}, q.device)
     return o, total

@@ -103,6 +103,12 @@ class Trace:
         other._known, other._slots, other._keys = self._known.copy(), {id(tensor): slot for slot, tensor in enumerate(captured)}, self._keys.copy()
         return other
 
+    def of_tensors(self, captured):
+        """A trace to read, with these tensors in place of its own: no values are made in it."""
+        other = Trace(self.device, self.score_dtype)
+        other.values, other.captured, other.function, other._keys = self.values, captured, self.function, self._keys
+        return other
+
     # Making values.
 
     def made(self, op, args, dtype, reads=None):
