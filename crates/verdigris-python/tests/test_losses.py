@@ -1,6 +1,7 @@
 """Losses of elements and of log-probabilities, beside PyTorch's in f64."""
 
 import itertools
+import warnings
 
 import pytest
 
@@ -87,9 +88,8 @@ def test_edges(name):
     last = operand(name, torch.randn(2, 3, 4, 5)).to(memory_format=torch.channels_last)
     target = torch.rand(2, 3, 4, 5)
     torch.testing.assert_close(ours(last, target, reduction="none"), theirs(last, target, reduction="none"), rtol=1e-5, atol=1e-6)
-    kind = ValueError if name.startswith("binary_cross_entropy") else vd.UnsupportedError
-    with pytest.raises(kind, match="same dims"):
-        ours(last, target[:1])
+    with pytest.raises(vd.GraphError, match="same dims"):
+        ours(last, target[:, :2])
     with pytest.raises(ValueError, match="reduction"):
         ours(last, target, reduction="median")
 
@@ -160,8 +160,14 @@ def test_nll_loss(shape, reduction):
 def test_what_is_refused():
     x = torch.rand(4, 5)
     for name in ("mse_loss", "l1_loss", "huber_loss"):
-        with pytest.raises(vd.UnsupportedError, match="weights"):
-            getattr(vt.functional, name)(x, x, weight=x)
+        with pytest.raises(vd.GraphError, match="one for each element"):
+            getattr(vt.functional, name)(x, x, weight=x[0])
+    for name in ("mse_loss", "kl_div"):
+        with pytest.raises(vd.GraphError, match="broadcast to the same dims"):
+            getattr(vt.functional, name)(x, torch.rand(4, 4))
+    for name in ("binary_cross_entropy", "binary_cross_entropy_with_logits"):
+        with pytest.raises(vd.GraphError, match="of the same dims"):
+            getattr(vt.functional, name)(x, x[0])
     for call in (
         lambda: vt.functional.huber_loss(x, x, delta=0.0),
         lambda: vt.functional.smooth_l1_loss(x, x, beta=-1.0),
@@ -190,3 +196,74 @@ def test_gradients_and_the_dispatcher():
     for name in ("mse_loss", "huber_loss", "binary_cross_entropy_with_logits", "soft_margin_loss"):
         assert torch.autograd.gradcheck(lambda x: getattr(vt.functional, name)(x, target), (x,))
     torch.library.opcheck(torch.ops.verdigris.element_loss.default, (x, target, None, None, "loss=squared reduction=mean"))
+
+
+BROADCAST = [("mse_loss", True), ("l1_loss", True), ("huber_loss", True), ("smooth_l1_loss", True), ("soft_margin_loss", False), ("kl_div", False)]
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean", "batchmean"])
+@pytest.mark.parametrize("name,warns", BROADCAST)
+def test_inputs_and_targets_broadcast(name, warns, reduction):
+    if reduction == "batchmean" and name != "kl_div":
+        pytest.skip("a reduction of kl_div")
+    for of_input, of_target in (((4, 5), (5,)), ((4, 1), (4, 5)), ((), (3,)), ((2, 1, 3), (4, 1))):
+        if name == "soft_margin_loss" and of_input != (4, 5):
+            # Nor does PyTorch.
+            with pytest.raises(vd.GraphError, match="broadcasts to the input"):
+                vt.functional.soft_margin_loss(torch.randn(of_input), torch.randn(of_target), reduction=reduction)
+            continue
+        x, target = torch.randn(of_input), signs(torch.randn(of_target)) if name == "soft_margin_loss" else torch.rand(of_target)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            results = both(name, x, target, dict(reduction=reduction))
+        mine = [one for one in told if "broadcast to" in str(one.message)]
+        assert bool(mine) == warns and all(one.filename == __file__ for one in mine)
+        for one, other in zip(*results):
+            assert (one is None) == (other is None)
+            if one is not None:
+                assert one.shape == other.shape
+                close(one, other, 8.0)
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("name", ["mse_loss", "l1_loss", "huber_loss"])
+@pytest.mark.parametrize("of_target", [(4, 5), (5,), (3, 4, 5)])
+@pytest.mark.filterwarnings("ignore:.*broadcast")
+def test_a_weight_for_each_element(name, reduction, of_target):
+    """With a gradient of the weights and without."""
+    x, target, weight = torch.randn(4, 5), torch.randn(of_target), torch.rand(4, 5) + 0.5
+    for is_learned in (False, True):
+        results = []
+        for library, dtype in ((vt.functional, torch.float32), (F, torch.float64)):
+            leaves = [one.detach().to(dtype).requires_grad_() for one in (x, target, weight)]
+            leaves[2].requires_grad_(is_learned)
+            loss = getattr(library, name)(*leaves[:2], weight=leaves[2], reduction=reduction)
+            (loss * torch.linspace(1, 2, loss.numel(), dtype=dtype).reshape(loss.shape)).sum().backward()
+            results.append((loss, *(leaf.grad for leaf in leaves)))
+        for one, other in zip(*results):
+            assert (one is None) == (other is None)
+            if one is not None:
+                close(one, other, 8.0)
+
+
+def test_modules_of_losses_are_swapped():
+    x, weight = torch.rand(4, 5) * 0.8 + 0.1, torch.rand(5) + 0.5
+    labels = torch.tensor([0, 4, -100, 1])
+    modules = [
+        (torch.nn.MSELoss(), x.flip(0)),
+        (torch.nn.L1Loss(reduction="sum"), x.flip(0)),
+        (torch.nn.HuberLoss(delta=0.1), x.flip(0)),
+        (torch.nn.SmoothL1Loss(beta=0.2, reduction="none"), x.flip(0)),
+        (torch.nn.BCEWithLogitsLoss(weight, pos_weight=weight.flip(0)), x.flip(0)),
+        (torch.nn.SoftMarginLoss(), signs(x - 0.5)),
+        (torch.nn.KLDivLoss(reduction="batchmean"), x.flip(0)),
+        (torch.nn.KLDivLoss(reduction="sum", log_target=True), x.flip(0)),
+        (torch.nn.NLLLoss(weight, ignore_index=-100), labels),
+        (torch.nn.NLLLoss(reduction="none", ignore_index=4), labels.clamp(min=0)),
+    ]
+    for module, target in modules:
+        converted, report = vt.convert(module)
+        assert list(report.swapped.values()) == [type(module).__name__] and list(converted.state_dict()) == list(module.state_dict())
+        torch.testing.assert_close(converted(x, target), module(x, target))
+        torch.testing.assert_close(converted(input=x, target=target), module(input=x, target=target))
+    assert not vt.convert(torch.nn.BCELoss())[1].swapped

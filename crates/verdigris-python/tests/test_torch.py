@@ -230,8 +230,6 @@ def test_norms_that_pytorch_refuses():
     ):
         with pytest.raises(vd.GraphError):
             refused()
-    with pytest.raises(vd.UnsupportedError, match="running statistics"):
-        vt.instance_norm(x, torch.zeros(6), torch.ones(6), use_input_stats=False)
 
 
 def test_the_gradients_of_a_norm_are_one_plan():
@@ -254,13 +252,60 @@ def test_modules_of_norms_are_swapped():
         torch.nn.RMSNorm(3),
     )
     converted, report = vt.convert(network)
-    assert list(report.swapped.values()) == ["GroupNorm", "InstanceNorm2d", "LayerNorm", "RMSNorm"]
-    assert report.kept == {"2": "InstanceNorm2d: it keeps running statistics"}
+    assert list(report.swapped.values()) == ["GroupNorm", "InstanceNorm2d", "InstanceNorm2d", "LayerNorm", "RMSNorm"] and not report.kept
     assert list(converted.state_dict()) == list(network.state_dict())
     x = torch.randn(2, 4, 3, 3)
     torch.testing.assert_close(converted(x), network(x))
     single = torch.nn.InstanceNorm1d(4)
     torch.testing.assert_close(vt.convert(single)[0](x[0, :, 0]), single(x[0, :, 0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("momentum", [0.1, 1.0, 0.0, None])
+@pytest.mark.parametrize("affine", [False, True])
+def test_running_statistics_of_instances(dtype, momentum, affine):
+    """Two steps of training and one of inference, in both memory formats, beside PyTorch's in f64."""
+    base = torch.nn.InstanceNorm2d(3, momentum=momentum, affine=affine, track_running_stats=True)
+    with torch.no_grad():
+        for parameter in base.parameters():
+            parameter.uniform_(0.5, 2.0)
+    ours, theirs = vt.convert(base)[0], copy.deepcopy(base).double()
+    results = []
+    for step in range(3):
+        x = (torch.randn(4, 3, 5, 6) * 3 + 1).to(dtype)
+        x = x.to(memory_format=torch.channels_last) if step == 1 else x
+        leaves = [x.detach().requires_grad_(), x.double().detach().requires_grad_()]
+        for network, leaf in zip((ours, theirs), leaves):
+            network.train(step < 2)
+            network.zero_grad()
+            y = network(leaf)
+            y.backward(torch.linspace(-1, 2, y.numel(), dtype=y.dtype).reshape(y.shape))
+            results.append((y, leaf.grad, *network.buffers(), *(p.grad for p in network.parameters())))
+        assert results[-2][0].dtype == dtype
+        tolerance = dict(rtol=3e-2, atol=3e-2) if dtype == torch.bfloat16 else dict(rtol=3e-5, atol=3e-5)
+        for one, other in zip(results[-2], results[-1], strict=True):
+            torch.testing.assert_close(one.to(other.dtype), other, **tolerance)
+    assert list(ours.state_dict()) == list(base.state_dict())
+
+
+def test_running_statistics_of_instances_by_the_function():
+    x = torch.randn(2, 3, 4)
+    for run in (dict(use_input_stats=False), dict(use_input_stats=True, momentum=0.3)):
+        ours, theirs = ([torch.zeros(3), torch.ones(3)] for _ in range(2))
+        torch.testing.assert_close(vt.functional.instance_norm(x, *ours, **run), F.instance_norm(x, *theirs, **run))
+        torch.testing.assert_close(ours, theirs)
+    # Of two channels of a table there are statistics to normalize with, and none of its own.
+    torch.testing.assert_close(vt.functional.instance_norm(x[:, :, 0], *ours, use_input_stats=False), F.instance_norm(x[:, :, 0], *theirs, use_input_stats=False))
+    kept = [statistic.clone() for statistic in ours]
+    assert vt.functional.instance_norm(x[:0], *ours).shape == (0, 3, 4) and all(map(torch.equal, ours, kept))
+    for call, match in (
+        (lambda: vt.functional.instance_norm(x, use_input_stats=False), "missing"),
+        (lambda: vt.functional.instance_norm(x, torch.zeros(3)), "kept together"),
+        (lambda: vt.functional.instance_norm(x, torch.zeros(2), torch.ones(2)), "3 channels"),
+        (lambda: vt.functional.instance_norm(x[:, :, :1], *ours), "more than one element"),
+    ):
+        with pytest.raises(vd.GraphError, match=match):
+            call()
 
 
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])

@@ -33,8 +33,6 @@ def _why_not(module):
         return "its forward is not PyTorch's"
     if getattr(module, "parametrizations", None) is not None:
         return "it is parametrized"
-    if getattr(module, "track_running_stats", False) and not isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
-        return "it keeps running statistics"
     if getattr(module, "inplace", False):
         return "it writes its result into its input, and ours makes a new one"
     own = getattr(nn.CLASSES[_stock(type(module))], "_why_not", None)

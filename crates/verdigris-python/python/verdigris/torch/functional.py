@@ -9,6 +9,7 @@ What PyTorch refuses is refused, by an exception of PyTorch's kind: `GraphError`
 """
 
 import contextlib
+import functools
 import math
 import operator
 import warnings
@@ -552,19 +553,42 @@ def instance_norm(
 ):
     """Layer norm of each channel of each image of `[n, c, ...]`; see `torch.nn.functional.instance_norm`.
 
-    Running statistics are not kept: with them, and without the input's own, it is refused.
+    `running_mean` and `running_var` take the part `momentum` of the mean over the images of their statistics, in place; without `use_input_stats` they are what is normalized with.
     """
-    if not use_input_stats or running_mean is not None or running_var is not None:
-        raise UnsupportedError("instance_norm with running statistics is not computed by this package; it normalizes by the input's own")
-    if input.dim() < 3:
+    if input.dim() < 3 and use_input_stats:
         raise GraphError(f"instance_norm of an input of {tuple(input.shape)}; it is [n, c, ...] with spatial dims")
+    if not use_input_stats:
+        if running_mean is None or running_var is None:
+            raise GraphError("running_mean and running_var are missing; without use_input_stats they are what is normalized with")
+        return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     if math.prod(input.shape[2:]) == 1:
         raise GraphError(f"instance_norm of an input of {tuple(input.shape)}; a channel has more than one element")
+    if (running_mean is None) != (running_var is None):
+        raise GraphError("one of running_mean and running_var is missing; they are kept together")
+    if running_mean is not None:
+        return _tracked_instance_norm(input, running_mean, running_var, weight, bias, momentum, eps)
     # Autocast leaves the input's type alone.
     if torch.is_autocast_enabled(input.device.type):
         with torch.autocast(input.device.type, enabled=False):
             return _of_channels(input, 1, 2, weight, bias, eps)
     return _of_channels(input, 1, 2, weight, bias, eps)
+
+
+def _tracked_instance_norm(input, running_mean, running_var, weight, bias, momentum, eps):
+    """Batch normalization of one image that has the channels of all: its statistics are those of each channel of each image."""
+    n, c = input.shape[:2]
+    if tuple(running_mean.shape) != (c,) or tuple(running_var.shape) != (c,):
+        raise GraphError(f"running_mean and running_var of {tuple(running_mean.shape)} and {tuple(running_var.shape)} for {c} channels; there is one number a channel")
+    if not n:
+        # Of no image there are no statistics, and those that run stay.
+        return batch_norm(input, running_mean, running_var, weight, bias, True, momentum, eps)
+    statistics = [statistic.detach().repeat(n) for statistic in (running_mean, running_var)]
+    scales = [None if one is None else one.repeat(n) for one in (weight, bias)]
+    y = batch_norm(input.reshape(1, n * c, *input.shape[2:]), *statistics, *scales, True, momentum, eps)
+    with torch.no_grad():
+        for running, own in zip((running_mean, running_var), statistics):
+            running.copy_(own.view(n, c).mean(0))
+    return y.view(input.shape)
 
 
 # Batch normalization.
@@ -805,8 +829,7 @@ def _reduction(reduction, size_average=None, reduce=None):
 
 def _element_loss(name, input, target, words, reduction, weight=None, positive=None):
     if input.shape != target.shape:
-        kind = UnsupportedError if name in _BROADCAST else GraphError
-        raise kind(f"{name} of an input of {tuple(input.shape)} and a target of {tuple(target.shape)}; they are of the same dims")
+        input, target = _broadcast(name, input, target)
     wide = torch.promote_types(input.dtype, target.dtype)
     for beside in (weight, positive):
         if beside is not None and beside.requires_grad:
@@ -817,8 +840,24 @@ def _element_loss(name, input, target, words, reduction, weight=None, positive=N
     return _ops.element_loss(input, target, *weights, f"loss={words} reduction={reduction}")
 
 
-#: Losses of which PyTorch takes an input and a target that broadcast.
-_BROADCAST = ("mse_loss", "l1_loss", "huber_loss", "smooth_l1_loss", "soft_margin_loss", "kl_div")
+def _broadcast(name, input, target):
+    """Both by the dims of both together, where PyTorch's loss takes them; it warns of four, and so do these."""
+    shapes = f"{name} of an input of {tuple(input.shape)} and a target of {tuple(target.shape)}"
+    if name not in _BROADCAST:
+        raise GraphError(f"{shapes}; they are of the same dims")
+    try:
+        dims = torch.broadcast_shapes(input.shape, target.shape)
+    except RuntimeError as error:
+        raise GraphError(f"{shapes}; they broadcast to the same dims") from error
+    if name == "soft_margin_loss" and dims != input.shape:
+        raise GraphError(f"{shapes}; the target broadcasts to the input")
+    if _BROADCAST[name] and not torch.compiler.is_compiling():
+        warnings.warn(f"{shapes}, which are broadcast to {tuple(dims)}; a loss of tensors of the same dims is what is meant, most often", stacklevel=5)
+    return input.expand(dims), target.expand(dims)
+
+
+#: Losses of which PyTorch takes an input and a target that broadcast, and whether it warns.
+_BROADCAST = {"mse_loss": True, "l1_loss": True, "huber_loss": True, "smooth_l1_loss": True, "soft_margin_loss": False, "kl_div": False}
 
 
 def _beside(name, weight, input):
@@ -829,33 +868,41 @@ def _beside(name, weight, input):
     return weight[(None,) * missing]
 
 
-def _without_weight(name, weight):
-    if weight is not None:
-        raise UnsupportedError(f"{name} with weights is not computed by this package; multiply the losses of reduction='none'")
+def _weighted_loss(name, input, target, words, reduction, weight, is_mean_of_weights):
+    """A loss whose weights have the dims of the input. Their gradient is the losses', which are kept where it is wanted; the mean is over the sum of the weights, or over the elements."""
+    if weight is None:
+        return _element_loss(name, input, target, words, reduction)
+    if weight.shape != input.shape:
+        raise GraphError(f"{name} of an input of {tuple(input.shape)} with a weight of {tuple(weight.shape)}; there is one for each element")
+    if weight.requires_grad and torch.is_grad_enabled():
+        losses = _element_loss(name, input, target, words, "none") * weight
+        if reduction == "none":
+            return losses
+        return losses.sum() if reduction == "sum" else losses.sum() / weight.sum() if is_mean_of_weights else losses.mean()
+    weighted = functools.partial(_element_loss, name, input, target, words, weight=weight.detach())
+    return weighted("sum") / weight.sum() if reduction == "mean" and is_mean_of_weights else weighted(reduction)
 
 
 def mse_loss(input, target, size_average=None, reduce=None, reduction="mean", weight=None):
-    """`(input - target)²`. Weights, and tensors that would broadcast, raise `UnsupportedError`; so do those of the losses that follow."""
-    _without_weight("mse_loss", weight)
-    return _element_loss("mse_loss", input, target, "squared", _reduction(reduction, size_average, reduce))
+    """`weight * (input - target)²`, whose mean is over the sum of the weights. An input and a target of other dims are broadcast with a warning, as PyTorch's are; so are those of `l1_loss`,
+    `huber_loss` and `smooth_l1_loss`."""
+    return _weighted_loss("mse_loss", input, target, "squared", _reduction(reduction, size_average, reduce), weight, True)
 
 
 def l1_loss(input, target, size_average=None, reduce=None, reduction="mean", weight=None):
-    """`|input - target|`."""
-    _without_weight("l1_loss", weight)
-    return _element_loss("l1_loss", input, target, "absolute", _reduction(reduction, size_average, reduce))
+    """`weight * |input - target|`, whose mean is over the sum of the weights."""
+    return _weighted_loss("l1_loss", input, target, "absolute", _reduction(reduction, size_average, reduce), weight, True)
 
 
 def huber_loss(input, target, reduction="mean", delta=1.0, weight=None):
-    """`a² / 2` for `a = |input - target|` up to `delta`, `delta * (a - delta / 2)` beyond."""
-    _without_weight("huber_loss", weight)
-    return _element_loss("huber_loss", input, target, f"huber bend={float(delta)!r}", _reduction(reduction))
+    """`weight * a² / 2` for `a = |input - target|` up to `delta`, `weight * delta * (a - delta / 2)` beyond. Its mean is over the elements."""
+    return _weighted_loss("huber_loss", input, target, f"huber bend={float(delta)!r}", _reduction(reduction), weight, False)
 
 
 def smooth_l1_loss(input, target, size_average=None, reduce=None, reduction="mean", beta=1.0):
     """`a² / (2 * beta)` for `a = |input - target|` up to `beta`, `a - beta / 2` beyond."""
     words = f"smooth_l1 bend={float(beta)!r}"
-    return _element_loss("smooth_l1_loss", input, target, words, _reduction(reduction, size_average, reduce))
+    return _weighted_loss("smooth_l1_loss", input, target, words, _reduction(reduction, size_average, reduce), None, False)
 
 
 def binary_cross_entropy_with_logits(

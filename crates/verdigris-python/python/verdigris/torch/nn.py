@@ -230,7 +230,8 @@ def _instance(m, x):
     # One image without the dim of a batch.
     if x.dim() == m._get_no_batch_dim():
         return _instance(m, x.unsqueeze(0)).squeeze(0)
-    return F.instance_norm(x, weight=m.weight, bias=m.bias, eps=m.eps)
+    run = dict(use_input_stats=m.training or not m.track_running_stats, momentum=m.momentum or 0.0, eps=m.eps)
+    return F.instance_norm(x, m.running_mean, m.running_var, m.weight, m.bias, **run)
 
 
 InstanceNorm1d, InstanceNorm2d, InstanceNorm3d = (
@@ -248,6 +249,22 @@ CrossEntropyLoss = _module_of_more(
         input, target, self.weight, ignore_index=self.ignore_index, reduction=self.reduction, label_smoothing=self.label_smoothing
     ),
 )
+
+
+def _loss(base, function, *names):
+    """A loss whose options have these names, in the module and in the function."""
+    return _module_of_more(base, lambda self, input, target: function(input, target, **{name: getattr(self, name) for name in names}))
+
+
+# `BCELoss` stays PyTorch's, which raises where a probability is outside of 0 and 1; ours would have to wait for the device to do so.
+MSELoss = _loss(_nn.MSELoss, F.mse_loss, "reduction")
+L1Loss = _loss(_nn.L1Loss, F.l1_loss, "reduction")
+HuberLoss = _loss(_nn.HuberLoss, F.huber_loss, "reduction", "delta")
+SmoothL1Loss = _loss(_nn.SmoothL1Loss, F.smooth_l1_loss, "reduction", "beta")
+BCEWithLogitsLoss = _loss(_nn.BCEWithLogitsLoss, F.binary_cross_entropy_with_logits, "reduction", "weight", "pos_weight")
+SoftMarginLoss = _loss(_nn.SoftMarginLoss, F.soft_margin_loss, "reduction")
+KLDivLoss = _loss(_nn.KLDivLoss, F.kl_div, "reduction", "log_target")
+NLLLoss = _loss(_nn.NLLLoss, F.nll_loss, "reduction", "weight", "ignore_index")
 
 #: Each module of PyTorch with ours in its place.
 CLASSES = {
