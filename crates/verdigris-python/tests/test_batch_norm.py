@@ -174,3 +174,10 @@ def test_autocast():
         y = norm(x)
     assert y.dtype == torch.bfloat16 and norm.running_mean.dtype == torch.float32
     close(y, F.batch_norm(x.double(), None, None, training=True), 2.0)
+
+
+def test_one_running_statistic_without_the_other():
+    for statistics in ((None, torch.ones(3)), (torch.zeros(3), None)):
+        for training in (False, True):
+            with pytest.raises(vd.GraphError, match="missing"):
+                vt.functional.batch_norm(torch.randn(4, 3), *statistics, training=training)

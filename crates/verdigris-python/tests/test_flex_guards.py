@@ -13,6 +13,7 @@ from conftest import close
 import verdigris as vd
 import verdigris.torch as vt
 from verdigris.torch import _flex, _flex_guards
+from torch._subclasses.fake_tensor import FakeTensorMode
 from verdigris.torch._flex_trace import Trace
 
 _theirs = pytest.importorskip("torch.nn.attention.flex_attention")
@@ -512,3 +513,65 @@ def test_many_decisions_are_not_all_kept(monkeypatch):
         close(vt.flex_attention(q, k, v, bent), dense(q, k, v, bent), 4.0)
     (kept,) = _flex_guards._kept.values()
     assert len(kept[0].decided) <= 3
+
+
+# What a call leaves behind for others.
+
+
+def waved(score, b, h, q, kv):
+    return score + torch.sin(q * 1.3 + kv)
+
+
+def test_a_transform_leaves_nothing_behind():
+    """Biases and masks that follow from sizes are kept; those of a transform are its own."""
+    q, k, v = (torch.randn(1, 2, 32, 8) for _ in range(3))
+    steps = create_block_mask(lambda b, h, q, kv: (q // 4 + kv) % 3 > 0, None, None, 32, 32, device="cpu", BLOCK_SIZE=16)
+    for score_mod, mask in ((waved, None), (None, steps)):
+        vt.clear_plans()
+        (found,) = torch.func.grad(lambda x: vt.flex_attention(x, k, v, score_mod, mask).square().sum(), argnums=(0,))(q)
+        leaf = q.clone().requires_grad_()
+        (expected,) = torch.autograd.grad(vt.flex_attention(leaf, k, v, score_mod, mask).square().sum(), leaf)
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_mode_leaves_nothing_behind():
+    q, k, v = (torch.randn(1, 2, 32, 8) for _ in range(3))
+    expected = dense(q, k, v, waved)
+    vt.clear_plans()
+    for _ in range(2):
+        with FakeTensorMode():
+            fake = torch.randn(1, 2, 32, 8, requires_grad=True)
+            vt.flex_attention(fake, fake, fake, waved).sum().backward()
+            assert fake.grad.shape == fake.shape
+    q.requires_grad_()
+    close(vt.flex_attention(q, k, v, waved), expected, 4.0)
+
+
+@pytest.mark.parametrize("is_inference", [False, True])
+def test_blocks_that_are_written_to_in_place(is_inference):
+    def causal(b, h, q, kv):
+        return q >= kv
+
+    with torch.inference_mode(is_inference):
+        q, k, v = (torch.randn(1, 2, 64, 8) for _ in range(3))
+        mask = create_block_mask(causal, None, None, 64, 64, device="cpu", BLOCK_SIZE=16)
+        close(vt.flex_attention(q, k, v, block_mask=mask), dense(q, k, v, lambda score, *_: score, causal), 4.0)
+        # Blocks of the diagonal are what is left.
+        mask.full_kv_num_blocks.zero_()
+        expected = dense(q, k, v, lambda score, *_: score, lambda b, h, q, kv: (q >= kv) & (q // 16 == kv // 16))
+        close(vt.flex_attention(q, k, v, block_mask=mask), expected, 4.0)
+
+
+def test_numbers_are_on_no_default_device():
+    def function(score, b, h, q, kv):
+        return torch.sigmoid(score) + (2**h) * 0.1 + torch.maximum(q - kv, torch.tensor(3, device="cpu"))
+
+    with torch.device("meta"):
+        made = vt.flex_attention(*TENSORS, function)
+    close(made, dense(*TENSORS, function), 4.0)
+
+
+def test_a_list_that_holds_itself():
+    numbers = [2.0]
+    numbers.append(numbers)
+    run(lambda score, b, h, q, kv: score * numbers[0])

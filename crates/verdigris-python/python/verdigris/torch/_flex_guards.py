@@ -179,7 +179,8 @@ def traced(device, score_dtype, score_mod, mask_mod):
     read = _Read()
     try:
         key = (device, score_dtype, torch.get_default_dtype(), read.key(score_mod), read.key(mask_mod))
-    except _Unknown:
+    except (_Unknown, RecursionError):
+        # The latter of a list that is among its own elements.
         return _traced(device, score_dtype, score_mod, mask_mod)
     with _kept_lock:
         found = _kept.get(key)

@@ -46,7 +46,7 @@ def _promoted(x, z):
 def _promoted_by(x, z, default):
     """The same, under the type that PyTorch gives numbers of Python."""
     with torch._C.DisableTorchFunction():
-        like = [torch.empty((), dtype=kind) if isinstance(kind, torch.dtype) else kind(1) for kind in (x, z)]
+        like = [torch.empty((), dtype=kind, device="cpu") if isinstance(kind, torch.dtype) else kind(1) for kind in (x, z)]
         return torch.result_type(*like)
 
 
@@ -129,7 +129,7 @@ class Trace:
             # As it is in that type: without its fraction in an integer one, rounded in a narrow one.
             exact = torch.float64 if isinstance(number, float) else torch.uint64 if dtype == torch.uint64 and number >= 0 else None
             with torch._C.DisableTorchFunction():
-                number = torch.tensor(number, dtype=exact).to(dtype).item()
+                number = torch.tensor(number, dtype=exact, device="cpu").to(dtype).item()
         return self.made("number", (number,), dtype)
 
     def place(self, name, reads):
@@ -761,7 +761,7 @@ class Computed:
         if op == "number":
             number = value.args[0]
             # Without a type it has no dims either, so that it yields to what it meets. Beyond 64 bits it meets real numbers alone.
-            return torch.tensor(number if -(1 << 63) <= number < 1 << 63 else float(number)) if value.dtype is None else torch.full((1, 1, 1, 1), number, dtype=value.dtype, device=device)
+            return torch.tensor(number if -(1 << 63) <= number < 1 << 63 else float(number), device="cpu") if value.dtype is None else torch.full((1, 1, 1, 1), number, dtype=value.dtype, device=device)
         if op in AXES:
             axis = AXES[op]
             shape = [1] * 4
@@ -790,7 +790,7 @@ class Computed:
     def _operand(self, arg, every):
         made = self.known[arg.number]
         if arg.dtype is None and isinstance(arg.args[0], float) and any(other.dtype == torch.float64 for other in every):
-            return torch.tensor(arg.args[0], dtype=torch.float64)
+            return torch.tensor(arg.args[0], dtype=torch.float64, device="cpu")
         return made
 
 

@@ -602,6 +602,8 @@ def _norm_words(eps, momentum, relu):
 def _check_norm(x, statistics, training):
     if x.dim() < 2:
         raise GraphError(f"batch normalization of {tuple(x.shape)}; it has the dims [n, c, ...]")
+    if training and (statistics[0] is None) != (statistics[1] is None):
+        raise GraphError("one of running_mean and running_var is missing; they are kept together, or neither is")
     if training:
         # As PyTorch: a channel of one value has no deviation.
         if x.shape[0] * math.prod(x.shape[2:]) == 1:
