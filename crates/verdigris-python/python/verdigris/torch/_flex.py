@@ -1,8 +1,8 @@
 """FlexAttention: attention with a user's function of the score and of the mask, by PyTorch's signature.
 
 The functions are traced (`_flex_trace`), once for all calls that would trace alike (`_flex_guards`), and what their expressions say goes one of three ways: what the op of attention has options for is that op
-(`_flex_forms`), with what is left of biases and masks as one tensor beside it; other functions are steps of that op (`_flex_steps`), or scores are computed between two products (`_flex_composed`), as their
-gradients always are.
+(`_flex_forms`), with what is left of biases and masks as one tensor beside it; other functions are steps of that op and of its gradient (`_flex_steps`), or scores are computed between two products
+(`_flex_composed`), as they are where a captured tensor has a gradient, or the log-sum-exp is returned to be trained.
 """
 
 import collections
@@ -375,7 +375,7 @@ def _wide(query):
     return torch.float64 if query.dtype == torch.float64 else torch.float32
 
 
-def _by_function(trace, value, conditions, scale, tensors, computed, blocks):
+def _by_function(trace, value, conditions, scale, tensors, computed, wants_total, blocks):
     q, k, v = tensors
     for x in tensors:
         if type(x) not in (torch.Tensor, torch.nn.Parameter):
@@ -387,6 +387,8 @@ def _by_function(trace, value, conditions, scale, tensors, computed, blocks):
     if by_op is not None and not is_trained:
         with torch.no_grad():
             return _by_steps(trace, by_op, conditions, scale, tensors, computed, blocks)
+    if by_op is not None and not wants_total and not _wants_gradient(trace, [value]) and op_steps.has_gradient(by_op, tensors):
+        return _by_steps(trace, by_op, conditions, scale, tensors, computed, blocks)
     steps = composed.Steps(trace, value)
     mask = trace.number(True, torch.bool)
     for condition, _ in conditions:
@@ -432,7 +434,8 @@ def _by_steps(trace, function, conditions, scale, tensors, computed, blocks):
     if not (mask.is_number and mask.args[0]):
         beside["mask"] = _tensor_of(computed, mask)
     operands = [_score_operand(computed, operand, function.wide) for operand in function.operands]
-    return op_steps.forward(function, words, *tensors, beside, operands)
+    is_trained = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    return (op_steps.attention if is_trained else op_steps.forward)(function, words, *tensors, beside, operands)
 
 
 def _blocks_of(block_mask, trace, score, mask, tensors, dims):
@@ -451,12 +454,12 @@ _MOST_ELEMENTS_IN_BLOCKS = 192
 
 
 def _are_steps_in_blocks(trace, score, tensors, dims):
-    """Whether a function that is no option is steps of the op beside a map of blocks: where nobody wants its gradient."""
-    if torch.is_grad_enabled() and (any(x.requires_grad for x in tensors) or _wants_gradient(trace, [score])):
+    """Whether a function that is no option is steps of the op beside a map of blocks: where the op has the gradients that are wanted."""
+    if _wants_gradient(trace, [score]) or max(tensors[0].shape[3], tensors[2].shape[3]) > _MOST_ELEMENTS_IN_BLOCKS:
         return False
-    if max(tensors[0].shape[3], tensors[2].shape[3]) > _MOST_ELEMENTS_IN_BLOCKS:
-        return False
-    return op_steps.of_function(trace, trace.cast(score, _wide(tensors[0])), dims, tensors) is not None
+    function = op_steps.of_function(trace, trace.cast(score, _wide(tensors[0])), dims, tensors)
+    is_trained = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    return function is not None and (not is_trained or op_steps.has_gradient(function, tensors))
 
 
 def _biases_as_steps(trace, score, biases, tensors, dims, blocks):
@@ -489,7 +492,7 @@ def _attend(query, key, value, score_mod, block_mask, scale, wants_total):
         raise UnsupportedError(f"{trace.function or 'flex_attention'} under a transform of torch.func: it takes score functions that are options of attention, without return_lse")
     if form is not None:
         return _by_op(trace, score, form, conditions, scale, tensors, computed, wants_total, blocks)
-    return _by_function(trace, score, conditions, scale, tensors, computed, blocks)
+    return _by_function(trace, score, conditions, scale, tensors, computed, wants_total, blocks)
 
 
 @torch.compiler.disable
@@ -510,8 +513,9 @@ def flex_attention(
     taken. Other masks of a `BlockMask` whose blocks are multiples of 128, of 16-bit types, are the op's map of blocks: blocks without a pair are skipped, full ones read no mask, and
     of others a bit for each pair is kept with the mask. Other masks and biases become one tensor over the dims in which they differ, up to `batch * heads * queries * keys` elements; those of places and numbers alone are remembered (256 MiB of them at most).
     Score functions of another kind, and where nobody wants gradients arithmetic of both `q_idx` and `kv_idx` that is added, are steps within the op, and nothing of the size of the scores is stored: on GPUs from compute capability 8.0 on of 16-bit types with heads of up to 256 elements, by multiples of 8, on the CPU of all types. What is
-    of queries, of keys, of batch or head alone, and what is gathered, is up to 4 operands of them; there are up to 64 steps, of functions that are a few instructions each. Other functions, and the gradients of all of that kind, are
-    computed between two products, with all scores in memory.
+    of queries, of keys, of batch or head alone, and what is gathered, is up to 4 operands of them; there are up to 64 steps, of functions that are a few instructions each. So are the gradients of such functions, by their slope, of up to
+    256 steps with it: on GPUs of compute capability 9.0 for heads of up to 128 elements, on the CPU for all. Other functions, gradients of what a function captures, of a log-sum-exp that is returned and of these functions elsewhere
+    are computed between two products, with all scores in memory.
 
     Gradients are there for `query`, `key`, `value`, captured tensors and the log-sum-exp; a second derivative raises `UnsupportedError`. `kernel_options` are hints to PyTorch's kernels and change nothing here.
     `torch.compile` calls it between graphs.
