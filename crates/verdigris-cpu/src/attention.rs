@@ -44,7 +44,7 @@ struct Scores<'a, 's, T: Real + Float> {
     /// The factors of queries, keys and values of 8 bits.
     descales: [Option<Spread<'a, 's, T>>; 3],
     /// The function of scores, and what it reads.
-    score: Option<(ScoreFunction, Vec<Spread<'a, 's, T>>)>,
+    score: Option<Function<'a, 's, T>>,
     h: usize,
     h_kv: usize,
     /// Queries and keys of the scores, which `bias` and `mask` are of.
@@ -217,7 +217,11 @@ impl<'a, 's, T: Real + Float> Scores<'a, 's, T> {
                 .filter(|(p, _)| p.0 > 0.0)
                 .map(|(p, state)| (DropoutMask::of(p.0), Stream::of(context, state, op.dropout_offset))),
             descales: [op.q_descale, op.k_descale, op.v_descale].map(&spread),
-            score: op.score.clone().map(|score| (score, op.score_operands.iter().filter_map(|&uid| spread(Some(uid))).collect())),
+            score: op.score.clone().map(|score| Function {
+                score: score.steps.len().saturating_sub(1),
+                steps: score,
+                operands: op.score_operands.iter().filter_map(|&uid| spread(Some(uid))).collect(),
+            }),
             h,
             h_kv,
             s_q,
@@ -291,11 +295,11 @@ impl<'a, 's, T: Real + Float> Scores<'a, 's, T> {
         first..right.map_or(s_kv, |right| clamp(diagonal + i64::from(right) + 1)).max(first)
     }
 
-    /// The scores of a query and, where there is a cap, the hyperbolic tangents under it; −∞ for keys in the range that are masked.
-    fn scores(&self, at: [usize; 3], scores: &mut Vec<f64>, tangents: &mut Vec<f64>) -> Range<usize> {
+    /// The scores of a query and, where there is a cap or a function, its slope at each; −∞ for keys in the range that are masked.
+    fn scores(&self, at: [usize; 3], scores: &mut Vec<f64>, slopes: &mut Vec<f64>) -> Range<usize> {
         let range = self.range(at);
         scores.clear();
-        tangents.clear();
+        slopes.clear();
         let q = self.query(self.q.data(), at, self.d);
         let [s_q, s_kv] = self.lengths[at[0]];
         let scale = self.scale * self.descale(0, at) * self.descale(1, at);
@@ -307,18 +311,27 @@ impl<'a, 's, T: Real + Float> Scores<'a, 's, T> {
             let row = self.key(at, j);
             scale * dot(q, &self.k.data()[row * self.d..(row + 1) * self.d])
         };
+        let has_slopes = self.spec.soft_cap.is_some() || self.score.is_some();
         // Of all keys of the range at once, those that are hidden too: so that each function is called once.
         let made = self.score.as_ref().map(|score| of_function(score, at, range.clone(), &product));
         for j in range.clone() {
             if is_hidden(j) {
                 scores.push(f64::NEG_INFINITY);
-                tangents.push(0.0);
+                if has_slopes {
+                    slopes.push(0.0);
+                }
                 continue;
             }
-            let mut s = made.as_ref().map_or_else(|| product(j), |made| made[j - range.start].to_f64());
+            let mut s = match &made {
+                None => product(j),
+                Some([made, slope]) => {
+                    slopes.push(slope[j - range.start].to_f64());
+                    made[j - range.start].to_f64()
+                }
+            };
             if let Some(cap) = self.spec.soft_cap {
                 let tangent = (s / cap.0).tanh();
-                tangents.push(tangent);
+                slopes.push(1.0 - tangent * tangent);
                 s = cap.0 * tangent;
             }
             s += self.bias.as_ref().map_or(0.0, |bias| bias.at(at, j));
@@ -350,13 +363,22 @@ impl<'a, 's, T: Real + Float> Scores<'a, 's, T> {
     }
 }
 
-/// What a function makes of the products of a query and a range of keys.
+/// A function of scores, and what it reads.
+struct Function<'a, 's, T: Real + Float> {
+    /// Of a gradient, the steps of its slope behind its own.
+    steps: ScoreFunction,
+    /// The step whose value is the score.
+    score: usize,
+    operands: Vec<Spread<'a, 's, T>>,
+}
+
+/// What a function makes of the products of a query and a range of keys, and of a gradient its slope there.
 fn of_function<T: Real + Float>(
-    (function, operands): &(ScoreFunction, Vec<Spread<'_, '_, T>>),
+    Function { steps: function, score, operands }: &Function<'_, '_, T>,
     at: [usize; 3],
     range: Range<usize>,
     product: &dyn Fn(usize) -> f64,
-) -> Vec<T> {
+) -> [Vec<T>; 2] {
     let mut values: Vec<Vec<T>> = Vec::with_capacity(function.steps.len());
     for step in &function.steps {
         let of = |x: u32| &values[x as usize][..];
@@ -379,7 +401,10 @@ fn of_function<T: Real + Float>(
         };
         values.push(next);
     }
-    values.pop().unwrap_or_default()
+    let slopes = values.pop().unwrap_or_default();
+    // Without a slope the score is the last one.
+    let scores = if *score < values.len() { values.swap_remove(*score) } else { slopes.clone() };
+    [scores, slopes]
 }
 
 /// The outputs by uid; those that nobody reads are not there.
@@ -406,12 +431,12 @@ fn forward<T: Real + Float>(op: &Attention, context: &Context<'_>, mut results: 
     let (mut o, mut totals) = (made::<T>(rows * of.d_v), made::<T>(rows));
     o.par_chunks_exact_mut(of.d_v).zip(&mut totals).enumerate().for_each_init(
         || (Vec::new(), Vec::new()),
-        |(scores, tangents), (row, (o, total))| {
+        |(scores, slopes), (row, (o, total))| {
             let Some(at) = of.place(row) else {
                 *total = T::from_f64(f64::NEG_INFINITY);
                 return;
             };
-            let range = of.scores(at, scores, tangents);
+            let range = of.scores(at, scores, slopes);
             let all = scores.iter().copied().chain(of.sink(at));
             let greatest = all.clone().fold(f64::NEG_INFINITY, |a, b| if b > a || b.is_nan() { b } else { a });
             if greatest == f64::NEG_INFINITY {
@@ -436,7 +461,7 @@ fn forward<T: Real + Float>(op: &Attention, context: &Context<'_>, mut results: 
 #[derive(Default)]
 struct Weights {
     scores: Vec<f64>,
-    tangents: Vec<f64>,
+    slopes: Vec<f64>,
     p: Vec<f64>,
     ds: Vec<f64>,
     dt: Vec<f64>,
@@ -462,8 +487,8 @@ impl<T: Real + Float> Gradients<'_, '_, T> {
         if total == f64::NEG_INFINITY {
             return 0..0;
         }
-        let Weights { scores, tangents, p, ds, dt } = weights;
-        let range = of.scores(at, scores, tangents);
+        let Weights { scores, slopes, p, ds, dt } = weights;
+        let range = of.scores(at, scores, slopes);
         [&mut *p, &mut *ds, &mut *dt].into_iter().for_each(Vec::clear);
         let (d_o, first) = (of.query(self.d_o.data(), at, of.d_v), of.first_key(at));
         let mut kept = of.kept(at);
@@ -476,10 +501,9 @@ impl<T: Real + Float> Gradients<'_, '_, T> {
             let weight = (s - total).exp();
             let m = kept(j);
             let gradient = weight * (m * dot(d_o, value) - sum);
-            let slope = tangents.get(j - range.start).map_or(1.0, |tangent| 1.0 - tangent * tangent);
             p.push(weight * m);
             ds.push(gradient);
-            dt.push(if of.spec.soft_cap.is_some() { gradient * slope } else { gradient });
+            dt.push(slopes.get(j - range.start).map_or(gradient, |slope| gradient * slope));
         }
         range
     }
@@ -565,9 +589,14 @@ impl<T: Real + Float> Gradients<'_, '_, T> {
 fn backward<T: Real + Float>(op: &AttentionBackward, context: &Context<'_>, mut results: Results<'_>) {
     let &AttentionBackward { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, .. } = op;
     let &AttentionBackward { dropout_state, dropout_offset, block_map, mask_blocks, .. } = op;
-    let plain = Attention { dropout_state, dropout_offset, block_map, mask_blocks, ..Attention::new(spec, q, k, v) };
+    let (score, score_operands) = (op.score.clone(), op.score_operands.clone());
+    let plain = Attention { score, score_operands, dropout_state, dropout_offset, block_map, mask_blocks, ..Attention::new(spec, q, k, v) };
     let forward = Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };
-    let of = Scores::<T>::new(&forward, context, context.scratch);
+    let mut of = Scores::<T>::new(&forward, context, context.scratch);
+    if let Some(function) = &mut of.score {
+        // A graph is checked before it is run: there is a slope.
+        function.steps = function.steps.slope("attention").unwrap_or_else(|_| function.steps.clone());
+    }
     let [o, d_o, totals] = [op.o, op.d_o, op.log_sum_exp].map(|uid| context.view(uid).load_row_major::<T>(context.scratch));
     let sums = o.data().chunks(of.d_v).zip(d_o.data().chunks(of.d_v)).map(|(o, d_o)| dot(o, d_o)).collect();
     let gradients = Gradients { of, d_o, totals: totals.data().iter().map(|total| Real::to_f64(*total)).collect(), sums };
@@ -634,6 +663,7 @@ impl Operation for AttentionBackward {
     fn run(&self, _: &[Node], context: &Context<'_>, outputs: Vec<(Uid, ViewMut<'_>)>) {
         let results = [Some(self.o), Some(self.log_sum_exp), Some(self.d_o)];
         let read = [Some(self.q), Some(self.k), Some(self.v), self.bias, self.slopes, self.sinks].into_iter().chain(results);
+        let read = read.chain(self.score_operands.iter().copied().map(Some));
         if is_f64(context, read) {
             backward::<f64>(self, context, Results(outputs))
         } else {

@@ -1,5 +1,7 @@
 //! Random graphs of every op against the reference: element types, layouts and attributes drawn from a seed.
 
+mod score;
+
 use verdigris_cpu::{Bindings, GraphPlan};
 use verdigris_graph::{
     Attention, AttentionBackward, AttentionSpec, BinaryOp, Border, Causal, Conv, ConvDirection, ConvMode, CrossEntropyBackward,
@@ -552,7 +554,12 @@ impl Draw {
         attention.kv_offsets = offsets(self, ragged && !paged);
         attention.dropout_state = spec.dropout.map(|_| g.tensor("state", DType::I32, Layout::row_major(&[4]).expect("small")));
         attention.page_table = paged.then(|| self.tensor(g, "table", DType::I32, &[b, entries, 1, 1]));
+        if attention.spec.soft_cap.is_none() && self.chance(4) {
+            let (score, operands) = self.score(g, [b, h, s_q, s_kv]);
+            (attention.score, attention.score_operands) = (Some(score), operands);
+        }
         let Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, dropout_state, .. } = attention;
+        let (of_score, score_operands) = (attention.score.clone(), attention.score_operands.clone());
         let made = g.attention("attention", attention)?;
         self.store(g, made.o, out, &[own_b, h, q_rows, d_v])?;
         self.store(g, made.log_sum_exp, DType::F32, &[own_b, h, q_rows, 1])?;
@@ -560,7 +567,8 @@ impl Draw {
             return Ok(());
         }
         let d_o = self.tensor(g, "d_o", dtype, &[own_b, h, q_rows, d_v]);
-        let plain = AttentionBackward { dropout_state, ..AttentionBackward::new(spec, [q, k, v], made.o, made.log_sum_exp, d_o) };
+        let plain = AttentionBackward::new(spec, [q, k, v], made.o, made.log_sum_exp, d_o);
+        let plain = AttentionBackward { dropout_state, score: of_score, score_operands, ..plain };
         let back = AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };
         let made = g.attention_backward("backward", back)?;
         for (gradient, of) in

@@ -120,17 +120,162 @@ fn coordinates_are_exact() {
     assert!(text.contains("dim 3 of the scores is 16777217, expected 16777216; coordinates"), "{text}");
 }
 
-#[test]
-fn the_gradient_is_refused() -> TestResult {
+/// The graph of `attention(score, operands)` and of its gradient with respect to `wanted`: tensors by the names q, k, v, o, d_o and `operand`, f32.
+fn differentiated(score: ScoreFunction, operands: &[&[u64]], wanted: &str) -> Result<Graph, Error> {
     let mut g = GraphBuilder::new("gradient");
     let [q, k, v] = ["q", "k", "v"].map(|name| g.tensor(name, DType::F32, rows(&[1, 1, 5, 8])));
     let d_o = g.tensor("d_o", DType::F32, rows(&[1, 1, 5, 8]));
+    let score_operands: Vec<_> = operands.iter().map(|dims| g.tensor("operand", DType::F32, rows(dims))).collect();
+    let of = match wanted {
+        "operand" => score_operands[0],
+        "k" => k,
+        _ => q,
+    };
+    let plain = Attention::new(AttentionSpec::new(0.5), q, k, v);
+    let made = g.attention("attention", Attention { score: Some(score), score_operands, ..plain })?;
+    g.store(made.o, "o", DType::F32)?;
+    let gradient = g.gradient_from(&[(made.o, d_o)], &[of])?[0];
+    g.store(gradient, "gradient", DType::F32)?;
+    g.finish()
+}
+
+#[test]
+fn the_gradient_has_the_function_and_what_it_reads() -> TestResult {
     let mut score = ScoreFunction::default();
-    score.push(ScoreStep::Given);
-    let made = g.attention("attention", Attention { score: Some(score), ..Attention::new(AttentionSpec::new(0.5), q, k, v) })?;
-    let text = g.gradient_from(&[(made.o, d_o)], &[q]).expect_err("no gradient").to_string();
-    assert!(text.contains("`attention`") && text.contains("attention with a score function has no gradient as an op"), "{text}");
+    let (t, gate) = (score.push(ScoreStep::Given), score.push(ScoreStep::Operand(0)));
+    score.push(ScoreStep::Binary { f: BinaryOp::Mul, x: t, z: gate });
+    let graph = differentiated(score.clone(), &[&[5, 1]], "k")?;
+    let Op::AttentionBackward(back) = &graph.nodes[1].op else { panic!("{graph:?}") };
+    let Op::Attention(forward) = &graph.nodes[0].op else { panic!("{graph:?}") };
+    assert_eq!((back.score.as_ref(), &back.score_operands), (Some(&score), &forward.score_operands));
+    assert_eq!((back.dq, back.dv, back.dk.is_some()), (None, None, true));
+    assert_eq!(json::graph_from_json(&json::graph_to_json(&graph))?, graph);
+    // Its problem reads what the function does, has the steps alone, and gives the slope: the gate.
+    let Problem::Attention(problem) = partition(&graph)?.parts.remove(1).problem else { panic!("attention") };
+    let names: Vec<&str> = problem.operands().iter().map(|(name, ..)| *name).collect();
+    assert_eq!(names, ["q", "k", "v", "score_0", "o", "log_sum_exp", "d_o", "dk"]);
+    let own = problem.score.clone().expect("a function");
+    let sloped = problem.sloped_score().expect("a slope");
+    assert_eq!((own.steps.len(), &sloped.steps[..3]), (3, &own.steps[..]));
+    assert_eq!(sloped.steps[3..], [ChainStep::Unary { f: UnaryOp::Identity, x: 1 }]);
+    let as_problem = Problem::Attention(problem);
+    let words = as_problem.to_string();
+    assert!(words.starts_with("attention backward") && words.contains(" + given + load("), "{words}");
+    assert_eq!(words.parse::<Problem>().and_then(Problem::canonical).as_ref(), Ok(&as_problem), "{words}");
     Ok(())
+}
+
+#[test]
+fn what_has_no_gradient_is_refused_by_name() {
+    let refused = |score: ScoreFunction, operands: &[&[u64]], wanted: &str, part: &str| {
+        let text = differentiated(score, operands, wanted).expect_err(part).to_string();
+        assert!(text.contains(part), "{text}\nlacks {part}");
+    };
+    let mut read = ScoreFunction::default();
+    let (t, gate) = (read.push(ScoreStep::Given), read.push(ScoreStep::Operand(0)));
+    read.push(ScoreStep::Binary { f: BinaryOp::Mul, x: t, z: gate });
+    refused(read, &[&[5, 1]], "operand", "tensor `operand`: no gradient; what a score function reads is no variable of attention");
+    let mut curved = ScoreFunction::default();
+    let (t, one) = (curved.push(ScoreStep::Given), curved.push(ScoreStep::Number(Real(1.0))));
+    curved.push(ScoreStep::Binary { f: BinaryOp::Backward(UnaryOp::Tanh), x: one, z: t });
+    refused(curved, &[], "q", "tensor `score`: no gradient; the second derivative of a curved activation is no op");
+    // Each quotient of two values that depend on t takes several steps more.
+    let mut long = ScoreFunction::default();
+    let (mut x, mut z) = (long.push(ScoreStep::Given), 0);
+    for _ in 0..63 {
+        (x, z) = (long.push(ScoreStep::Binary { f: BinaryOp::Atan2, x, z }), x);
+    }
+    assert_eq!(long.steps.len(), ScoreFunction::MOST_STEPS);
+    refused(long, &[], "q", "; a score function with a gradient has at most 256 steps, with those of its slope");
+}
+
+/// Steps of a slope as text: `f(x, z)`, where `0` is the first step.
+fn slope_of(build: &dyn Fn(&mut ScoreFunction)) -> String {
+    let mut score = ScoreFunction::default();
+    build(&mut score);
+    let sloped = score.slope("attention").unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(sloped.steps[..score.steps.len()], score.steps);
+    let name = |step: &ScoreStep| match step {
+        ScoreStep::Number(number) => number.to_string(),
+        ScoreStep::Unary { f, x } => format!("{}({x})", f.name()),
+        ScoreStep::Binary { f: BinaryOp::Backward(f), x, z } => format!("d_{}({x},{z})", f.name()),
+        ScoreStep::Binary { f, x, z } => format!("{}({x},{z})", f.name()),
+        ScoreStep::Ternary { f, x, z, t } => format!("{}({x},{z},{t})", f.name()),
+        other => format!("{other:?}"),
+    };
+    sloped.steps[score.steps.len()..].iter().map(name).collect::<Vec<_>>().join(" ")
+}
+
+/// What is behind the function's own steps: nothing that the slope is not made of, no product with 1, each step once.
+#[test]
+fn the_slope_is_steps() {
+    let t = |score: &mut ScoreFunction| score.push(ScoreStep::Given);
+    let number = |score: &mut ScoreFunction, x: f64| score.push(ScoreStep::Number(Real(x)));
+    let key = |score: &mut ScoreFunction| score.push(ScoreStep::Place(ScorePlace::Key));
+    let both = |score: &mut ScoreFunction, f, x, z| score.push(ScoreStep::Binary { f, x, z });
+    let slope = |build: &dyn Fn(&mut ScoreFunction), text: &str| assert_eq!(slope_of(build), text);
+    slope(&|s| _ = t(s), "1");
+    // t + key, in bf16.
+    slope(
+        &|s| {
+            let (x, z) = (t(s), key(s));
+            let x = both(s, BinaryOp::Add, x, z);
+            s.push(ScoreStep::Round { dtype: DType::Bf16, x });
+        },
+        "1",
+    );
+    // No t at all, and t by steps alone.
+    slope(&|s| _ = key(s), "0");
+    slope(
+        &|s| {
+            let x = t(s);
+            s.push(ScoreStep::Unary { f: UnaryOp::Floor, x });
+        },
+        "0",
+    );
+    // 20 · tanh(t / 20).
+    slope(
+        &|s| {
+            let (x, z) = (t(s), number(s, 20.0));
+            let x = both(s, BinaryOp::Div, x, z);
+            let x = s.push(ScoreStep::Unary { f: UnaryOp::Tanh, x });
+            both(s, BinaryOp::Mul, x, z);
+        },
+        "d_tanh(1,2) div(5,1)",
+    );
+    // What is not shown is −∞, and has the slope 0; no factor is infinite.
+    slope(
+        &|s| {
+            let (x, z, shown) = (t(s), number(s, f64::NEG_INFINITY), key(s));
+            s.push(ScoreStep::Ternary { f: TernaryOp::Select, x, z, t: shown });
+        },
+        "not(2) not(4) 1 d_relu(6,5)",
+    );
+    // Twice the same product.
+    slope(
+        &|s| {
+            let (x, again) = (t(s), t(s));
+            both(s, BinaryOp::Add, x, again);
+        },
+        "2",
+    );
+    // Numbers are multiplied here, and not for each pair: 2 · t · 3.
+    slope(
+        &|s| {
+            let (x, two, three) = (t(s), number(s, 2.0), number(s, 3.0));
+            let x = both(s, BinaryOp::Mul, x, two);
+            both(s, BinaryOp::Mul, x, three);
+        },
+        "6",
+    );
+    // t³.
+    slope(
+        &|s| {
+            let (x, z) = (t(s), number(s, 3.0));
+            both(s, BinaryOp::Pow, x, z);
+        },
+        "2 pow(0,3) mul(1,4)",
+    );
 }
 
 #[test]

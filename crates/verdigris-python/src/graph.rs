@@ -699,19 +699,19 @@ impl Graph {
         let [q_descale, k_descale, v_descale, block_map, mask_blocks] = [q_descale, k_descale, v_descale, block_map, mask_blocks].map(of);
         let plain = Attention { q_descale, k_descale, v_descale, ..Attention::new(spec, q.0, k.0, v.0) };
         let plain = Attention { dropout_state, dropout_offset, block_map, mask_blocks, ..plain };
-        let score = score.map(|steps| steps.iter().map(score_step).collect()).transpose()?.map(|steps| ScoreFunction { steps });
-        let score_operands = score_operands.unwrap_or_default().into_iter().map(|uid| uid.0).collect();
+        let (score, score_operands) = score_function(score, score_operands)?;
         let plain = Attention { score, score_operands, ..plain };
         let attention = Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, ..plain };
         let Attended { o, log_sum_exp } = self.builder()?.attention(name, attention).map_err(refuse)?;
         Ok((Uid(o), Uid(log_sum_exp)))
     }
 
-    /// The gradients of `attention`: `(dq, dk, dv, dbias, dsinks)`, the last two with what they are of. `d_o` is the gradient of `o`.
+    /// The gradients of `attention`: `(dq, dk, dv, dbias, dsinks)`, the last two with what they are of. `d_o` is the gradient of `o`. `score` and `score_operands`
+    /// are those of `attention`; what they read has no gradient.
     #[pyo3(signature = (q, k, v, o, log_sum_exp, d_o, *, scale = None, causal = "none", left = None, right = None, soft_cap = None,
         bias = None, mask = None, slopes = None, sinks = None, q_lengths = None, kv_lengths = None, q_offsets = None, kv_offsets = None,
         longest_q = None, longest_kv = None, dropout = None, dropout_state = None, dropout_offset = None, block_map = None, mask_blocks = None,
-        name = "attention_backward"))]
+        score = None, score_operands = None, name = "attention_backward"))]
     #[expect(clippy::type_complexity, reason = "what Python sees")]
     fn attention_backward(
         &mut self,
@@ -741,6 +741,8 @@ impl Graph {
         dropout_offset: Option<Uid>,
         block_map: Option<Uid>,
         mask_blocks: Option<Uid>,
+        score: Option<Vec<Bound<'_, PyTuple>>>,
+        score_operands: Option<Vec<Uid>>,
         name: &str,
     ) -> PyResult<(Uid, Uid, Uid, Option<Uid>, Option<Uid>)> {
         let spec = self.attention_spec(q, scale, causal, [left, right], [longest_q, longest_kv], [soft_cap, dropout])?;
@@ -748,7 +750,8 @@ impl Graph {
             [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, dropout_state, dropout_offset].map(of);
         let plain = AttentionBackward::new(spec, [q.0, k.0, v.0], o.0, log_sum_exp.0, d_o.0);
         let [block_map, mask_blocks] = [block_map, mask_blocks].map(of);
-        let plain = AttentionBackward { dropout_state, dropout_offset, block_map, mask_blocks, ..plain };
+        let (score, score_operands) = score_function(score, score_operands)?;
+        let plain = AttentionBackward { dropout_state, dropout_offset, block_map, mask_blocks, score, score_operands, ..plain };
         let back = AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };
         let made = self.builder()?.attention_backward(name, back).map_err(refuse)?;
         Ok((Uid(made.dq), Uid(made.dk), Uid(made.dv), made.dbias.map(Uid), made.dsinks.map(Uid)))
@@ -831,6 +834,15 @@ impl Graph {
         };
         dims.ok_or_else(|| raise(Kind::Graph, format!("{uid:?} is no tensor of this graph")))
     }
+}
+
+/// A function of scores and what it reads, as Python says them.
+fn score_function(
+    steps: Option<Vec<Bound<'_, PyTuple>>>,
+    operands: Option<Vec<Uid>>,
+) -> PyResult<(Option<ScoreFunction>, Vec<verdigris_graph::Uid>)> {
+    let steps = steps.map(|steps| steps.iter().map(score_step).collect()).transpose()?;
+    Ok((steps.map(|steps| ScoreFunction { steps }), operands.unwrap_or_default().into_iter().map(|uid| uid.0).collect()))
 }
 
 /// A step of a function of scores, as Python says it.

@@ -856,6 +856,153 @@ def test_steps_go_through_blocks_of_a_mask(graphs):
     assert {"block_map", "mask_blocks", "score"} <= set(told) and "mask" not in told
 
 
+# Gradients of functions that are steps.
+
+
+def trained(inputs, score_mod, mask_mod=None, block_mask=None, wide_mod=None, slack=6.0, **options):
+    """The result and its gradients by PyTorch in f64 beside ours."""
+    queries, keys = inputs[0].shape[2], inputs[1].shape[2]
+    block_mask = whole(mask_mod, queries, keys) if mask_mod is not None and block_mask is None else block_mask
+    o = vt.flex_attention(*inputs, score_mod, block_mask, **options)
+    wide = [x.detach().double().requires_grad_(x.requires_grad) for x in inputs]
+    truth, _ = reference(*wide, wide_mod or score_mod, mask_mod)
+    close(o, truth, slack)
+    d_o = torch.randn_like(truth).to(o.dtype)
+    asked = [number for number, x in enumerate(inputs) if x.requires_grad]
+    own = torch.autograd.grad(o, [inputs[number] for number in asked], d_o)
+    theirs = torch.autograd.grad(truth, [wide[number] for number in asked], d_o.double())
+    for one, other, number in zip(own, theirs, asked):
+        of = inputs[number]
+        assert one.dtype == of.dtype and one.shape == of.shape and one.isfinite().all() and other.isfinite().all()
+        error = (one.double() - other).abs().max() / other.abs().max().clamp(min=1e-2)
+        assert error <= 2 * slack * TOLERANCES[str(of.dtype).removeprefix("torch.")], f"error {error:.3g} of a gradient of {tuple(of.shape)}"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=["f32", "f64", "bf16"])
+@pytest.mark.parametrize("name", STEPS)
+def test_functions_are_trained_as_steps_of_the_op(graphs, name, dtype):
+    score_mod, _ = STEPS[name]
+    if name == "rounded" and dtype == torch.float64:
+        pytest.skip("scores of float64 are not rounded to 16 bits")
+    # PyTorch rounds gradients as it does numbers; by the op they are passed on.
+    def passed_on(s, b, h, i, j):
+        made = s.abs() + (i + j)
+        return made + (made.to(torch.bfloat16).double() - made).detach()
+
+    # A number that is rounded within is another one where the product was on the other side.
+    slack = 40.0 if name in ("rounded", "truncated", "logic") and dtype != torch.float64 else 6.0
+    for mask in (None, causal, lambda b, h, i, j: (i * 7 + j * 5) % 3 != 0):
+        trained(drawn((B, H, S, 16), dtype, kv_heads=2), score_mod, mask, wide_mod=passed_on if name == "rounded" else None, slack=slack, enable_gqa=True)
+    assert [ops_of(graph) for graph in graphs] == [["attention"], ["attention_backward"]] * 3
+    for forward, backward in zip(graphs[::2], graphs[1::2]):
+        one, other = forward["nodes"][0]["op"]["attention"], backward["nodes"][0]["op"]["attention_backward"]
+        assert one["score"] == other["score"] and one["spec"] == other["spec"] and ("mask" in one) == ("mask" in other)
+
+
+@pytest.mark.parametrize("wanted", [(True, False, False), (False, True, False), (False, False, True), (False, True, True)])
+def test_gradients_of_some_of_queries_keys_and_values(graphs, wanted):
+    inputs = [x.detach().requires_grad_(want) for x, want in zip(drawn((B, H, S, 8)), wanted)]
+    trained(inputs, lambda s, b, h, i, j: torch.tanh(s) * 2 + 0.01 * (i - j) + s * s)
+    told = graphs[1]["nodes"][0]["op"]["attention_backward"]
+    assert tuple(name in told for name in ("dq", "dk", "dv")) == wanted
+
+
+def test_nothing_of_the_size_of_the_scores_is_stored_where_gradients_are_wanted(graphs):
+    queries, keys = 700, 900
+    inputs = drawn((1, 2, queries, 8), keys=keys)
+    weights, seen = torch.rand(keys), []
+
+    def score_mod(score, b, h, q_idx, kv_idx):
+        return torch.where(q_idx % 16 >= kv_idx % 16, score * score - 0.001 * (q_idx - kv_idx).abs() * (h + 1), score) + weights[kv_idx]
+
+    class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            made = func(*args, **(kwargs or {}))
+            seen.extend(x.numel() for x in (made if isinstance(made, (tuple, list)) else [made]) if isinstance(x, torch.Tensor))
+            return made
+
+    with Sizes():
+        o = vt.flex_attention(*inputs, score_mod, whole(causal, queries, keys))
+        o.sum().backward()
+    assert all(x.grad is not None and x.grad.isfinite().all() for x in inputs)
+    sizes = [math.prod(tensor["layout"]["dims"]) for graph in graphs for tensor in graph["tensors"]]
+    assert [ops_of(graph) for graph in graphs] == [["attention"], ["attention_backward"]]
+    assert seen and max(sizes + seen) <= 2 * keys * 8, (max(sizes), max(seen))
+
+
+def test_a_score_that_is_hidden_gives_nothing_whatever_its_slope():
+    # log(0) = −∞ with the slope ∞ · 0, which PyTorch multiplies by a probability of 0.
+    def score_mod(s, b, h, i, j):
+        return torch.log(torch.relu(s) * s)
+
+    def wide_mod(s, b, h, i, j):
+        positive = torch.where(s > 0, s, 1.0)
+        return torch.where(s > 0, torch.log(positive * positive), -math.inf)
+
+    trained(drawn((B, H, S, 8)), score_mod, wide_mod=wide_mod, slack=20.0)
+
+
+def test_gradients_that_the_op_does_not_give_are_composed(graphs):
+    def composed_after(score_mod, **options):
+        graphs.clear()
+        inputs = drawn((B, H, S, 8))
+        made = vt.flex_attention(*inputs, score_mod, **options)
+        (made[0] if options else made).sum().backward()
+        return "attention_backward" not in ops_of(graphs[-1])
+
+    assert not composed_after(lambda s, b, h, i, j: s * s)
+    # What is captured has a gradient, and so has the log-sum-exp.
+    table = torch.rand(S, requires_grad=True)
+    assert composed_after(lambda s, b, h, i, j: s * s * table[j]) and table.grad is not None
+    assert composed_after(lambda s, b, h, i, j: s * s, return_lse=True)
+
+    # Of no more than 64 steps, and of more than 256 with those of the slope.
+    def long(score, b, h, q_idx, kv_idx):
+        for _ in range(12):
+            score = torch.maximum(score / 1.5, torch.minimum(score * score, torch.sigmoid(score)))
+        return score
+
+    assert composed_after(long)
+    q, k, v = drawn((B, H, S, 8), requires_grad=False)
+    graphs.clear()
+    vt.flex_attention(q, k, v, long)
+    assert ops_of(graphs[0]) == ["attention"]
+
+
+def test_trained_steps_go_through_blocks_of_a_mask(graphs):
+    inputs = drawn((B, H, 300, 16), torch.bfloat16, keys=420)
+    ids = [torch.arange(size) // 90 for size in (300, 420)]
+
+    def same(b, h, i, j):
+        return ids[0][i] == ids[1][j]
+
+    mask = create_block_mask(same, None, None, 300, 420, device="cpu")
+    trained(inputs, lambda s, b, h, i, j: s * s, same, mask)
+    for graph, name in zip(graphs, ("attention", "attention_backward")):
+        told = graph["nodes"][0]["op"][name]
+        assert {"block_map", "mask_blocks", "score"} <= set(told) and "mask" not in told
+
+
+def test_chips_on_which_functions_are_trained_as_steps(monkeypatch):
+    trace = Trace(torch.device("cpu"), torch.float32)
+    score = trace.cast(trace.call(lambda s, b, h, i, j: s * s, "score_mod", True), torch.float32)
+
+    def on(capability, head=64):
+        monkeypatch.setattr(_flex_blocks, "capability", lambda device: capability)
+        tensors = [types.SimpleNamespace(shape=(1, 1, 300, head), dtype=torch.bfloat16, device=torch.device("cuda", 0))] * 3
+        return _flex_steps.has_gradient(_flex_steps.of_function(trace, score, (1, 1, 300, 300), tensors), tensors)
+
+    assert on((9, 0)) and on((9, 0), 128) and not on((9, 0), 136) and not on((8, 0)) and not on((10, 0))
+
+
+def test_a_second_derivative_of_steps_is_refused():
+    q, k, v = drawn((1, 1, 6, 8))
+    o = vt.flex_attention(q, k, v, lambda s, b, h, i, j: s * s)
+    (dq,) = torch.autograd.grad(o.sum(), q, create_graph=True)
+    with pytest.raises(vd.UnsupportedError, match="the gradient of flex_attention has no gradient"):
+        dq.sum().backward()
+
+
 # What a function captured.
 
 

@@ -3,13 +3,13 @@
 use std::fmt::Write;
 
 use serde::{Deserialize, Serialize};
-use verdigris_graph::{AttentionProblem, BinaryOp, ChainStep, TernaryOp, UnaryOp};
-use verdigris_kir::face::{Kernel, Pointer, Val};
+use verdigris_graph::{AttentionProblem, BinaryOp, Chain, ChainStep, TernaryOp, UnaryOp};
+use verdigris_kir::face::{Kernel, Pointer, Val, Var};
 use verdigris_kir::inst::CvtRound;
 use verdigris_kir::params::{HostNumber, Read};
 use verdigris_tensor::DType;
 
-use super::score_mod::{Element, QueryRows};
+use super::score_mod::{Element, KeyRows, QueryRows};
 use crate::engine::{EngineId, Reason, Refusal};
 use crate::fuse::operand::Walk;
 use crate::fuse::steps::{self, Code, Numbers, OperandWord, Operands, Step, Steps};
@@ -51,7 +51,11 @@ impl OperandWord for Source {
 
 /// The steps of a problem as they shape code; none where it has no function. `keys` says how those of an operand lie, by the stride.
 pub(super) fn steps_of(p: &AttentionProblem, keys: impl Fn(u64) -> Walk) -> Vec<Step<Source>> {
-    let Some(chain) = &p.score else { return Vec::new() };
+    p.score.as_ref().map_or_else(Vec::new, |chain| steps_of_chain(chain, keys))
+}
+
+/// Those of a function, with its slope or without.
+pub(super) fn steps_of_chain(chain: &Chain, keys: impl Fn(u64) -> Walk) -> Vec<Step<Source>> {
     let (mut number, all) = (0, Steps::of_chain(chain));
     let one = |(step, own): (&Step<_>, &ChainStep)| match own {
         ChainStep::Load { from, .. } => {
@@ -82,9 +86,32 @@ pub(super) fn sample() -> Vec<Step<Source>> {
     ]
 }
 
-/// The numbers of the steps.
-pub(super) fn numbers_of(p: &AttentionProblem) -> Vec<Vec<HostNumber>> {
-    p.score.as_ref().map(|chain| Steps::of_chain(chain).numbers).unwrap_or_default()
+/// As [`sample`], with steps of a slope that no number is: `20 · tanh(t / 20) + (query − key) · number + table[query, key]`, and the step that is the score.
+pub(super) fn sloped_sample() -> (Vec<Step<Source>>, u32) {
+    let table = Source::Tensor { number: 0, dtype: DType::F32, keys: Walk::Row };
+    let steps = vec![
+        Step::Given,
+        Step::Scalar,
+        Step::Binary(BinaryOp::Div, [0, 1]),
+        Step::Unary(UnaryOp::Tanh, 2),
+        Step::Binary(BinaryOp::Mul, [3, 1]),
+        Step::Load(Source::Place(2)),
+        Step::Load(Source::Place(3)),
+        Step::Binary(BinaryOp::Sub, [5, 6]),
+        Step::Scalar,
+        Step::Binary(BinaryOp::Mul, [7, 8]),
+        Step::Binary(BinaryOp::Add, [4, 9]),
+        Step::Load(table),
+        Step::Binary(BinaryOp::Add, [10, 11]),
+        Step::Binary(BinaryOp::Backward(UnaryOp::Tanh), [1, 2]),
+        Step::Binary(BinaryOp::Div, [13, 1]),
+    ];
+    (steps, 12)
+}
+
+/// The numbers of the steps of a function, with its slope or without.
+pub(super) fn numbers_of_chain(chain: &Chain) -> Vec<Vec<HostNumber>> {
+    Steps::of_chain(chain).numbers
 }
 
 /// Writes the part of a kernel's name that says the steps.
@@ -167,12 +194,17 @@ fn declared(steps: &[Step<Source>]) -> Vec<(DType, Walk)> {
 impl FunctionArgs {
     /// Of a problem that has a function.
     pub(super) fn of(p: &AttentionProblem) -> FunctionArgs {
+        FunctionArgs::with(p, p.score.as_ref().unwrap_or(&Chain::default()))
+    }
+
+    /// Of a problem whose kernels have these steps, the function's and its slope's.
+    pub(super) fn with(p: &AttentionProblem, chain: &Chain) -> FunctionArgs {
         let operand = |(_, view): (_, &verdigris_graph::View)| {
             let bytes = |axis: usize| view.strides[axis] * view.dtype.bytes() as u64;
             let key_stride = (Walk::of(view.strides[3]) == Walk::Strided).then(|| bytes(3));
             OperandArgs { start: element(view, []), strides: [bytes(0), bytes(1), bytes(2)], key_stride }
         };
-        FunctionArgs { operands: p.score_operands().map(operand).collect(), numbers: numbers_of(p) }
+        FunctionArgs { operands: p.score_operands().map(operand).collect(), numbers: numbers_of_chain(chain) }
     }
 }
 
@@ -249,7 +281,74 @@ impl<'k> Operands<'k, Source> for AtScore<'_, 'k> {
     }
 }
 
+/// What the steps read at a score of a row that is a key.
+struct AtKey<'a, 'k> {
+    k: Kernel<'k>,
+    /// The operands at the head.
+    starts: &'a [Pointer<'k>],
+    operands: &'a [Operand<'k>],
+    places: [Val<'k, f32>; 4],
+    query: Val<'k, u32>,
+    key: Val<'k, u32>,
+}
+
+impl<'k> Operands<'k, Source> for AtKey<'_, 'k> {
+    fn load(&self, _: usize, from: &Source) -> Vec<AnyVal<'k>> {
+        vec![match *from {
+            Source::Place(axis) => AnyVal::of(self.places[axis as usize]),
+            Source::Tensor { number, dtype, keys } => {
+                let (start, operand) = (&self.starts[number as usize], &self.operands[number as usize]);
+                let [_, _, of_query] = operand.strides;
+                let row = start.moved(self.query.widen() * of_query).address();
+                let at = match (keys, operand.key_stride) {
+                    (Walk::PerRow, _) => row,
+                    (_, None) => row + self.key.mul_wide(dtype.bytes() as u32),
+                    (_, Some(stride)) => row + self.key.widen() * stride,
+                };
+                AnyVal::Stored(dtype, load_raw(self.k, dtype, at, 1)[0])
+            }
+        }]
+    }
+
+    fn word(&self, _: usize, _: u32) -> AnyVal<'k> {
+        unreachable!("a function of scores draws no random numbers")
+    }
+
+    fn index(&self, _: usize) -> Vec<AnyVal<'k>> {
+        unreachable!("coordinates of scores are loaded")
+    }
+
+    fn store(&self, _: usize, _: &Source, _: &[AnyVal<'k>]) {
+        unreachable!("a function of scores stores nothing")
+    }
+}
+
 impl<'k> OfHead<'_, 'k> {
+    /// Makes scores of products whose rows are keys, in place: the value of step `score` of each, times the factor. `slopes` get the value of the last step.
+    #[track_caller]
+    pub(super) fn apply_sloped(
+        &self,
+        k: Kernel<'k>,
+        factor: Val<'k, f32>,
+        elements: &[Element<'k>],
+        at: &KeyRows<'k>,
+        (score, slopes): (u32, &[Var<'k, f32>]),
+    ) {
+        let number = |place: Val<'k, u32>| place.convert::<f32>(CvtRound::Nearest);
+        let [batch, head] = self.places.map(number);
+        let code = Code { steps: self.steps, numbers: &self.function.numbers, computed: Some(DType::F32), lanes: 1 };
+        for (&(element, half, column), slope) in elements.iter().zip(slopes) {
+            let (query, key) = ((at.first_query + column).min(at.last_query), at.keys[half as usize]);
+            let places = [batch, head, number(query), number(key)];
+            let operands = AtKey { k, starts: &self.starts, operands: &self.function.operands, places, query, key };
+            let values = code.run(k, &[AnyVal::of(element * factor)], &operands);
+            let of_step = |step: usize| values[step][0].get::<f32>(k);
+            let (made, last) = (of_step(score as usize), of_step(values.len() - 1));
+            element.set(made);
+            slope.set(last);
+        }
+    }
+
     /// Makes scores of products, in place: the function of each, times the factor.
     #[track_caller]
     pub(super) fn apply(&self, k: Kernel<'k>, factor: Val<'k, f32>, elements: &[Element<'k>], at: &QueryRows<'k>) {

@@ -160,6 +160,7 @@ pub(super) fn lower(cut: &Cut<'_>, node: usize) -> Result<Subgraph, Error> {
         }
         Op::AttentionBackward(op) => {
             let floats = [Some(op.q), Some(op.k), Some(op.v), op.bias, op.slopes, op.sinks].into_iter().flatten();
+            let floats = floats.chain(op.score_operands.iter().copied());
             let read = floats.chain([op.o, op.log_sum_exp, op.d_o]).collect::<Vec<_>>();
             let options = [op.bias, op.mask, op.slopes, op.sinks, op.q_lengths, op.kv_lengths, op.q_offsets, op.kv_offsets, None];
             let dropout = [op.dropout_state, op.dropout_offset];
@@ -168,7 +169,7 @@ pub(super) fn lower(cut: &Cut<'_>, node: usize) -> Result<Subgraph, Error> {
                 cut,
                 &op.spec,
                 [op.q, op.k, op.v],
-                (options, dropout, [None; 3], blocks, None),
+                (options, dropout, [None; 3], blocks, op.score.as_ref().map(|score| (score, &op.score_operands[..]))),
                 &read,
                 |[queries, keys, values], scores, view| {
                     let [b, h, s_q, _] = queries;

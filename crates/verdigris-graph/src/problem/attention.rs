@@ -253,6 +253,17 @@ impl AttentionProblem {
         names.zip(loads)
     }
 
+    /// The function's steps and behind them, of the last one, its slope ([`ScoreFunction::slope`]); none without a function, or of one that has no slope. What is
+    /// read is read by the function's own steps.
+    pub fn sloped_score(&self) -> Option<Chain> {
+        let score = self.score.as_ref()?;
+        let sloped = ScoreFunction::under(score).slope("attention").ok()?;
+        let own = score.steps.len();
+        // The slope names the function's steps by their positions, which loads have too.
+        let made = ScoreFunction { steps: sloped.steps.get(own..)?.to_vec() }.over(|_| self.q.clone());
+        Some(Chain { steps: score.steps.iter().cloned().chain(made.steps).collect() })
+    }
+
     /// The operand of a name, if it is there.
     pub fn operand(&self, name: &str) -> Option<&View> {
         self.operands().into_iter().find(|(known, ..)| *known == name).map(|(_, view, _)| view)
@@ -433,9 +444,6 @@ impl AttentionProblem {
             return Err(Error::Attribute { op: op(), attribute: "soft_cap", value: cap.to_string(), rule });
         }
         if let Some(score) = &self.score {
-            if self.is_backward() {
-                return structure("score", "attention with a score function has no gradient");
-            }
             if let Some(cap) = self.soft_cap {
                 let rule = "a score function comes in place of a soft cap, which would be one of its steps";
                 return Err(Error::Attribute { op: op(), attribute: "soft_cap", value: cap.to_string(), rule });
@@ -444,6 +452,9 @@ impl AttentionProblem {
                 return structure("score", "a score function reads at most 4 tensors");
             }
             attention::check_steps("attention", score, self.compute, [b, h, s_q, s_kv])?;
+            if self.is_backward() {
+                ScoreFunction::under(score).slope("attention")?;
+            }
         }
         super::finite("attention", "scale", &self.scale)?;
         let descales =

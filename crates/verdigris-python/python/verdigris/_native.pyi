@@ -351,6 +351,8 @@ class Graph:
         dropout_offset: Uid | None = None,
         block_map: Uid | None = None,
         mask_blocks: Uid | None = None,
+        score: Sequence[tuple[Any, ...]] | None = None,
+        score_operands: Sequence[Uid] | None = None,
         name: str = "attention_backward",
     ) -> tuple[Uid, Uid, Uid, Uid | None, Uid | None]: ...
     def reshape(self, x: Uid, dims: Sequence[int], *, name: str = "reshape") -> Uid: ...

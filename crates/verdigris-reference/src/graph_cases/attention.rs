@@ -368,8 +368,10 @@ impl Group {
         let d_o = self.tensor(&mut draft, "d o", dtype, word, results)?;
         let Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, .. } = with;
         let bias_dims = bias.and_then(|bias| draft.builder.dims(bias));
-        let Attention { dropout_state, dropout_offset, block_map, mask_blocks, .. } = with;
+        let Attention { dropout_state, dropout_offset, block_map, mask_blocks, score, score_operands, .. } = with;
         let plain = AttentionBackward {
+            score,
+            score_operands,
             dropout_state,
             dropout_offset,
             block_map,

@@ -11,7 +11,8 @@
 //! L   Σ p · (e^η − 1) + n · ε + 4 ε · (|M| + |L|) + 2⁻²⁰
 //! ```
 //!
-//! What a score function adds is what its steps do in any pointwise chain, from the product's own error on: where a jump lies within that, either side is right.
+//! What a score function adds is what its steps do in any pointwise chain, from the product's own error on: where a jump lies within that, either side is right. So are the steps of its slope, which is
+//! 0 where the score is −∞.
 //!
 //! Of 8-bit floats `p` is rounded to e4m3 as 2⁸ times its size, and products are summed as `fp8_fast` sums them.
 //!
@@ -33,9 +34,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use verdigris_graph::{
-    Attention, AttentionBackward, AttentionSpec, Causal, Error, Graph, HostScalar, Pointwise, Precision, Real, ScoreFunction, Uid,
-};
+use verdigris_graph::{Attention, AttentionBackward, AttentionSpec, Causal, Error, Graph, HostScalar, Pointwise, Precision, Real, Uid};
 use verdigris_tensor::DType;
 use verdigris_tensor::num::power_of_two;
 
@@ -46,6 +45,7 @@ use crate::ops::reduction::SumInAnyOrder;
 use crate::philox::State;
 use crate::source::{Formula, Source};
 use crate::tolerance::{Bounded, Range, half_ulp, roundoff};
+use function::Function;
 
 /// Something of which nothing is said.
 const UNKNOWN: Bounded = Bounded { value: 0.0, error: f64::INFINITY };
@@ -58,6 +58,8 @@ struct Score {
     s: Bounded,
     /// The hyperbolic tangent under the cap; 0 without one.
     tanh: Bounded,
+    /// The slope of the function; 1 without one.
+    slope: Bounded,
 }
 
 /// The keys that a query attends.
@@ -116,7 +118,7 @@ struct Scores<'a> {
     /// The factors of queries, keys and values of 8 bits.
     descales: [Option<Source<'a>>; 3],
     /// The function of scores, and what it reads.
-    score: Option<(ScoreFunction, Vec<Source<'a>>)>,
+    score: Option<Function<'a>>,
     /// Batch, queries and keys of scores.
     extents: [u64; 3],
     compute: DType,
@@ -179,7 +181,7 @@ impl<'a> Scores<'a> {
             blocks: blocks.transpose()?.flatten(),
             dropout: op.spec.dropout.map(|p| p.0).zip(state),
             descales,
-            score: op.score.clone().map(|score| (score, read)),
+            score: op.score.clone().map(|score| Function::new(score, read)),
             extents,
             q,
             k,
@@ -311,7 +313,7 @@ impl<'a> Scores<'a> {
         }
         let t = product.finish(self.precision(), self.q.dtype(), elements, false).scaled(self.scale, compute);
         let t = self.descaled(1, [b, h], self.descaled(0, [b, h], t));
-        let (mut s, mut tanh) = (t, Bounded::exact(0.0));
+        let (mut s, mut tanh, mut slope) = (t, Bounded::exact(0.0), Bounded::exact(1.0));
         if let Some(Real(cap)) = self.spec.soft_cap {
             let value = (t.value / cap).tanh();
             // A tangent keeps its digits, but that of tensor cores, which take caps of up to 4,096: it loses what lies below the roundoff of 1, by a few
@@ -327,7 +329,7 @@ impl<'a> Scores<'a> {
             s = if !is_known { t } else { Bounded::new(cap * value, t.error.min(2.0 * cap) + cap * own, compute) };
         }
         if let Some(score) = &self.score {
-            s = function::made(score, t, [b, h, i, j], compute);
+            [s, slope] = function::made(score, t, [b, h, i, j], compute);
         }
         let mut add = |part: Bounded| {
             let value = s.value + part.value;
@@ -340,7 +342,10 @@ impl<'a> Scores<'a> {
             let distance = (i as i64 + s_kv as i64 - s_q as i64 - j as i64).abs();
             add(slopes.at(&[b, h, 0, 0]).scaled(-(distance as f64), compute));
         }
-        Score { key: j, s, tanh }
+        if s.value == f64::NEG_INFINITY {
+            slope = Bounded::exact(0.0);
+        }
+        Score { key: j, s, tanh, slope }
     }
 
     /// The keys of a query; `None` if it is not known which.
@@ -602,7 +607,8 @@ impl Gradients<'_> {
     fn pair(&self, [b, h, i]: [u64; 3], score: &Score, total: Bounded, rest: Bounded) -> Option<Pair> {
         let of = &self.of;
         let (compute, unit) = (of.compute, roundoff(of.compute));
-        if is_unknown([score.s, rest, score.tanh]) {
+        let slope = if of.score.is_some() { score.slope } else { Bounded::exact(1.0) };
+        if is_unknown([score.s, rest, score.tanh, slope]) {
             return None;
         }
         let relative = of.relative(Bounded { error: score.s.error + total.error, ..score.s }, total.value);
@@ -626,6 +632,8 @@ impl Gradients<'_> {
         let dt = if of.spec.soft_cap.is_some() {
             let slope = 1.0 - score.tanh.value * score.tanh.value;
             times(ds, Bounded { value: slope, error: 2.0 * score.tanh.error + score.tanh.error * score.tanh.error + 2.0 * unit })
+        } else if of.score.is_some() {
+            times(ds, slope)
         } else {
             ds
         };
@@ -827,7 +835,8 @@ fn data_of<'g>(op: &Attention, graph: &Graph, uid: Uid) -> Data<'g> {
 fn forward_of(op: &AttentionBackward) -> Attention {
     let &AttentionBackward { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, .. } = op;
     let &AttentionBackward { dropout_state, dropout_offset, block_map, mask_blocks, .. } = op;
-    let plain = Attention { dropout_state, dropout_offset, block_map, mask_blocks, ..Attention::new(spec, q, k, v) };
+    let (score, score_operands) = (op.score.clone(), op.score_operands.clone());
+    let plain = Attention { score, score_operands, dropout_state, dropout_offset, block_map, mask_blocks, ..Attention::new(spec, q, k, v) };
     Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain }
 }
 
@@ -860,7 +869,8 @@ impl Operation for AttentionBackward {
     fn evaluate<'a>(&'a self, at: &mut Evaluation<'a>) -> Result<(), GraphError> {
         let forward = forward_of(self);
         let compute = compute_of(at, floats(&forward).chain([self.o, self.log_sum_exp, self.d_o]))?;
-        let of = Scores::new(&forward, compute, at)?;
+        let mut of = Scores::new(&forward, compute, at)?;
+        of.score = of.score.map(Function::sloped);
         let (o, log_sum_exp, d_o) = (at.source(self.o)?, at.source(self.log_sum_exp)?, at.source(self.d_o)?);
         let of = Rc::new(Gradients { of, o, log_sum_exp, d_o, known: RefCell::default(), known_of_keys: RefCell::default() });
         let bias = self.dbias.map(|uid| at.dims(uid)).transpose()?.unwrap_or_default().to_vec();

@@ -17,6 +17,7 @@ use verdigris_kir::tile::staging::{STAGE_BYTES, Staging};
 
 use super::super::blocks::{Entry, ListedArgs};
 use super::super::dropout::{DropoutArgs, HeadDraws, KeptQueries};
+use super::super::function::FunctionArgs;
 use super::super::order::{OrderArgs, Place};
 use super::super::ragged::RowsOutArgs;
 use super::super::score_mod::{KeyRows, ScoreModArgs, elements};
@@ -68,6 +69,7 @@ verdigris_kir::parameters! {
         pub(super) ragged: Option<RaggedArgs> = spec.ragged.then_some(()),
         pub(super) dropout: Option<DropoutArgs> = spec.dropout.then_some(()),
         pub(super) listed: Option<ListedArgs> = spec.listed.then_some(()),
+        pub(super) function: Option<FunctionArgs> = (!spec.function.is_empty()).then(|| spec.function.clone()),
     }
 }
 
@@ -619,12 +621,37 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                         }
                         packed
                     };
+                    // The caller's function, and its slope, which of a score of −∞ may be anything.
+                    let of_function_part = |part: u32| {
+                        let function = params.function.as_ref().expect("a kernel with a function has its numbers");
+                        let of_function = function.of_head(&spec.function, place.batch, head);
+                        let mask = score_mod.of.mask_of_head(place.batch, head);
+                        let own = elements(&s, part..part + 1);
+                        of_function.apply_sloped(k, score_mod.of.factor, &own, &places, (spec.score, &bends));
+                        score_mod.of.hide(k, mask, &own, &places);
+                        hide(part..part + 1, &|_, half, odd, is_hidden| {
+                            let element = &own[(2 * half + odd) as usize].0;
+                            element.set(k.select(is_hidden, f32::NEG_INFINITY, *element));
+                        });
+                        for ((element, ..), slope) in own.iter().zip(&bends) {
+                            slope.set(k.select(element.eq(f32::NEG_INFINITY), 0.0, *slope));
+                        }
+                        exponentiate(part, k.constant(LOG2_E), true);
+                        let of_values = packed_part(part);
+                        for ((element, ..), slope) in own.iter().zip(&bends) {
+                            element.set(*element * *slope);
+                        }
+                        of_values
+                    };
                     let each = |of_part: &dyn Fn(u32) -> [Val<'k, u32>; 2]| {
                         (0..)
                             .zip(probabilities.chunks(2))
                             .for_each(|(part, two)| two.iter().zip(of_part(part)).for_each(|(to, value)| to.set(value)));
                     };
-                    k.when_else(is_capped(score_mod), || each(&of_capped_part), || each(&of_part));
+                    match params.function {
+                        None => k.when_else(is_capped(score_mod), || each(&of_capped_part), || each(&of_part)),
+                        Some(_) => each(&of_function_part),
+                    }
                     probabilities.chunks(4).map(|four| [0, 1, 2, 3].map(|i: usize| four[i].get())).collect()
                 }
             };
@@ -656,6 +683,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
             };
             match mods {
                 None => differentiate_scores(masked, spec.listed),
+                Some(_) if params.function.is_some() => differentiate_scores(true, true),
                 Some(score_mod) => {
                     k.when_else(is_capped(score_mod), || differentiate_scores(false, false), || differentiate_scores(true, true));
                 }

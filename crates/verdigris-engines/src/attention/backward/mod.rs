@@ -1,7 +1,8 @@
 //! `attention.backward`: the gradient of attention on Hopper's tensor cores ([`verdigris_graph::AttentionProblem`] has the formulas).
 //!
 //! **What.** bf16 and f16, heads of up to 256 elements (multiples of 8), grouped heads, windows around either diagonal, sinks without their gradient;
-//! between the products a soft cap, a bias, slopes, a mask and a factor that is given at execution ([`super::score_mod`]), in kernels of their own. Tensors of
+//! between the products a soft cap, a bias, slopes, a mask and a factor that is given at execution ([`super::score_mod`]), or the caller's function with a mask and its slope
+//! ([`super::function`]) for heads of up to 128 elements, each in kernels of their own. Tensors of
 //! any strides that TMA takes; and ragged tensors ([`super::ragged`], [`sequences`]) and dropout ([`super::dropout`]), in kernels of their own. Workspace is of the size of the queries, in f32,
 //! with up to 64 rows more for each sequence.
 //!
@@ -32,13 +33,14 @@ mod spec;
 #[cfg(test)]
 mod tests;
 
-use verdigris_graph::{AttentionPass, AttentionProblem, Corner, Problem, View};
+use verdigris_graph::{AttentionPass, AttentionProblem, Chain, Corner, Problem, View};
 use verdigris_kir::ir::{Access, Target};
 use verdigris_kir::program::{Address, KernelRef, Launch, Program, Step};
 use verdigris_tensor::DType;
 
 use super::blocks::{self, ListOf};
 use super::dropout::{self, DropoutArgs};
+use super::function::{self, FunctionArgs};
 use super::half::Half;
 use super::mapped::{self, UNBOUNDED};
 use super::order::OrderArgs;
@@ -48,6 +50,7 @@ use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::cost::{Loop, Stream, Traffic, Work, wgmma_cycles};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal, empty_program};
+use crate::fuse::operand::Walk;
 use crate::fuse::steps::host_number;
 use crate::layout::space::element;
 
@@ -83,6 +86,8 @@ pub(super) struct Backward {
     value: u32,
     mask: Mask,
     score_mod: bool,
+    /// The function of scores, with its slope.
+    function: Option<Chain>,
     arch: Arch,
 }
 
@@ -115,6 +120,13 @@ impl Algorithm for Backward {
             let given = format_args!("heads of {} and {} elements beside a map of blocks, taken are up to 128", p.d, p.d_v);
             Self::ID.require(!spec::is_long(head), Reason::Extent, given)?;
             Self::ID.require(dbias.is_none(), Reason::Epilogue, "a gradient of a bias beside a map of blocks, taken without")?;
+        }
+        let function = p.sloped_score();
+        if p.score.is_some() {
+            function::require(Self::ID, p)?;
+            Self::ID.require(!p.is_ragged(), Reason::Epilogue, "a score function of ragged tensors, taken are others")?;
+            let given = format_args!("heads of {} and {} elements beside a score function, taken are up to 128", p.d, p.d_v);
+            Self::ID.require(!spec::is_long(head), Reason::Extent, given)?;
         }
         let score_mod = score_mod::is_needed(p);
         score_mod::require(Self::ID, p)?;
@@ -158,6 +170,7 @@ impl Algorithm for Backward {
             value,
             mask,
             score_mod,
+            function,
             arch: arch.clone(),
         })
     }
@@ -168,8 +181,10 @@ impl Algorithm for Backward {
         let listed = self.problem.block_map.is_some();
         // Lists say which blocks a tile adds to, not how many others do.
         let orders: &[bool] = if listed { &[false] } else { &[false, true] };
-        let spec = |&in_order| Spec { ty, head, value, stages: STAGES, mask, in_order, score_mod, ragged, dropout, listed };
-        orders.iter().map(spec).collect()
+        let function = self.function.as_ref().map_or_else(Vec::new, |chain| function::steps_of_chain(chain, Walk::of));
+        let score = self.problem.score.as_ref().map_or(0, |own| own.steps.len() as u32 - 1);
+        let plain = Spec { ty, head, value, stages: STAGES, mask, in_order: false, score_mod, ragged, dropout, listed, function, score };
+        orders.iter().map(|&in_order| Spec { in_order, ..plain.clone() }).collect()
     }
 
     fn knobs(spec: &Spec) -> Knobs {
@@ -237,6 +252,8 @@ impl Algorithm for Backward {
             loaded_bytes: loaded_bytes + dq_bytes,
             issued: (10.0
                 + if self.score_mod { score_mod::instructions(p) } else { 0.0 }
+                // And about as many for its slope.
+                + 2.0 * function::instructions(p)
                 + if spec.dropout { dropout::INSTRUCTIONS } else { 0.0 })
                 * keys
                 * queries
@@ -347,8 +364,9 @@ impl Algorithm for Backward {
             }),
             dropout: DropoutArgs::of(p),
             listed,
+            function: self.function.as_ref().map(|chain| FunctionArgs::with(p, chain)),
         };
-        program.launch(Launch::new(spec.kernel(), [order.tiles, 1, 1], args.bound(spec)).overlapping());
+        program.launch(Launch::new(spec.clone().kernel(), [order.tiles, 1, 1], args.bound(spec)).overlapping());
 
         if let Some(dq) = dq {
             let args = BehindArgs {
@@ -387,11 +405,10 @@ impl Algorithm for Backward {
                 let (end, band) = (Mask::End, Mask::Band);
                 let of = [(end, false, false), (band, false, false), (band, true, false), (band, false, true), (band, true, true)];
                 for (mask, score_mod, ragged) in of {
-                    let plain =
-                        Spec { ty, head, value, stages: STAGES, mask, in_order: false, score_mod, ragged, dropout: false, listed: false };
-                    let spec = |in_order, dropout| Spec { in_order, dropout, ..plain };
+                    let plain = Spec { ty, head, value, mask, score_mod, ragged, ..Spec::plain(ty) };
+                    let spec = |in_order, dropout| Spec { in_order, dropout, ..plain.clone() };
                     if mask == band && !ragged && !spec::is_long(head) {
-                        kernels.push(Spec { listed: true, ..plain }.kernel());
+                        kernels.push(Spec { listed: true, ..plain.clone() }.kernel());
                     }
                     kernels.extend([false, true].map(|in_order| spec(in_order, false).kernel()));
                     if mask == band {
@@ -408,6 +425,14 @@ impl Algorithm for Backward {
             }
             kernels.extend([false, true].map(|ragged| Around::Before(ty, ragged).kernel()));
         }
+        // Functions are the caller's, and kernels with one are compiled at its first call: there are a few by which they are judged.
+        let (function, score) = function::sloped_sample();
+        let samples =
+            [(Half::Bf16, 64, false, false), (Half::F16, 96, false, false), (Half::F16, 128, true, false), (Half::Bf16, 128, false, true)];
+        kernels.extend(samples.map(|(ty, head, in_order, listed)| {
+            let of = Spec { head, value: head, mask: Mask::Band, score_mod: true, in_order, listed, ..Spec::plain(ty) };
+            Spec { function: function.clone(), score, ..of }.kernel()
+        }));
         kernels.push(blocks::listing());
         kernels.extend(BiasGradient::catalog());
         kernels

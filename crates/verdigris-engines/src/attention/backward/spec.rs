@@ -8,9 +8,11 @@ use verdigris_kir::ir::{Access, KernelBody, MapDecl, Target};
 use verdigris_kir::program::KernelRef;
 use verdigris_kir::tile::fragment::{Fragment, wgmma_shape};
 
+use super::super::function::{self, Source};
 use super::super::half::Half;
 use super::super::tile::{HeadTile, PANEL};
-use super::{around, kernel, long};
+use super::{STAGES, around, kernel, long};
+use crate::fuse::steps::Step;
 use crate::hopper::{FIRST_BARRIER, WARPGROUP};
 
 /// Keys of a warpgroup.
@@ -90,7 +92,7 @@ impl Mask {
 }
 
 /// Everything that shapes the main kernel; extents are arguments.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(in crate::attention) struct Spec {
     pub(super) ty: Half,
     /// Elements of queries and keys, and of values: two of [`HEADS`].
@@ -109,6 +111,10 @@ pub(in crate::attention) struct Spec {
     pub(super) dropout: bool,
     /// Tiles go through lists of blocks; with a mask of bands, of heads that are not long.
     pub(super) listed: bool,
+    /// The function of scores and behind it its slope, where there is one; with what stands between the products, of heads that are not long.
+    pub(super) function: Vec<Step<Source>>,
+    /// The step of the function whose value is the score.
+    pub(super) score: u32,
 }
 
 impl fmt::Display for Spec {
@@ -122,7 +128,12 @@ impl fmt::Display for Spec {
         write!(f, "_m{QUERIES}_n{keys}_s{stages}_{}", self.mask.name())?;
         let of_order = [(self.in_order, "_ordered"), (self.score_mod, "_scoremod")];
         let marks = of_order.into_iter().chain([(self.ragged, "_ragged"), (self.dropout, "_dropout"), (self.listed, "_listed")]);
-        marks.filter(|(has, _)| *has).try_for_each(|(_, name)| f.write_str(name))
+        marks.filter(|(has, _)| *has).try_for_each(|(_, name)| f.write_str(name))?;
+        if self.function.is_empty() {
+            return Ok(());
+        }
+        function::write_name(f, &self.function)?;
+        write!(f, "_score{}", self.score)
     }
 }
 
@@ -142,6 +153,14 @@ pub(super) const fn keys_of(head: u32) -> u32 {
 }
 
 impl Spec {
+    /// Of heads of 64 elements, with nothing between the products.
+    pub(super) fn plain(ty: Half) -> Spec {
+        let (head, value) = HEADS[0];
+        let (mask, function) = (Mask::End, Vec::new());
+        let [in_order, score_mod, ragged, dropout, listed] = [false; 5];
+        Spec { ty, head, value, stages: STAGES, mask, in_order, score_mod, ragged, dropout, listed, function, score: 0 }
+    }
+
     pub(super) const fn keys(&self) -> u32 {
         keys_of(self.head)
     }

@@ -1,5 +1,7 @@
 //! The kernels: rows that gather their partners' elements by weights, sums of rows, and the gradients of bias and sinks.
 
+use std::fmt::Write as _;
+
 use serde::{Deserialize, Serialize};
 use verdigris_kir::face::{Header, Kernel, Val, Var, build};
 use verdigris_kir::ir::{KernelBody, Target};
@@ -10,6 +12,7 @@ use verdigris_tensor::DType;
 use super::super::dropout::DropoutArgs;
 use super::super::function::{self, Source};
 use super::name::Name;
+use super::pass::Pass;
 use crate::fuse::compute::{self, Compute};
 use crate::fuse::lanes;
 use crate::fuse::math;
@@ -22,87 +25,6 @@ use crate::layout::space::Extents;
 /// Warps of a CTA.
 pub(super) const WARPS: u32 = 4;
 const THREADS: u32 = 32 * WARPS;
-
-/// What a launch computes.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum Pass {
-    Forward,
-    RowSums,
-    Queries,
-    Keys,
-    Values,
-    Bias,
-    Sinks,
-}
-
-impl Pass {
-    const fn word(self) -> &'static str {
-        match self {
-            Pass::Forward => "forward",
-            Pass::RowSums => "row_sums",
-            Pass::Queries => "queries",
-            Pass::Keys => "keys",
-            Pass::Values => "values",
-            Pass::Bias => "bias",
-            Pass::Sinks => "sinks",
-        }
-    }
-
-    /// Whether it works out scores.
-    pub(super) const fn has_scores(self) -> bool {
-        !matches!(self, Pass::RowSums | Pass::Sinks)
-    }
-
-    /// Whether rows gather elements.
-    pub(super) const fn has_columns(self) -> bool {
-        matches!(self, Pass::Forward | Pass::Queries | Pass::Keys | Pass::Values)
-    }
-
-    /// Whether rows are keys.
-    const fn has_keys(self) -> bool {
-        matches!(self, Pass::Keys | Pass::Values)
-    }
-
-    /// Whether it needs `ds`.
-    const fn has_gradient(self) -> bool {
-        matches!(self, Pass::Queries | Pass::Keys | Pass::Bias)
-    }
-
-    pub(super) const fn reads_sums(self) -> bool {
-        self.has_gradient() || matches!(self, Pass::Sinks)
-    }
-
-    /// Whether it reads or writes this operand.
-    pub(super) const fn has(self, name: Name) -> bool {
-        match name {
-            Name::Q | Name::K | Name::Bias | Name::Mask | Name::Slopes | Name::KvLengths | Name::KvOffsets => self.has_scores(),
-            Name::BlockMap | Name::MaskBlocks => self.has_scores(),
-            // A function has no gradient.
-            Name::Score0 | Name::Score1 | Name::Score2 | Name::Score3 => matches!(self, Pass::Forward),
-            Name::V => self.has_gradient() || matches!(self, Pass::Forward),
-            Name::QLengths | Name::QOffsets => self.has_scores() || matches!(self, Pass::Sinks),
-            Name::Sinks => matches!(self, Pass::Forward | Pass::Sinks),
-            Name::PageTable | Name::QDescale | Name::KDescale | Name::VDescale => matches!(self, Pass::Forward),
-            Name::O => matches!(self, Pass::Forward | Pass::RowSums),
-            Name::LogSumExp => !matches!(self, Pass::RowSums),
-            Name::Do => self.has_gradient() || matches!(self, Pass::Values | Pass::RowSums),
-            Name::Dq => matches!(self, Pass::Queries),
-            Name::Dk => matches!(self, Pass::Keys),
-            Name::Dv => matches!(self, Pass::Values),
-            Name::Dbias => matches!(self, Pass::Bias),
-            Name::Dsinks => matches!(self, Pass::Sinks),
-        }
-    }
-
-    const fn writes(self, name: Name) -> bool {
-        match name {
-            Name::O | Name::LogSumExp => matches!(self, Pass::Forward),
-            Name::Dq | Name::Dk | Name::Dv | Name::Dbias | Name::Dsinks => true,
-            _ => false,
-        }
-    }
-}
 
 /// Everything that shapes a kernel.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -125,6 +47,9 @@ pub(super) struct Spec {
     /// The steps of the function of scores, where there is one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub function: Vec<Step<Source>>,
+    /// Of the function and its slope, whose steps are then behind it, the step whose value is the score; the slope is that of the last one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub score: Option<u32>,
 }
 
 impl Spec {
@@ -142,6 +67,7 @@ impl Spec {
             team: 1,
             operands: Vec::new(),
             function: Vec::new(),
+            score: None,
         }
     }
 
@@ -184,6 +110,9 @@ impl Spec {
         let mut name = format!("attention_simt_{}{}_x{}{operands}", self.pass.word(), flags.concat(), self.columns);
         // Text that is held in memory takes whatever is written.
         let _ = function::write_name(&mut name, &self.function);
+        if let Some(score) = self.score {
+            let _ = write!(name, "_score{score}");
+        }
         name
     }
 
@@ -332,6 +261,8 @@ struct Score<'k, T> {
     s: Val<'k, T>,
     /// Under the cap.
     tanh: Option<Val<'k, T>>,
+    /// Of the function.
+    slope: Option<Val<'k, T>>,
 }
 
 /// Whether a pair counts, and its `p`.
@@ -507,10 +438,13 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
         if let Some(tanh) = tanh {
             s = tanh * T::from_f64(self.values.soft_cap);
         }
+        let mut slope = None;
         if !spec.function.is_empty() {
             let code = Code { steps: &spec.function, numbers: &self.values.numbers, computed: Some(T::DTYPE), lanes: 1 };
             let values = code.run(k, &[AnyVal::of(s)], &AtScore { run: self, at: [b, head, i, j] });
-            s = values.last().and_then(|value| value.first()).expect("a function has steps").get(k);
+            let last = values.last().and_then(|value| value.first()).expect("a function has steps").get(k);
+            s = spec.score.map_or(last, |score| values[score as usize][0].get(k));
+            slope = spec.score.map(|_| last);
         }
         if let Some(bias) = self.operand(Name::Bias) {
             s = s + bias.load::<T>(&[b, head, i, j]);
@@ -520,7 +454,7 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
             let distance = distance.max(k.constant(0) - distance);
             s = k.fma(-slopes.load::<T>(&[b, head]), T::from_i32(distance), s);
         }
-        Score { is_attended, s: k.select(is_attended, s, self.least()), tanh }
+        Score { is_attended, s: k.select(is_attended, s, self.least()), tanh, slope }
     }
 
     /// Sums of products of the elements of each of the lines with those of another one.
@@ -709,7 +643,7 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
                 for (r, score) in scores.iter().enumerate() {
                     let product = self.drop_some([b, head, rows[r], j], products[r]);
                     let ds = self.gradient(self.probability(score, totals[r]), product, rests[r]);
-                    weights.push(self.through_cap(score, ds));
+                    weights.push(self.through(score, ds));
                 }
             } else {
                 for (((score, online), sums), &i) in scores.iter().zip(online).zip(sums).zip(rows) {
@@ -771,7 +705,7 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
                     let rest = self.row_sum(b, head, query.s);
                     let ds = found.iter().zip(products).zip(rows).map(|(((score, p), product), &j)| {
                         let product = self.drop_some([b, head, i, j], product);
-                        self.through_cap(score, self.gradient(*p, product, rest))
+                        self.through(score, self.gradient(*p, product, rest))
                     });
                     ds.collect()
                 }
@@ -782,11 +716,13 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
     }
 
     /// `dt` of a pair.
-    fn through_cap(&self, score: &Score<'k, T>, ds: Val<'k, T>) -> Val<'k, T> {
-        match score.tanh {
+    fn through(&self, score: &Score<'k, T>, ds: Val<'k, T>) -> Val<'k, T> {
+        match (score.tanh, score.slope) {
             // What is not attended has any tangent, NaN for one.
-            Some(tanh) => self.k.select(score.is_attended, ds * self.k.fma(-tanh, tanh, self.number(1.0)), self.number(0.0)),
-            None => ds,
+            (Some(tanh), _) => self.k.select(score.is_attended, ds * self.k.fma(-tanh, tanh, self.number(1.0)), self.number(0.0)),
+            // So has a score of −∞ any slope.
+            (_, Some(slope)) => self.k.select(score.s.ne(self.least()), ds * slope, self.number(0.0)),
+            _ => ds,
         }
     }
 

@@ -21,8 +21,9 @@
 
 mod kernel;
 mod name;
+mod pass;
 
-use verdigris_graph::{AttentionPass, AttentionProblem, Corner, Problem, View};
+use verdigris_graph::{AttentionPass, AttentionProblem, Chain, Corner, Problem, View};
 use verdigris_kir::ir::Target;
 use verdigris_kir::program::{Address, KernelRef, Launch, Program};
 use verdigris_tensor::DType;
@@ -37,13 +38,16 @@ use crate::fuse::operand::Walk;
 use crate::fuse::steps::host_number;
 use crate::fuse::strided;
 use crate::layout::space::divisor;
-use kernel::{BlocksArgs, KernelArgs, PagedArgs, Pass, RaggedArgs, Spec, WARPS};
+use kernel::{BlocksArgs, KernelArgs, PagedArgs, RaggedArgs, Spec, WARPS};
 use name::Name;
+use pass::Pass;
 
 /// An accepted problem.
 #[derive(Clone, Debug)]
 pub(super) struct Simt {
     problem: AttentionProblem,
+    /// Of a gradient, the function of scores with its slope.
+    sloped: Option<Chain>,
     arch: Arch,
 }
 
@@ -75,7 +79,8 @@ impl Algorithm for Simt {
                 format_args!("a soft cap of {:e}, taken in f32 is one of its normal numbers", cap.0),
             )?;
         }
-        let accepted = Simt { problem: problem.clone(), arch: arch.clone() };
+        let sloped = problem.sloped_score().filter(|_| problem.is_backward());
+        let accepted = Simt { problem: problem.clone(), sloped, arch: arch.clone() };
         for pass in accepted.passes() {
             let (spec, ctas) = (accepted.spec(pass), accepted.ctas(pass));
             Self::ID.require(ctas < 1 << 31, Reason::Extent, format_args!("{ctas} CTAs, taken below 2^31"))?;
@@ -202,7 +207,10 @@ impl Simt {
             spec.soft_cap = p.soft_cap.is_some();
             spec.dropout = p.dropout.is_some();
             // One kernel for all strides.
-            spec.function = function::steps_of(p, |_| Walk::Strided);
+            if let Some(chain) = self.function(pass) {
+                spec.function = function::steps_of_chain(chain, |_| Walk::Strided);
+                spec.score = pass.has_slope().then(|| p.score.as_ref().map_or(0, |own| own.steps.len() as u32 - 1));
+            }
         }
         if pass.has_columns() {
             spec.columns = self.width(pass).div_ceil(32).next_power_of_two().min(8) as u32;
@@ -211,6 +219,11 @@ impl Simt {
             spec.team = 32;
         }
         spec
+    }
+
+    /// The function of scores as a pass has it: with its slope, where that is a factor of what it sums.
+    fn function(&self, pass: Pass) -> Option<&Chain> {
+        if pass.has_slope() { self.sloped.as_ref() } else { self.problem.score.as_ref() }
     }
 
     /// Elements of a row of what is written.
@@ -309,7 +322,7 @@ impl Simt {
             columns_of_bias: own[3] as u32,
             repeats: extents(repeats),
             repeated: repeats.iter().product::<u64>() as u32,
-            numbers: if spec.function.is_empty() { Vec::new() } else { function::numbers_of(p) },
+            numbers: self.function(spec.pass).filter(|_| spec.pass.has_scores()).map(function::numbers_of_chain).unwrap_or_default(),
             operands: spec.operands.iter().map(|&(name, _)| strided::argument(view(name), &[0; 4])).collect(),
             sums: (spec.pass.reads_sums()).then_some(sums).flatten(),
             sums_to: (spec.pass == Pass::RowSums).then_some(sums).flatten(),

@@ -8,7 +8,7 @@
 //! score     t[i, j] = scale · Σ q[i] · k[j]          u = score(t), soft_cap · tanh(t / soft_cap), or t
 //!           s[i, j] = u + bias[i, j] − slope · |i + shift − j|          −∞ where j is not attended from i
 //! forward   L[i] = ln (Σ e^s[i, j] + e^sink)           p[i, j] = e^(s[i, j] − L[i])           o[i] = Σ p[i, j] · v[j]
-//! backward  r[i] = Σ d_o[i] · o[i]          ds[i, j] = p[i, j] · (Σ d_o[i] · v[j] − r[i])          dt = ds · (1 − (u / soft_cap)²), or ds
+//! backward  r[i] = Σ d_o[i] · o[i]          ds[i, j] = p[i, j] · (Σ d_o[i] · v[j] − r[i])          dt = ds · ∂score / ∂t, ds · (1 − (u / soft_cap)²), or ds
 //!           dq[i] = scale · Σ dt[i, j] · k[j]       dk[j] = scale · Σ dt[i, j] · q[i]       dv[j] = Σ p[i, j] · d_o[i]
 //!           dbias = Σ ds over what `bias` was repeated over          dsinks[h] = −Σ e^(sink − L[i]) · r[i]
 //! ```
@@ -51,7 +51,9 @@
 //! `score_operands`, each of which broadcasts to `[b, h, s_q, s_kv]`, and the pair's batch, head of queries, query and key as numbers. Bias, slopes and all that says which
 //! keys are attended come behind it, so that a key that is not attended stays so whatever the function gives. It may give −∞, which hides a pair; ∞ and NaN make a row NaN, as
 //! a bias of them does. It comes in place of a soft cap, which would be one of its steps: beside each other nothing would say which is first. Its steps compute in the type that attention computes in,
-//! and extents whose coordinates it reads in f32 are at most 2²⁴, so that each is exact. There is no gradient.
+//! and extents whose coordinates it reads in f32 are at most 2²⁴, so that each is exact. Its gradient multiplies by its slope, whose steps follow from its own by the rules of the pointwise ops
+//! ([`ScoreFunction::slope`]): kinks are theirs, what a step rounds is passed on as if it did not, and together they are at most 256. A pair whose score is −∞ gives nothing to any gradient, whatever the slope
+//! is there. What the function reads has no gradient by the op.
 //!
 //! Values may be a part of the keys: where `v` is a slice of `k`, its first `d_v` elements, as of latent attention in its absorbed form, engines read it where
 //! it lies ([`AttentionProblem::has_values_in_keys`](crate::AttentionProblem::has_values_in_keys)), and some of them once for both.
@@ -87,6 +89,7 @@ mod build;
 mod dropout;
 mod read;
 mod score;
+mod slope;
 
 use serde::{Deserialize, Serialize};
 use verdigris_tensor::DType;
@@ -115,17 +118,6 @@ const ATTRIBUTES: &[AttributeSpec] = &[
     AttributeSpec::new("spec.longest_q", "number or null", "below 2³², with `q_offsets`; all rows where it is left out", "-1").or("null"),
     AttributeSpec::new("spec.dropout", "number or null", "from 0 to 1, with `dropout_state`", "1.5").or("null"),
     AttributeSpec::new("spec.longest_kv", "number or null", "below 2³², with `kv_offsets`; all rows where it is left out", "-1").or("null"),
-];
-
-const FORWARD_ATTRIBUTES: &[AttributeSpec] = &[
-    ATTRIBUTES[0],
-    ATTRIBUTES[1],
-    ATTRIBUTES[2],
-    ATTRIBUTES[3],
-    ATTRIBUTES[4],
-    ATTRIBUTES[5],
-    ATTRIBUTES[6],
-    ATTRIBUTES[7],
     AttributeSpec::new(
         "score",
         "steps in order, or null: `given`, `{number: x}`, `{operand: n}`, `{place: batch}` (`head`, `query`, `key`), `{unary: {f, x}}`, `{binary: {f, x, z}}`, `{ternary: {f, x, z, t}}`, \
@@ -443,9 +435,9 @@ impl Operation for Attention {
                 OperandSpec::written("o", "`[b, h, s_q, d_v]`"),
                 OperandSpec::written("log_sum_exp", "f32 or f64, `[b, h, s_q, 1]`").optional(),
             ],
-            attributes: FORWARD_ATTRIBUTES,
+            attributes: ATTRIBUTES,
             shape: "`[b, h, s_q, d_v]`; `left` and `right` count keys from the diagonal, which is that of `bottom_right` where nothing is causal",
-            gradient: "`attention_backward`; of 8-bit floats, of `slopes`, of what has a `page_table` or a `score` and from `log_sum_exp` refused",
+            gradient: "`attention_backward`; of 8-bit floats, of `slopes`, of `score_operands`, of what has a `page_table` and from `log_sum_exp` refused",
             methods: &[Method::new(
                 "attention",
                 "q: Uid, k: Uid, v: Uid, *, scale: float | Uid | None = None, \
@@ -520,9 +512,9 @@ impl Operation for Attention {
             return at
                 .refuse(wanted, "attention to paged keys has no gradient; keys and values lie in one tensor each where one is wanted");
         }
-        if self.score.is_some() {
-            let rule = "attention with a score function has no gradient as an op; compose it from products, steps and softmax";
-            return at.refuse(wanted, rule);
+        if let Some(&operand) = self.score_operands.iter().find(|&&operand| at.wants(operand)) {
+            return at
+                .refuse(operand, "what a score function reads is no variable of attention; compose it from products, steps and softmax");
         }
         if let Some(slopes) = self.slopes.filter(|&slopes| at.wants(slopes)) {
             return at.refuse(slopes, "the slopes of attention are no variables");
@@ -554,6 +546,8 @@ impl Operation for Attention {
             dropout_offset,
             block_map,
             mask_blocks,
+            score: read.score,
+            score_operands: read.score_operands,
             ..AttentionBackward::new(spec, [q, k, v], o, log_sum_exp, d_o)
         };
         let is_wanted = |uid: Option<Uid>, at: &Backward<'_>| uid.is_some_and(|uid| at.wants(uid));
@@ -617,6 +611,12 @@ pub struct AttentionBackward {
     /// Read where the forward op reads them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mask_blocks: Option<Uid>,
+    /// That of the forward op.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub score: Option<ScoreFunction>,
+    /// Read where the forward op reads them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub score_operands: Vec<Uid>,
     /// The forward result, read.
     pub o: Uid,
     /// The forward log-sum-exp, read.
@@ -660,6 +660,8 @@ impl AttentionBackward {
             dropout_offset: None,
             block_map: None,
             mask_blocks: None,
+            score: None,
+            score_operands: Vec::new(),
             o,
             log_sum_exp,
             d_o,
@@ -692,8 +694,8 @@ impl AttentionBackward {
             dropout,
             descales,
             blocks,
-            score: None,
-            score_operands: Vec::new(),
+            score: self.score.clone(),
+            score_operands: self.score_operands.clone(),
         }
     }
 
@@ -708,7 +710,7 @@ impl Operation for AttentionBackward {
         summary: "The gradient of attention.",
         forms: &[Form {
             name: "",
-            formula: "ds = p · (m · d_o · v − Σ d_o · o)          p = e^(s − log_sum_exp)          dt = ds · (1 − (u / soft_cap)²), or ds\n\
+            formula: "ds = p · (m · d_o · v − Σ d_o · o)          p = e^(s − log_sum_exp)          dt = ds · ∂score / ∂t, ds · (1 − (u / soft_cap)²), or ds\n\
                       dq = scale · Σ dt · k          dk = scale · Σ dt · q          dv = Σ p · m · d_o          dbias = Σ ds          \
                       dsinks = −Σ e^(sink − log_sum_exp) · Σ d_o · o",
             operands: &[
@@ -727,6 +729,7 @@ impl Operation for AttentionBackward {
                 OperandSpec::read("dropout_offset", STATE_OFFSET).optional(),
                 OperandSpec::read("block_map", BLOCK_MAP).optional(),
                 OperandSpec::read("mask_blocks", MASK_BLOCKS).optional(),
+                OperandSpec::read("score_operands", SCORE_OPERANDS).several().optional(),
                 OperandSpec::read("o", "the forward result, `[b, h, s_q, d_v]`"),
                 OperandSpec::read("log_sum_exp", "that of the forward op, f32 or f64, `[b, h, s_q, 1]`"),
                 OperandSpec::read("d_o", "the dims of `o`"),
@@ -748,7 +751,8 @@ impl Operation for AttentionBackward {
                  q_offsets: Uid | None = None, kv_offsets: Uid | None = None, longest_q: int | None = None, \
                  longest_kv: int | None = None, dropout: float | None = None, \
                  dropout_state: Uid | None = None, dropout_offset: Uid | None = None, block_map: Uid | None = None, \
-                 mask_blocks: Uid | None = None, name: str = \"attention_backward\"",
+                 mask_blocks: Uid | None = None, score: Sequence[tuple[Any, ...]] | None = None, score_operands: Sequence[Uid] | None = None, \
+                 name: str = \"attention_backward\"",
             )
             .giving("tuple[Uid, Uid, Uid, Uid | None, Uid | None]")],
         }],
@@ -775,6 +779,9 @@ impl Operation for AttentionBackward {
         for input in options.into_iter().flatten() {
             visit(Role::Input, input);
         }
+        for input in &mut self.score_operands {
+            visit(Role::Input, input);
+        }
         if let HostScalar::Bound(uid) = &mut self.spec.scale {
             visit(Role::Input, uid);
         }
@@ -791,6 +798,9 @@ impl Operation for AttentionBackward {
             of_type(op, data(graph, op, uid)?, is_taken, NO_GRADIENT)?;
         }
         let dims = self.read().check(op, graph)?;
+        if let Some(score) = &self.score {
+            score.slope(op)?;
+        }
         check_result(op, graph, dims, self.o, Some(self.log_sum_exp))?;
         same_dims(op, &float(op, graph, self.d_o)?, &dims, "the gradient of the result has its dims, `[b, h, s_q, d_v]`")?;
         let gradients =

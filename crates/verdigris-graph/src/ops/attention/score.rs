@@ -89,6 +89,15 @@ impl ScoreStep {
             ScoreStep::Ternary { x, z, t, .. } => vec![x, z, t],
         }
     }
+
+    pub(super) fn operands_mut(&mut self) -> Vec<&mut u32> {
+        match self {
+            ScoreStep::Given | ScoreStep::Number(_) | ScoreStep::Operand(_) | ScoreStep::Place(_) => Vec::new(),
+            ScoreStep::Unary { x, .. } | ScoreStep::Round { x, .. } => vec![x],
+            ScoreStep::Binary { x, z, .. } => vec![x, z],
+            ScoreStep::Ternary { x, z, t, .. } => vec![x, z, t],
+        }
+    }
 }
 
 /// The score of a pair as steps, of which the last one gives it. Each step has a value that later ones name by its position, and every one but the last is
@@ -159,6 +168,22 @@ impl ScoreFunction {
             wide,
             dims,
         )
+    }
+
+    /// The function whose steps over scores these are, as [`check_steps`] has them; operands are numbered as they are loaded.
+    pub(crate) fn under(chain: &Chain) -> ScoreFunction {
+        let mut loaded = 0..;
+        let step = |step: &ChainStep| match *step {
+            ChainStep::Scalar(HostScalar::Fixed(number)) => ScoreStep::Number(number),
+            ChainStep::Load { .. } => ScoreStep::Operand(loaded.next().unwrap_or(0)),
+            ChainStep::Index { ref strides } => ScoreStep::Place(place_of(strides).unwrap_or(ScorePlace::Batch)),
+            ChainStep::Unary { f, x } => ScoreStep::Unary { f, x },
+            ChainStep::Binary { f, x, z } => ScoreStep::Binary { f, x, z },
+            ChainStep::Ternary { f, x, z, t } => ScoreStep::Ternary { f, x, z, t },
+            ChainStep::Round { dtype, x } => ScoreStep::Round { dtype, x },
+            _ => ScoreStep::Given,
+        };
+        ScoreFunction { steps: chain.steps.iter().map(step).collect() }
     }
 
     /// The steps over scores, of which `view` is where an operand lies.

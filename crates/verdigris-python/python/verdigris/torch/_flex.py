@@ -1,8 +1,8 @@
 """FlexAttention: attention with a user's function of the score and of the mask, by PyTorch's signature.
 
 The functions are traced (`_flex_trace`), once for all calls that would trace alike (`_flex_guards`), and what their expressions say goes one of three ways: what the op of attention has options for is that op
-(`_flex_forms`), with what is left of biases and masks as one tensor beside it; other functions are steps of that op (`_flex_steps`), or scores are computed between two products (`_flex_composed`), as their
-gradients always are.
+(`_flex_forms`), with what is left of biases and masks as one tensor beside it; other functions are steps of that op and of its gradient (`_flex_steps`), or scores are computed between two products
+(`_flex_composed`), as they are where a captured tensor has a gradient, or the log-sum-exp is returned to be trained.
 """
 
 import collections
@@ -342,20 +342,24 @@ class _Options:
 
 
 class _InSteps:
-    """The op with the function's steps, where nobody wants gradients: `words` has its window, and `mask` is what is left of conditions, or None."""
+    """The op with the function's steps: `words` has its window, `mask` is what is left of conditions, or None. What the function reads has no gradient there."""
 
-    __slots__ = ("function", "words", "mask")
+    __slots__ = ("function", "words", "mask", "is_trained")
 
-    def __init__(self, function, words, mask):
-        self.function, self.words, self.mask = function, words, mask
+    def __init__(self, function, words, mask, is_trained):
+        self.function, self.words, self.mask, self.is_trained = function, words, mask, is_trained
 
-    @torch.no_grad()
     def run(self, computed, tensors, blocks):
+        if self.is_trained:
+            return op_steps.attention(self.function, self.words, *tensors, *self._read(computed, blocks))
+        with torch.no_grad():
+            return op_steps.forward(self.function, self.words, *tensors, *self._read(computed, blocks))
+
+    def _read(self, computed, blocks):
         beside = dict(zip(("block_map", "mask_blocks"), blocks)) if blocks else {}
         if self.mask is not None:
             beside["mask"] = _tensor_of(computed, self.mask)
-        operands = [_score_operand(computed, operand, self.function.wide) for operand in self.function.operands]
-        return op_steps.forward(self.function, self.words, *tensors, beside, operands)
+        return beside, [_score_operand(computed, operand, self.function.wide) for operand in self.function.operands]
 
 
 class _Composed:
@@ -432,7 +436,7 @@ def _options(trace, score, form, conditions, given_scale, tensors, dims, wants_t
     if by_steps is not None:
         # What the function hides by a window is one, so that tiles outside are not computed.
         windows = [part for part in forms.parts_of([*form.conditions, *hidden]) if forms.band_of(trace, *part) is not None]
-        return _in_steps(trace, by_steps, [*windows, *conditions], given_scale, dims)
+        return _in_steps(trace, by_steps, [*windows, *conditions], given_scale, dims, False)
     beside = _all_of(trace, rest)
     if kept:
         wide = _wide(q)
@@ -447,7 +451,7 @@ def _wide(query):
     return torch.float64 if query.dtype == torch.float64 else torch.float32
 
 
-def _of_function(trace, value, conditions, scale, tensors, dims):
+def _of_function(trace, value, conditions, scale, tensors, dims, wants_total):
     """Steps of the op for a function that has no form, or scores in memory."""
     for x in tensors:
         if not _is_plain(x):
@@ -457,7 +461,9 @@ def _of_function(trace, value, conditions, scale, tensors, dims):
     by_op = op_steps.of_function(trace, value, dims, tensors)
     is_trained = torch.is_grad_enabled() and (any(x.requires_grad for x in tensors) or _wants_gradient(trace, [value]))
     if by_op is not None and not is_trained:
-        return _in_steps(trace, by_op, conditions, scale, dims)
+        return _in_steps(trace, by_op, conditions, scale, dims, False)
+    if by_op is not None and not wants_total and not _wants_gradient(trace, [value]) and op_steps.has_gradient(by_op, tensors):
+        return _in_steps(trace, by_op, conditions, scale, dims, True)
     return _Composed(composed.Steps(trace, value), by_op, _all_of(trace, conditions), scale, wide)
 
 
@@ -471,7 +477,7 @@ def _score_operand(computed, value, wide):
     return op_steps.as_operand(_tensor_of(computed, value) if is_of_both else computed.of(value), wide)
 
 
-def _in_steps(trace, function, conditions, scale, dims):
+def _in_steps(trace, function, conditions, scale, dims, is_trained):
     """The op with the function's steps: what bounds distances is its window, the rest of a mask a tensor or blocks."""
     _, _, queries, keys = dims
     band, rest = (None, None), []
@@ -483,7 +489,7 @@ def _in_steps(trace, function, conditions, scale, dims):
         else:
             rest.append((value, sense))
     causal, left, right = forms.words_of_band(band, queries, keys)
-    return _InSteps(function, {"scale": scale, "causal": causal or "none", "left": left, "right": right}, _all_of(trace, rest))
+    return _InSteps(function, {"scale": scale, "causal": causal or "none", "left": left, "right": right}, _all_of(trace, rest), is_trained)
 
 
 def _blocks_of(block_mask, trace, score, mask, tensors, dims):
@@ -502,14 +508,17 @@ _MOST_ELEMENTS_IN_BLOCKS = 192
 
 
 def _are_steps_in_blocks(told, tensors, dims):
-    """Whether a function that is no option is steps of the op beside a map of blocks: where nobody wants its gradient."""
+    """Whether a function that is no option is steps of the op beside a map of blocks: where the op has the gradients that are wanted."""
     trace, score = told.trace, told.score
-    if torch.is_grad_enabled() and (any(x.requires_grad for x in tensors) or _wants_gradient(trace, [score])):
+    if _wants_gradient(trace, [score]) or max(tensors[0].shape[3], tensors[2].shape[3]) > _MOST_ELEMENTS_IN_BLOCKS:
         return False
-    if max(tensors[0].shape[3], tensors[2].shape[3]) > _MOST_ELEMENTS_IN_BLOCKS:
-        return False
-    kind = ("steps", _kind_of(tensors, None, False, True))
-    return _decided(told, kind, lambda: op_steps.of_function(trace, trace.cast(score, _wide(tensors[0])), dims, tensors) is not None)[1]
+    is_trained = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+    def are_steps():
+        function = op_steps.of_function(trace, trace.cast(score, _wide(tensors[0])), dims, tensors)
+        return function is not None and (not is_trained or op_steps.has_gradient(function, tensors))
+
+    return _decided(told, ("steps", _kind_of(tensors, None, False, True)), are_steps)[1]
 
 
 def _biases_as_steps(trace, score, biases, tensors, dims, has_blocks):
@@ -572,7 +581,7 @@ def _attend(query, key, value, score_mod, block_mask, scale, wants_total):
     def decide():
         if form is not None:
             return _options(trace, score, form, conditions, scale, tensors, dims, wants_total, blocks is not None)
-        return _of_function(trace, score, conditions, scale, tensors, dims)
+        return _of_function(trace, score, conditions, scale, tensors, dims, wants_total)
 
     if conditions and conditions[0][0] is not mask:
         # The mask's blocks say more than its function.
@@ -600,8 +609,9 @@ def flex_attention(
     taken. Other masks of a `BlockMask` whose blocks are multiples of 128, of 16-bit types, are the op's map of blocks: blocks without a pair are skipped, full ones read no mask, and
     of others a bit for each pair is kept with the mask. Other masks and biases become one tensor over the dims in which they differ, up to `batch * heads * queries * keys` elements; those of places and numbers alone are remembered (256 MiB of them at most).
     Score functions of another kind, and where nobody wants gradients arithmetic of both `q_idx` and `kv_idx` that is added, are steps within the op, and nothing of the size of the scores is stored: on GPUs from compute capability 8.0 on of 16-bit types with heads of up to 256 elements, by multiples of 8, on the CPU of all types. What is
-    of queries, of keys, of batch or head alone, and what is gathered, is up to 4 operands of them; there are up to 64 steps, of functions that are a few instructions each. Other functions, and the gradients of all of that kind, are
-    computed between two products, with all scores in memory.
+    of queries, of keys, of batch or head alone, and what is gathered, is up to 4 operands of them; there are up to 64 steps, of functions that are a few instructions each. So are the gradients of such functions, by their slope, of up to
+    256 steps with it: on GPUs of compute capability 9.0 for heads of up to 128 elements, on the CPU for all. Other functions, gradients of what a function captures, of a log-sum-exp that is returned and of these functions elsewhere
+    are computed between two products, with all scores in memory.
 
     Gradients are there for `query`, `key`, `value`, captured tensors and the log-sum-exp; a second derivative raises `UnsupportedError`. `kernel_options` are hints to PyTorch's kernels and change nothing here.
     `torch.compile` calls it between graphs.

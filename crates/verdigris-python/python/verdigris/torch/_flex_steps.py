@@ -1,4 +1,4 @@
-"""Score functions as steps of the op of attention: nothing of the size of the scores is stored, and tensor cores multiply on both sides of them.
+"""Score functions as steps of the op of attention and of its gradient: nothing of the size of the scores is stored, and tensor cores multiply on both sides of them.
 
 A step is an op of the pointwise language on one score. What reads no score and is of queries, or of keys, or of batch and head alone is an operand, a tensor over the dims in which it differs; arithmetic
 of both queries and keys (`q_idx - kv_idx`) is steps too, of which nothing is stored. It is so where it comes to the same: whole numbers that f32 holds, and reals of the type that scores are computed in.
@@ -10,6 +10,7 @@ import math
 
 import torch
 
+from .._errors import GraphError, UnsupportedError
 from . import _flex_blocks as block_maps
 from . import _flex_composed as composed
 from ._flex_trace import AXES, KEY, QUERY, SCORE, Value
@@ -283,6 +284,44 @@ def of_function(trace, value, dims, tensors):
         return None
 
 
+#: The longest heads whose gradients the kernel of tensor cores has registers for beside a function.
+_MOST_ELEMENTS_OF_GRADIENTS = 128
+
+
+@functools.lru_cache(maxsize=1024)
+def _has_slope(steps, operands):
+    """Whether the op has a gradient of a function of these steps, told as text: of more than 256 with those of its slope it has none."""
+    g = composed._native.Graph("flex_attention_slope")
+    one, total = (g.tensor(name, "f32", (1, 1, 1, 1)) for name in ("x", "total"))
+    read = [one] * operands
+    try:
+        dq, *_ = g.attention_backward(one, one, one, one, total, one, scale=1.0, score=list(steps), score_operands=read)
+        g.store(dq, "dq", "f32")
+        g.to_json()
+    except GraphError:
+        return False
+    return True
+
+
+def has_gradient(function, tensors):
+    """Whether the op gives the gradients of queries, keys and values, and a kernel takes it that is no slower than products with steps between them."""
+    q, _, v = tensors
+    if q.device.type == "cuda":
+        is_short = max(q.shape[3], v.shape[3]) <= _MOST_ELEMENTS_OF_GRADIENTS
+        if block_maps.capability(q.device) != (9, 0) or not is_short:
+            return False
+    # Attributes of functions are dictionaries, which are told apart by their items.
+    steps = tuple(tuple(_Attributes(part.items()) if isinstance(part, dict) else part for part in step) for step in function.steps)
+    return _has_slope(steps, len(function.operands))
+
+
+class _Attributes(dict):
+    """Attributes of a function, as a key."""
+
+    def __hash__(self):
+        return hash(tuple(self.items()))
+
+
 def as_operand(tensor, wide):
     """An operand as the op takes it."""
     if tensor.dtype == torch.bool:
@@ -294,26 +333,101 @@ def as_operand(tensor, wide):
 _TYPES = {**composed._NAMES, torch.int32: "i32"}
 
 
+def _of_op(g, named, function, words, beside):
+    """What both graphs say of the op beside its tensors."""
+    of_score = [named[name] for name in named if name.startswith("score_")]
+    return {"score": function.steps, "score_operands": of_score, **{name: named[name] for name in beside}, **words}
+
+
+def _drawn(name, read):
+    g, named = composed._native.Graph(name), {}
+    for tensor_name, tensor in read.items():
+        dtype, dims, strides, alignment = composed._laid(tensor)
+        named[tensor_name] = g.tensor(tensor_name, _TYPES[dtype], dims, strides, alignment)
+    return g, named
+
+
+def _read(q, k, v, beside, operands):
+    return {"q": q, "k": k, "v": v, **beside, **{f"score_{number}": operand for number, operand in enumerate(operands)}}
+
+
+def _key(name, function, words, tensors):
+    return (name, function.told, repr(words), *((tensor_name, composed._laid(tensor)) for tensor_name, tensor in tensors.items()))
+
+
 def forward(function, words, q, k, v, beside, operands):
     """The result, and the log-sum-exp `[b, h, s_q, 1]`. `words` are options of the op by their names, `beside` its masks by theirs."""
     o = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device)
     total = torch.empty((*q.shape[:3], 1), dtype=function.wide, device=q.device)
-    read = {"q": q, "k": k, "v": v, **beside, **{f"score_{number}": operand for number, operand in enumerate(operands)}}
+    read = _read(q, k, v, beside, operands)
 
     def draw():
-        g = composed._native.Graph("flex_attention_steps")
-        named = {}
-        for name, tensor in read.items():
-            dtype, dims, strides, alignment = composed._laid(tensor)
-            named[name] = g.tensor(name, _TYPES[dtype], dims, strides, alignment)
-        options = {name: named[name] for name in beside}
-        of_score = [named[f"score_{number}"] for number in range(len(operands))]
-        made, of_total = g.attention(named["q"], named["k"], named["v"], score=function.steps, score_operands=of_score, **options, **words)
+        g, named = _drawn("flex_attention_steps", read)
+        made, of_total = g.attention(named["q"], named["k"], named["v"], **_of_op(g, named, function, words, beside))
         g.store(made, "o", composed._NAMES[o.dtype], o.stride())
         g.store(of_total, "total", composed._NAMES[function.wide])
         return g
 
-    key = ("steps", function.told, repr(words), *((name, composed._laid(tensor)) for name, tensor in read.items()), composed._laid(o))
-    plan = composed._planned(key, q.device, draw)
+    plan = composed._planned((*_key("steps", function, words, read), composed._laid(o)), q.device, draw)
     composed._execute(plan, {**read, "o": o, "total": total}, q.device)
     return o, total
+
+
+def _backward(function, words, q, k, v, beside, operands, o, total, d_o, wanted):
+    """The gradients that are wanted of queries, keys and values, by name."""
+    read = {**_read(q, k, v, beside, operands), "o": o, "total": total, "d_o": d_o}
+    given = {name: torch.empty(read[name].shape, dtype=read[name].dtype, device=q.device) for name in wanted}
+
+    def draw():
+        g, named = _drawn("flex_attention_steps_backward", read)
+        *of_read, _, _ = g.attention_backward(*(named[name] for name in ("q", "k", "v", "o", "total", "d_o")), **_of_op(g, named, function, words, beside))
+        found = dict(zip("qkv", of_read))
+        for name, gradient in given.items():
+            g.store(found[name], f"d_{name}", composed._NAMES[gradient.dtype], gradient.stride())
+        return g
+
+    plan = composed._planned((*_key("steps backward", function, words, read), wanted), q.device, draw)
+    composed._execute(plan, {**read, **{f"d_{name}": tensor for name, tensor in given.items()}}, q.device)
+    return given
+
+
+class _Gradient(torch.autograd.Function):
+    """The gradients as a function of their own, which has none."""
+
+    @staticmethod
+    def forward(ctx, told, wanted, d_o, q, k, v, o, total, *others):
+        function, words, beside = told
+        found = _backward(function, words, q, k, v, dict(zip(beside, others)), others[len(beside) :], o, total, d_o, wanted)
+        return tuple(found[name] for name in wanted)
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise UnsupportedError("the gradient of flex_attention has no gradient; compose attention from products and softmax to have one")
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, told, q, k, v, *others):
+        function, words, beside = told
+        o, total = forward(function, words, q, k, v, dict(zip(beside, others)), others[len(beside) :])
+        ctx.told = told
+        ctx.save_for_backward(q, k, v, o, total, *others)
+        ctx.policy = composed._native.current_policy()
+        ctx.mark_non_differentiable(total)
+        return o, total
+
+    @staticmethod
+    def backward(ctx, d_o, _):
+        needs = ctx.needs_input_grad
+        wanted = tuple(name for name, need in zip("qkv", needs[1:4]) if need)
+        # What is summed has one number for all its elements: a tensor that lies nowhere twice is what plans are made for.
+        d_o = d_o if all(d_o.stride()) else d_o.contiguous()
+        policy = composed._native.numbered_policy(ctx.policy)
+        with composed._policy.policy(policy.made_deterministic() if torch.are_deterministic_algorithms_enabled() else policy):
+            found = dict(zip(wanted, _Gradient.apply(ctx.told, wanted, d_o, *ctx.saved_tensors)))
+        return None, *(found.get(name) for name in "qkv"), *(None for _ in needs[4:])
+
+
+def attention(function, words, q, k, v, beside, operands):
+    """As `forward`, with gradients of queries, keys and values by the op; the log-sum-exp has none."""
+    return _Attention.apply((function, words, tuple(beside)), q, k, v, *beside.values(), *operands)

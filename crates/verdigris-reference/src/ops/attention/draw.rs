@@ -165,7 +165,7 @@ impl Draft {
             false => Some(self.blocks(in_rows, [b, h, s_q, s_kv])?),
         };
         let (block_map, mask_blocks) = blocks.unzip();
-        let score = match with_backward || spec.soft_cap.is_some() || !self.one_in(rarely) {
+        let score = match spec.soft_cap.is_some() || !self.one_in(rarely) {
             true => None,
             false => {
                 let (score, operands) = self.score([b, h, s_q, s_kv], if in_rows { &TYPES_OF_ROWS } else { &TYPES_OF_FEW })?;
@@ -174,11 +174,12 @@ impl Draft {
         };
         let (score, operands) = score.unzip();
         read.extend(operands.iter().flatten().cloned());
-        let score_operands = operands.iter().flatten().map(|value| value.uid).collect();
+        let score_operands: Vec<Uid> = operands.iter().flatten().map(|value| value.uid).collect();
         let compute = Pointwise::compute_dtype(read.iter().map(|value| value.dtype));
         let dropout_state = spec.dropout.map(|_| self.state()).transpose()?;
         let name = self.name("attention");
         let plain = Attention { dropout_state, q_descale, k_descale, v_descale, ..Attention::new(spec, q.uid, k.uid, v.uid) };
+        let of_gradient = (score.clone(), score_operands.clone());
         let plain = Attention { block_map, mask_blocks, score, score_operands, ..plain };
         let attention = Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, ..plain };
         let made = self.builder.attention(&name, attention)?;
@@ -190,10 +191,13 @@ impl Draft {
             return Ok(());
         }
         let d_o = self.value(fits(results, dtype), dtype, &results)?;
+        let (score, score_operands) = of_gradient;
         let plain = AttentionBackward {
             dropout_state,
             block_map,
             mask_blocks,
+            score,
+            score_operands,
             ..AttentionBackward::new(spec, [q.uid, k.uid, v.uid], o.uid, total.uid, d_o.uid)
         };
         let back = AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };

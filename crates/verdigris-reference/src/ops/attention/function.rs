@@ -9,8 +9,30 @@ use crate::tolerance::Bounded;
 /// As precise as functions are of what is stored in f32: an exponential of the score follows.
 const BITS: u32 = 24;
 
-/// What a function makes of a scaled product, at batch, head, query and key.
-pub(super) fn made((function, operands): &(ScoreFunction, Vec<Source<'_>>), product: Bounded, at: [u64; 4], compute: DType) -> Bounded {
+/// A function, and what it reads.
+pub(super) struct Function<'a> {
+    /// Of a gradient, the steps of its slope behind its own.
+    steps: ScoreFunction,
+    /// The step whose value is the score.
+    score: usize,
+    operands: Vec<Source<'a>>,
+}
+
+impl<'a> Function<'a> {
+    pub(super) fn new(own: ScoreFunction, operands: Vec<Source<'a>>) -> Function<'a> {
+        Function { score: own.steps.len().saturating_sub(1), steps: own, operands }
+    }
+
+    /// With the steps of its slope, which the op asked for when it was checked.
+    pub(super) fn sloped(self) -> Function<'a> {
+        let steps = self.steps.slope("attention").unwrap_or_else(|_| self.steps.clone());
+        Function { steps, ..self }
+    }
+}
+
+/// What a function makes of a scaled product, at batch, head, query and key, and of a gradient its slope there.
+pub(super) fn made(of: &Function<'_>, product: Bounded, at: [u64; 4], compute: DType) -> [Bounded; 2] {
+    let Function { steps: function, score, operands } = of;
     let mut values: Vec<Bounded> = Vec::with_capacity(function.steps.len());
     for step in &function.steps {
         let of = |x: u32| values[x as usize];
@@ -27,5 +49,121 @@ pub(super) fn made((function, operands): &(ScoreFunction, Vec<Source<'_>>), prod
         };
         values.push(next);
     }
-    values.pop().unwrap_or(product)
+    let last = values.last().copied().unwrap_or(product);
+    [values.get(*score).copied().unwrap_or(product), last]
+}
+
+#[cfg(test)]
+mod tests {
+    use verdigris_graph::{BinaryOp, Real, ScorePlace, TernaryOp, UnaryOp};
+
+    use super::*;
+
+    /// The slope of each kind of function is what the function's own values change by, on either side of a product.
+    #[test]
+    fn a_slope_is_the_quotient_of_differences() {
+        let number = |function: &mut ScoreFunction, x: f64| function.push(ScoreStep::Number(Real(x)));
+        let unary = |function: &mut ScoreFunction, f, x| function.push(ScoreStep::Unary { f, x });
+        let binary = |function: &mut ScoreFunction, f, x, z| function.push(ScoreStep::Binary { f, x, z });
+        let mut functions: Vec<ScoreFunction> = Vec::new();
+        let unaries = [
+            UnaryOp::Neg,
+            UnaryOp::Abs,
+            UnaryOp::Relu,
+            UnaryOp::LeakyRelu { slope: Real(0.1) },
+            UnaryOp::Clamp { lower: Real(-0.7), upper: Real(0.6) },
+            UnaryOp::ClippedRelu { lower: Real(-0.3), upper: Real(0.6), slope: Real(0.25) },
+            UnaryOp::GeluErf,
+            UnaryOp::GeluTanh,
+            UnaryOp::Silu,
+            UnaryOp::Sigmoid,
+            UnaryOp::Tanh,
+            UnaryOp::Elu { alpha: Real(1.5) },
+            UnaryOp::Softplus { beta: Real(2.0) },
+            UnaryOp::Swish { beta: Real(1.5) },
+            UnaryOp::HardSwish,
+            UnaryOp::HardSigmoid,
+            UnaryOp::Mish,
+            UnaryOp::Exp,
+            UnaryOp::Erf,
+            UnaryOp::Sin,
+            UnaryOp::Cos,
+            UnaryOp::Tan,
+            UnaryOp::Affine { scale: Real(3.0), shift: Real(-1.0) },
+            UnaryOp::Floor,
+        ];
+        for f in unaries {
+            // f(t) · t, which has both.
+            let mut function = ScoreFunction::default();
+            let t = function.push(ScoreStep::Given);
+            let x = unary(&mut function, f, t);
+            binary(&mut function, BinaryOp::Mul, x, t);
+            functions.push(function);
+        }
+        for f in [UnaryOp::Log, UnaryOp::Sqrt, UnaryOp::Rsqrt, UnaryOp::Reciprocal] {
+            // Of t² + 1, where they are numbers.
+            let mut function = ScoreFunction::default();
+            let t = function.push(ScoreStep::Given);
+            let one = number(&mut function, 1.0);
+            let x = binary(&mut function, BinaryOp::AddSquare, one, t);
+            unary(&mut function, f, x);
+            functions.push(function);
+        }
+        let binaries = [
+            BinaryOp::Add,
+            BinaryOp::Sub,
+            BinaryOp::Mul,
+            BinaryOp::Max,
+            BinaryOp::Min,
+            BinaryOp::Div,
+            BinaryOp::Mod,
+            BinaryOp::FloorMod,
+            BinaryOp::Pow,
+            BinaryOp::Atan2,
+            BinaryOp::AddSquare,
+            BinaryOp::Prelu,
+        ];
+        for f in binaries {
+            // f(e^t, place + 1 / 2 − t / 4) and the other way round.
+            for turned in [false, true] {
+                let mut function = ScoreFunction::default();
+                let t = function.push(ScoreStep::Given);
+                let x = unary(&mut function, UnaryOp::Exp, t);
+                let part = unary(&mut function, UnaryOp::Affine { scale: Real(-0.25), shift: Real(0.5) }, t);
+                let place = function.push(ScoreStep::Place(ScorePlace::Key));
+                let z = binary(&mut function, BinaryOp::Add, place, part);
+                let (x, z) = if turned { (z, x) } else { (x, z) };
+                binary(&mut function, f, x, z);
+                functions.push(function);
+            }
+        }
+        // Chosen by what is steps of t.
+        let mut function = ScoreFunction::default();
+        let t = function.push(ScoreStep::Given);
+        let (square, zero) = (binary(&mut function, BinaryOp::Mul, t, t), number(&mut function, 0.0));
+        let above = binary(&mut function, BinaryOp::Gt, t, zero);
+        function.push(ScoreStep::Ternary { f: TernaryOp::Select, x: square, z: t, t: above });
+        functions.push(function);
+        let mut function = ScoreFunction::default();
+        let t = function.push(ScoreStep::Given);
+        let (tanh, sigmoid) = (unary(&mut function, UnaryOp::Tanh, t), unary(&mut function, UnaryOp::Sigmoid, t));
+        function.push(ScoreStep::Ternary { f: TernaryOp::PreluBackward, x: sigmoid, z: t, t: tanh });
+        functions.push(function);
+
+        let mut compared = 0;
+        for own in functions {
+            let function = Function::new(own.clone(), Vec::new()).sloped();
+            assert!(function.steps.steps.len() > own.steps.len(), "{own:?}");
+            for t in [-1.3, -0.41, 0.37, 0.52, 1.7] {
+                let (at, h) = ([0, 0, 0, 1], 1e-6);
+                let of = |t: f64| made(&function, Bounded::exact(t), at, DType::F64);
+                let [[below, _], [value, slope], [above, _]] = [of(t - h), of(t), of(t + h)];
+                let quotient = (above.value - below.value) / (2.0 * h);
+                let difference = (slope.value - quotient).abs();
+                assert!(difference <= 1e-7 * (1.0 + quotient.abs()), "{own:?}: {value:?} at {t} has {slope:?}, beside {quotient}");
+                compared += usize::from(quotient != 0.0);
+            }
+        }
+        assert!(compared > 200, "{compared}");
+    }
 }

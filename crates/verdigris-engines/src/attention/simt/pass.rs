@@ -1,0 +1,90 @@
+//! The launches of a problem, and which operands each has.
+
+use serde::{Deserialize, Serialize};
+
+use super::name::Name;
+
+/// What a launch computes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Pass {
+    Forward,
+    RowSums,
+    Queries,
+    Keys,
+    Values,
+    Bias,
+    Sinks,
+}
+
+impl Pass {
+    pub(super) const fn word(self) -> &'static str {
+        match self {
+            Pass::Forward => "forward",
+            Pass::RowSums => "row_sums",
+            Pass::Queries => "queries",
+            Pass::Keys => "keys",
+            Pass::Values => "values",
+            Pass::Bias => "bias",
+            Pass::Sinks => "sinks",
+        }
+    }
+
+    /// Whether it works out scores.
+    pub(super) const fn has_scores(self) -> bool {
+        !matches!(self, Pass::RowSums | Pass::Sinks)
+    }
+
+    /// Whether rows gather elements.
+    pub(super) const fn has_columns(self) -> bool {
+        matches!(self, Pass::Forward | Pass::Queries | Pass::Keys | Pass::Values)
+    }
+
+    /// Whether rows are keys.
+    pub(super) const fn has_keys(self) -> bool {
+        matches!(self, Pass::Keys | Pass::Values)
+    }
+
+    /// Whether it needs `ds`.
+    pub(super) const fn has_gradient(self) -> bool {
+        matches!(self, Pass::Queries | Pass::Keys | Pass::Bias)
+    }
+
+    /// Whether it needs `dt`, of which the slope of a function of scores is a factor.
+    pub(super) const fn has_slope(self) -> bool {
+        matches!(self, Pass::Queries | Pass::Keys)
+    }
+
+    pub(super) const fn reads_sums(self) -> bool {
+        self.has_gradient() || matches!(self, Pass::Sinks)
+    }
+
+    /// Whether it reads or writes this operand.
+    pub(super) const fn has(self, name: Name) -> bool {
+        match name {
+            Name::Q | Name::K | Name::Bias | Name::Mask | Name::Slopes | Name::KvLengths | Name::KvOffsets => self.has_scores(),
+            Name::BlockMap | Name::MaskBlocks => self.has_scores(),
+            Name::Score0 | Name::Score1 | Name::Score2 | Name::Score3 => self.has_scores(),
+            Name::V => self.has_gradient() || matches!(self, Pass::Forward),
+            Name::QLengths | Name::QOffsets => self.has_scores() || matches!(self, Pass::Sinks),
+            Name::Sinks => matches!(self, Pass::Forward | Pass::Sinks),
+            Name::PageTable | Name::QDescale | Name::KDescale | Name::VDescale => matches!(self, Pass::Forward),
+            Name::O => matches!(self, Pass::Forward | Pass::RowSums),
+            Name::LogSumExp => !matches!(self, Pass::RowSums),
+            Name::Do => self.has_gradient() || matches!(self, Pass::Values | Pass::RowSums),
+            Name::Dq => matches!(self, Pass::Queries),
+            Name::Dk => matches!(self, Pass::Keys),
+            Name::Dv => matches!(self, Pass::Values),
+            Name::Dbias => matches!(self, Pass::Bias),
+            Name::Dsinks => matches!(self, Pass::Sinks),
+        }
+    }
+
+    pub(super) const fn writes(self, name: Name) -> bool {
+        match name {
+            Name::O | Name::LogSumExp => matches!(self, Pass::Forward),
+            Name::Dq | Name::Dk | Name::Dv | Name::Dbias | Name::Dsinks => true,
+            _ => false,
+        }
+    }
+}
