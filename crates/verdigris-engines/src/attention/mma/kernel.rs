@@ -14,12 +14,12 @@ use verdigris_kir::program::KernelRef;
 use verdigris_kir::tile::fragment::Fragment;
 
 use super::super::band::{BandArgs, BatchBand, Limits, SinkArgs};
-use super::super::dropout::DropoutArgs;
+use super::super::dropout::DropoutIfAnyArgs;
 use super::super::function::{self, FunctionArgs, Source};
 use super::super::half::Half;
 use super::super::order::{OrderArgs, Place};
-use super::super::paged::PagesArgs;
-use super::super::ragged::{OfKeys, OffsetsArgs};
+use super::super::paged::{PagesIfAny, PagesIfAnyArgs};
+use super::super::ragged::OffsetsIfAnyArgs;
 use super::super::score_mod::{QueryRows, ScoreModArgs, elements};
 use super::super::softmax::Softmax;
 use crate::fuse::steps::{self, Step};
@@ -48,20 +48,14 @@ pub(super) struct Spec {
     pub(super) score_mod: bool,
     /// The caller's function, which does; empty where there is none.
     pub(super) function: Vec<Step<Source>>,
-    /// Sequences lie behind each other, and their keys unless these are paged.
-    pub(super) ragged: bool,
-    /// Keys and values lie in pages.
-    pub(super) paged: bool,
-    pub(super) dropout: bool,
 }
 
 impl fmt::Display for Spec {
-    /// `attention_mma_bf16_d128_v128_m128_n32_scoremod_ragged`: the entry's name.
+    /// `attention_mma_bf16_d128_v128_m64_n64_scoremod`: the entry's name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Spec { head, value, block, .. } = self;
         write!(f, "attention_mma_{}_d{head}_v{value}_m{}_n{block}", self.ty.name(), self.queries())?;
-        let marks = [(self.score_mod, "_scoremod"), (self.ragged, "_ragged"), (self.paged, "_paged"), (self.dropout, "_dropout")];
-        marks.into_iter().filter(|(has, _)| *has).try_for_each(|(_, name)| f.write_str(name))?;
+        f.write_str(if self.score_mod { "_scoremod" } else { "" })?;
         function::write_name(f, &self.function)
     }
 }
@@ -93,9 +87,14 @@ impl Spec {
         if self.row_blocks > 1 || self.value >= 128 { 2 } else { 3 }
     }
 
-    /// Whether there is such a kernel: what is beside the products of twice as many queries takes registers that sums do not leave.
+    /// Whether there is such a kernel: a function beside the products of twice as many queries takes registers that sums do not leave.
     pub(super) fn is_offered(&self) -> bool {
-        self.row_blocks == 1 || !(self.ragged || self.paged || self.dropout || !self.function.is_empty())
+        self.row_blocks == 1 || self.function.is_empty()
+    }
+
+    /// Whether it can drop pairs, for which there is no room either.
+    pub(super) fn drops(&self) -> bool {
+        self.row_blocks == 1 && self.score_mod && self.function.is_empty()
     }
 
     const fn shape(&self) -> MmaShape {
@@ -159,9 +158,9 @@ verdigris_kir::parameters! {
         pub(super) sinks: SinkArgs = (),
         pub(super) score_mod: Option<ScoreModArgs> = given.spec.score_mod.then_some(()),
         pub(super) function: Option<FunctionArgs> = (!given.spec.function.is_empty()).then(|| given.spec.function.clone()),
-        pub(super) offsets: Option<OffsetsArgs> = given.spec.ragged.then_some(OfKeys::of(given.spec.paged)),
-        pub(super) pages: Option<PagesArgs> = given.spec.paged.then_some(()),
-        pub(super) dropout: Option<DropoutArgs> = given.spec.dropout.then_some(()),
+        pub(super) offsets: OffsetsIfAnyArgs = (),
+        pub(super) pages: PagesIfAnyArgs = (),
+        pub(super) dropout: Option<DropoutIfAnyArgs> = given.spec.drops().then_some(()),
     }
 }
 
@@ -188,20 +187,21 @@ impl SharedRows {
         if lanes > 8 { 8 } else { lanes }
     }
 
-    /// Starts copying all rows to `slot`, by all threads: `row_at` gives where one is, and whether it is there at all. Zeros stand for what is not, and
-    /// behind the `bytes` of the others.
+    /// Starts copying all rows to `slot`, by all threads: `rows_at` gives where those of a thread are, and whether each is there at all. Zeros stand for
+    /// what is not, and behind the `bytes` of the others.
     fn copy<'k>(
         &self,
         k: Kernel<'k>,
         slot: Val<'k, u32>,
         [bytes, copy_bytes]: [Val<'k, u32>; 2],
-        row_at: impl Fn(Val<'k, u32>) -> (Val<'k, u64>, Val<'k, bool>),
+        rows_at: impl Fn(Vec<Val<'k, u32>>) -> Vec<(Val<'k, u64>, Val<'k, bool>)>,
     ) {
         let (thread, lanes) = (k.thread(), self.lanes());
         let (first, lane) = (thread >> lanes.ilog2(), thread & (lanes - 1));
         let begin = lane * CHUNK_BYTES;
         let to = slot + first * self.pitch_bytes() + begin;
-        let rows: Vec<_> = (0..self.rows).step_by((THREADS / lanes) as usize).map(|row| (row, row_at(first + row))).collect();
+        let rows = || (0..self.rows).step_by((THREADS / lanes) as usize);
+        let rows: Vec<_> = rows().zip(rows_at(rows().map(|row| first + row).collect())).collect();
         let with = |piece_bytes: u32| {
             for &(row, (from, is_there)) in &rows {
                 let of_row = k.select(is_there, bytes, 0u32);
@@ -259,18 +259,18 @@ fn attend<'k>(k: Kernel<'k>, spec: &Spec) {
     let Place { row: row_tile, head, batch } = params.order.place(k, k.cta());
     let kv_head = params.group.quotient(head);
     let first_query = row_tile * spec.queries();
-    let own = params.offsets.as_ref().map(|offsets| offsets.of_batch(k, batch, [params.queries, params.keys]));
-    let extents = own.map_or([params.queries, params.keys], |own| own.map(|sequence| sequence.count));
+    let own = params.offsets.of_batch(k, batch, [params.queries, params.keys]);
+    let extents = own.map(|sequence| sequence.count);
     let BatchBand { queries, keys, before, behind } = params.band.of_batch(k, batch, extents);
-    let query_row = |query: Val<'k, u32>| own.map_or(query, |[queries, _]| queries.begin + query);
-    // Of ragged tensors all sequences are one batch.
-    let tensor_batch = if own.is_some() { k.constant(0) } else { batch };
+    let query_row = |query: Val<'k, u32>| own[0].begin + query;
+    let [query_batch, key_batch] = params.offsets.tensor_batches(k, batch);
     let head_of = |rows: &Rows<'k>, batch: Val<'k, u32>, head: Val<'k, u32>| {
         let [of_batch, of_head, _] = rows.strides;
         rows.at.moved(batch.widen() * of_batch + head.widen() * of_head)
     };
 
-    let attend_tile = || {
+    // Sequences may have fewer queries than the longest.
+    k.when(first_query.lt(extents[0]), || {
         let last_query = (first_query + (spec.queries() - 1)).min(extents[0] - 1);
         let [from, whole_from] = [first_query, last_query].map(|query| (query.signed() + before).max(0).unsigned());
         let until = |query: Val<'k, u32>| (query.signed() + behind).max(0).min(keys.signed()).unsigned();
@@ -280,34 +280,37 @@ fn attend<'k>(k: Kernel<'k>, spec: &Spec) {
         let first_whole = block_of(whole_from + (spec.block - 1));
         let end_whole = block_of(until(first_query));
 
-        let queries_of_head = head_of(&params.q, tensor_batch, head);
+        let queries_of_head = head_of(&params.q, query_batch, head);
         let copy_queries = || {
-            spec.q_rows().copy(k, q_slot, [params.q.bytes, copy_bytes], |row| {
-                let query = first_query + row;
+            let query_at = |query: Val<'k, u32>| {
                 (queries_of_head.moved(query_row(query).widen() * params.q.strides[2]).address(), query.lt(extents[0]))
-            });
+            };
+            let of_rows = |rows: Vec<Val<'k, u32>>| rows.into_iter().map(|row| query_at(first_query + row)).collect();
+            spec.q_rows().copy(k, q_slot, [params.q.bytes, copy_bytes], of_rows);
         };
-        let entries = params.pages.as_ref().map(|pages| pages.entries(batch));
-        let key_batch = if own.is_some() && !spec.paged { k.constant(0) } else { batch };
+        let PagesIfAny { pages, is_paged } = &params.pages;
+        let entries = pages.entries(batch);
         // Rows behind the last key that counts are zeros: there anything may stand, and 0 · NaN is NaN.
-        let copy_keys = |rows: &Rows<'k>, to: SharedRows, slot: Val<'k, u32>, of_head: Option<Pointer<'k>>, block: Val<'k, u32>| {
-            to.copy(k, slot, [rows.bytes, copy_bytes], |row| {
-                let key = block * spec.block + row;
-                let at = match (&params.pages, entries, of_head) {
-                    (Some(pages), Some(entries), _) => {
+        let copy_keys = |rows: &Rows<'k>, to: SharedRows, slot: Val<'k, u32>, of_head: Pointer<'k>, block: Val<'k, u32>| {
+            to.copy(k, slot, [rows.bytes, copy_bytes], |of_block| {
+                let keys_of_block: Vec<_> = of_block.into_iter().map(|row| block * spec.block + row).collect();
+                let places: Vec<_> = keys_of_block.iter().map(|_| k.var_unset::<u64>(Some("row"))).collect();
+                let in_pages = || {
+                    for (place, &key) in places.iter().zip(&keys_of_block) {
                         let [within, page] = pages.place(k, entries, key.min(keys.max(1) - 1));
-                        head_of(rows, page, kv_head).moved(within.widen() * rows.strides[2])
+                        place.set(head_of(rows, page, kv_head).moved(within.widen() * rows.strides[2]).address());
                     }
-                    (_, _, Some(of_head)) => {
-                        let key = own.map_or(key, |[_, keys]| keys.begin + key);
-                        of_head.moved(key.widen() * rows.strides[2])
-                    }
-                    _ => unreachable!("keys that are not paged are rows of a head"),
                 };
-                (at.address(), key.lt(keys))
+                let in_a_row = || {
+                    for (place, &key) in places.iter().zip(&keys_of_block) {
+                        place.set(of_head.moved((own[1].begin + key).widen() * rows.strides[2]).address());
+                    }
+                };
+                k.when_else(is_paged.ne(0), in_pages, in_a_row);
+                places.iter().zip(&keys_of_block).map(|(place, key)| (place.get(), key.lt(keys))).collect()
             });
         };
-        let [k_head, v_head] = [&params.k, &params.v].map(|rows| (!spec.paged).then(|| head_of(rows, key_batch, kv_head)));
+        let [k_head, v_head] = [&params.k, &params.v].map(|rows| head_of(rows, key_batch, kv_head));
         let bring_keys = |block| copy_keys(&params.k, spec.k_rows(), k_slot, k_head, block);
         let bring_values = |block| copy_keys(&params.v, spec.v_rows(), v_slot, v_head, block);
 
@@ -375,7 +378,7 @@ fn attend<'k>(k: Kernel<'k>, spec: &Spec) {
                 score.set(k.select(is_outside(half, column), f32::NEG_INFINITY, score));
             }
         };
-        let draws = params.dropout.as_ref().map(|dropout| dropout.state(k).of_head(k, batch, head));
+        let draws = params.dropout.as_ref().map(|dropout| (dropout.is_any, dropout.dropout.state(k).of_head(k, batch, head)));
         let has_arrived = || {
             k.cp_async_wait(0);
             k.bar_sync();
@@ -403,10 +406,12 @@ fn attend<'k>(k: Kernel<'k>, spec: &Spec) {
                 make_scores(rows, block, is_last);
                 k.when(is_cut, || mask(rows, block));
                 let correction = rows.softmax.next(&rows.scores);
-                if let Some(draws) = &draws {
+                if let Some((is_any, draws)) = &draws {
                     // Behind the sums of rows, which are those without dropout.
-                    let words = draws.words_of_keys(rows.row, block * spec.block, column, 0..spec.block / 16);
-                    draws.drop_keys(k, &rows.scores, &words);
+                    k.when(is_any.ne(0), || {
+                        let words = draws.words_of_keys(rows.row, block * spec.block, column, 0..spec.block / 16);
+                        draws.drop_keys(k, &rows.scores, &words);
+                    });
                 }
                 rows.sums.map_in_place(|value, half, _| value * correction[half as usize]);
             }
@@ -452,7 +457,7 @@ fn attend<'k>(k: Kernel<'k>, spec: &Spec) {
         }
 
         let sink = params.sinks.of_head(k, spec.ty, head);
-        let dropped = params.dropout.as_ref().map(|dropout| dropout.single_factor());
+        let dropped = params.dropout.as_ref().map(|dropout| dropout.dropout.single_factor());
         for RowBlock { row, sums, softmax, .. } in &row_blocks {
             let result = softmax.finish(Some([sink; 2]));
             for half in 0..2 {
@@ -462,7 +467,7 @@ fn attend<'k>(k: Kernel<'k>, spec: &Spec) {
                 let gives = counts & result.has_keys[half];
                 let factor = dropped.map_or(result.factor[half], |dropped| result.factor[half] * dropped);
                 let at = |[of_batch, of_head, of_query]: [Val<'k, u64>; 3]| {
-                    tensor_batch.widen() * of_batch + head.widen() * of_head + query_row(query).widen() * of_query
+                    query_batch.widen() * of_batch + head.widen() * of_head + query_row(query).widen() * of_query
                 };
                 k.when(query.lt(extents[0]), || {
                     let to = params.o.moved(at(params.o_strides) + (column << 1).widen()).address();
@@ -479,10 +484,5 @@ fn attend<'k>(k: Kernel<'k>, spec: &Spec) {
                 });
             }
         }
-    };
-    match own {
-        None => attend_tile(),
-        // Sequences may have fewer queries than the longest.
-        Some([queries, _]) => k.when(first_query.lt(queries.count), attend_tile),
-    }
+    });
 }

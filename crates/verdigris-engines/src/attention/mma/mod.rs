@@ -2,10 +2,13 @@
 //!
 //! **What.** bf16 and f16, heads of up to 256 elements, values of another length than keys, grouped heads, windows around either diagonal, lengths, sinks; a soft
 //! cap, a bias, slopes, a mask and a factor that is given at execution ([`super::score_mod`]), or the caller's function ([`super::function`]); ragged tensors
-//! ([`super::ragged`]) and paged keys ([`super::paged`]), in pages of any size; dropout ([`super::dropout`]), each of these in kernels of its own. Tensors of any
+//! ([`super::ragged`]) and paged keys ([`super::paged`]), in pages of any size; dropout ([`super::dropout`]). Tensors of any
 //! strides that are multiples of 4 bytes, 0 among them, whose elements lie side by side. Not: gradients, 8 bits, maps of blocks.
 //!
-//! **Method.** A CTA takes 128 or 64 queries of a head, of which each of four warps has 16 or twice 16; twice of whole tensors without dropout and function alone. It goes through blocks of keys and values from the last to
+//! A kernel is of two types, four classes of heads and one or two sizes of tiles, and either takes products for scores, or makes scores of them and drops some, or runs
+//! a function. Where queries, keys and values lie is told at launch: offsets are read once a tile, and whether keys are paged is asked once a block of them, alike by all threads.
+//!
+//! **Method.** A CTA takes 128 or 64 queries of a head, of which each of four warps has 16 or twice 16; twice where neither pairs are dropped nor a function runs. It goes through blocks of keys and values from the last to
 //! the first; `cp.async` brings a block's values while its keys are multiplied, and the next keys while the values are. Heads are padded to the next of 64, 128, 192
 //! (of keys alone) and 256 elements with zeros. Blocks of keys to which no query of a tile attends are not read; blocks in which each key is attended to are not masked. Where a
 //! diagonal cuts tiles, the longest are first.
@@ -30,13 +33,13 @@ use verdigris_tensor::DType;
 
 use super::band::{self, BandArgs, SinkArgs};
 use super::blocks;
-use super::dropout::{self, DropoutArgs};
+use super::dropout::{self, DropoutIfAnyArgs};
 use super::function::{self, FunctionArgs};
 use super::half::Half;
 use super::mapped;
 use super::order::OrderArgs;
-use super::paged::PagesArgs;
-use super::ragged::{self, OffsetsArgs};
+use super::paged::PagesIfAnyArgs;
+use super::ragged::{self, OffsetsIfAnyArgs};
 use super::score_mod::{self, ScoreModArgs};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
@@ -54,7 +57,7 @@ struct Class {
     blocks: [Option<u32>; 2],
 }
 
-/// Few, for a kernel pack has each in every way that keys come.
+/// Few, for a kernel pack has each in every way that scores are made.
 const CLASSES: &[Class] = &[
     Class { head: 64, value: 64, blocks: [Some(64), Some(64)] },
     Class { head: 128, value: 128, blocks: [Some(32), Some(64)] },
@@ -126,7 +129,7 @@ impl Algorithm for Mma {
         let is_even = p.d_v.is_multiple_of(2);
         Self::ID.require(is_even, Reason::Extent, format_args!("values of {} elements, taken is an even number", p.d_v))?;
         blocks::require_none(Self::ID, p)?;
-        let score_mod = score_mod::is_needed(p);
+        let score_mod = score_mod::is_needed(p) || p.dropout.is_some();
         score_mod::require(Self::ID, p)?;
         if p.score.is_some() {
             function::require(Self::ID, p)?;
@@ -262,9 +265,9 @@ impl Algorithm for Mma {
             sinks: SinkArgs::new(p),
             score_mod: spec.score_mod.then(|| ScoreModArgs::of(p)),
             function: p.score.is_some().then(|| FunctionArgs::of(p)),
-            offsets: OffsetsArgs::of(p),
-            pages: PagesArgs::of(p, spec.block),
-            dropout: DropoutArgs::of(p),
+            offsets: OffsetsIfAnyArgs::of(p),
+            pages: PagesIfAnyArgs::of(p, spec.block),
+            dropout: spec.drops().then(|| DropoutIfAnyArgs::of(p)),
         };
         let grid = [arguments.order.tiles, 1, 1];
         let given = Given { spec: spec.clone(), copy_bytes: self.copy_bytes };
@@ -275,20 +278,10 @@ impl Algorithm for Mma {
     fn catalog(_: Target) -> Vec<KernelRef> {
         let of_class = |ty, class: &'static Class| {
             let among = |spec: Spec| {
-                let of = |[ragged, paged, dropout]: [bool; 3]| {
-                    [false, true].map(|score_mod| Spec { ragged, paged, dropout, score_mod, ..spec.clone() })
-                };
-                let fed = [
-                    [false; 3],
-                    [true, false, false],
-                    [false, true, false],
-                    [true, true, false],
-                    [false, false, true],
-                    [true, false, true],
-                ];
+                let of = |score_mod: bool| Spec { score_mod, ..spec.clone() };
                 // Functions are the caller's: one stands for all of them.
                 let of_function = Spec { score_mod: true, function: function::sample(), ..spec.clone() };
-                fed.into_iter().flat_map(of).chain([of_function]).filter(Spec::is_offered).collect::<Vec<_>>()
+                [false, true].into_iter().map(of).chain([of_function]).filter(Spec::is_offered).collect::<Vec<_>>()
             };
             class.specs(ty).into_iter().flat_map(among)
         };
@@ -301,18 +294,7 @@ impl Class {
     fn specs(&self, ty: Half) -> Vec<Spec> {
         let of = |(row_blocks, block): (u32, Option<u32>)| {
             let Class { head, value, .. } = *self;
-            let plain = |block| Spec {
-                ty,
-                head,
-                value,
-                row_blocks,
-                block,
-                score_mod: false,
-                function: Vec::new(),
-                ragged: false,
-                paged: false,
-                dropout: false,
-            };
+            let plain = |block| Spec { ty, head, value, row_blocks, block, score_mod: false, function: Vec::new() };
             block.map(plain)
         };
         [2, 1].into_iter().zip(self.blocks).filter_map(of).collect()
@@ -332,10 +314,10 @@ impl Mma {
         let p = &self.problem;
         let class = CLASSES.iter().find(|class| u64::from(class.head) >= p.d && u64::from(class.value) >= p.d_v);
         let function = function::steps_of(p, Walk::of);
-        let (score_mod, ragged, paged, dropout) = (self.score_mod, p.is_ragged(), p.is_paged(), p.dropout.is_some());
+        let (score_mod, drops) = (self.score_mod, p.dropout.is_some());
         let plain = class.map_or(Vec::new(), |class| class.specs(self.ty));
-        let all = plain.into_iter().map(move |spec| Spec { score_mod, function: function.clone(), ragged, paged, dropout, ..spec });
-        all.filter(Spec::is_offered)
+        let all = plain.into_iter().map(move |spec| Spec { score_mod, function: function.clone(), ..spec });
+        all.filter(move |spec| spec.is_offered() && (!drops || spec.drops()))
     }
 
     fn spec(&self, config: &Config) -> Spec {
