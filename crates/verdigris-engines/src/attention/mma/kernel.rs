@@ -1,6 +1,6 @@
 //! The kernel: four warps attend to keys and values that `cp.async` brings, one block of each at a time.
 //!
-//! A warp has 16 queries of each 64 of the tile, and all keys of a block. Rows of shared memory are 16 bytes longer than the elements that they have, so that
+//! A warp has 16 rows of each 64 of the tile, and all keys of a block. Rows are queries: of one head, or of all heads that share keys, query by query. Rows of shared memory are 16 bytes longer than the elements that they have, so that
 //! the eight rows of an 8×8 matrix stand in different banks. While keys are multiplied the block's values are on their way, and while values are multiplied
 //! the next block's keys. Scores, and what is made of them, never leave the registers: the accumulator of one product is the operand of the next.
 
@@ -30,7 +30,7 @@ pub(super) const THREADS: u32 = 32 * WARPS;
 /// What `cp.async` and `ldmatrix` move at once.
 const CHUNK_BYTES: u32 = 16;
 const ELEMENTS_OF_CHUNK: u32 = CHUNK_BYTES / 2;
-/// Queries of a tile that each warp has 16 of.
+/// Rows of a tile that each warp has 16 of.
 const ROWS: u32 = 16 * WARPS;
 
 /// Everything that shapes the kernel; extents are arguments.
@@ -40,7 +40,7 @@ pub(super) struct Spec {
     /// Elements of a query and a key that are multiplied, and of a value.
     pub(super) head: u32,
     pub(super) value: u32,
-    /// How often a warp has 16 queries.
+    /// How often a warp has 16 rows.
     pub(super) row_blocks: u32,
     /// Keys of a block.
     pub(super) block: u32,
@@ -54,20 +54,20 @@ impl fmt::Display for Spec {
     /// `attention_mma_bf16_d128_v128_m64_n64_scoremod`: the entry's name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Spec { head, value, block, .. } = self;
-        write!(f, "attention_mma_{}_d{head}_v{value}_m{}_n{block}", self.ty.name(), self.queries())?;
+        write!(f, "attention_mma_{}_d{head}_v{value}_m{}_n{block}", self.ty.name(), self.rows())?;
         f.write_str(if self.score_mod { "_scoremod" } else { "" })?;
         function::write_name(f, &self.function)
     }
 }
 
 impl Spec {
-    /// Queries of a tile.
-    pub(super) const fn queries(&self) -> u32 {
+    /// Rows of a tile: queries of one head, or of all that share keys.
+    pub(super) const fn rows(&self) -> u32 {
         ROWS * self.row_blocks
     }
 
     const fn q_rows(&self) -> SharedRows {
-        SharedRows { rows: self.queries(), elements: self.head }
+        SharedRows { rows: self.rows(), elements: self.head }
     }
 
     const fn k_rows(&self) -> SharedRows {
@@ -87,7 +87,7 @@ impl Spec {
         if self.row_blocks > 1 || self.value >= 128 { 2 } else { 3 }
     }
 
-    /// Whether there is such a kernel: a function beside the products of twice as many queries takes registers that sums do not leave.
+    /// Whether there is such a kernel: a function beside the products of twice as many rows takes registers that sums do not leave.
     pub(super) fn is_offered(&self) -> bool {
         self.row_blocks == 1 || self.function.is_empty()
     }
@@ -151,8 +151,11 @@ verdigris_kir::parameters! {
         pub(super) queries: u32,
         pub(super) keys: u32,
         pub(super) scale: f32,
+        /// Of groups of heads whose rows stand in one tile.
         pub(super) order: OrderArgs = (),
-        /// Heads of queries that share one of keys.
+        /// Heads of such a group.
+        pub(super) members: Divide,
+        /// Such groups that share one head of keys.
         pub(super) group: Divide,
         pub(super) band: BandArgs = (),
         pub(super) sinks: SinkArgs = (),
@@ -256,11 +259,18 @@ fn attend<'k>(k: Kernel<'k>, spec: &Spec) {
         .map(|(name, rows)| k.shared(name, rows.bytes(), CHUNK_BYTES).address());
 
     // The tile, and the blocks of keys that it goes through: at least one, though all of it may be masked.
-    let Place { row: row_tile, head, batch } = params.order.place(k, k.cta());
-    let kv_head = params.group.quotient(head);
-    let first_query = row_tile * spec.queries();
+    let Place { row: row_tile, head: heads, batch } = params.order.place(k, k.cta());
+    let kv_head = params.group.quotient(heads);
+    let (members, first_row) = (params.members, row_tile * spec.rows());
+    // Row `r` is query `r / members` of head `r % members` of those that stand together: of the first of them, where what follows is alike for all.
+    let head = heads * members.value();
+    let place = |row: Val<'k, u32>| {
+        let (query, member) = members.split(row);
+        (query, head + member)
+    };
     let own = params.offsets.of_batch(k, batch, [params.queries, params.keys]);
     let extents = own.map(|sequence| sequence.count);
+    let rows = extents[0] * members.value();
     let BatchBand { queries, keys, before, behind } = params.band.of_batch(k, batch, extents);
     let query_row = |query: Val<'k, u32>| own[0].begin + query;
     let [query_batch, key_batch] = params.offsets.tensor_batches(k, batch);
@@ -270,8 +280,8 @@ fn attend<'k>(k: Kernel<'k>, spec: &Spec) {
     };
 
     // Sequences may have fewer queries than the longest.
-    k.when(first_query.lt(extents[0]), || {
-        let last_query = (first_query + (spec.queries() - 1)).min(extents[0] - 1);
+    k.when(first_row.lt(rows), || {
+        let [first_query, last_query] = [first_row, (first_row + (spec.rows() - 1)).min(rows - 1)].map(|row| members.quotient(row));
         let [from, whole_from] = [first_query, last_query].map(|query| (query.signed() + before).max(0).unsigned());
         let until = |query: Val<'k, u32>| (query.signed() + behind).max(0).min(keys.signed()).unsigned();
         let block_of = |key: Val<'k, u32>| params.band.block.quotient(key);
@@ -280,12 +290,13 @@ fn attend<'k>(k: Kernel<'k>, spec: &Spec) {
         let first_whole = block_of(whole_from + (spec.block - 1));
         let end_whole = block_of(until(first_query));
 
-        let queries_of_head = head_of(&params.q, query_batch, head);
         let copy_queries = || {
-            let query_at = |query: Val<'k, u32>| {
-                (queries_of_head.moved(query_row(query).widen() * params.q.strides[2]).address(), query.lt(extents[0]))
+            let query_at = |row: Val<'k, u32>| {
+                let (query, head) = place(row);
+                let at = head_of(&params.q, query_batch, head).moved(query_row(query).widen() * params.q.strides[2]);
+                (at.address(), row.lt(rows))
             };
-            let of_rows = |rows: Vec<Val<'k, u32>>| rows.into_iter().map(|row| query_at(first_query + row)).collect();
+            let of_rows = |of_tile: Vec<Val<'k, u32>>| of_tile.into_iter().map(|row| query_at(first_row + row)).collect();
             spec.q_rows().copy(k, q_slot, [params.q.bytes, copy_bytes], of_rows);
         };
         let PagesIfAny { pages, is_paged } = &params.pages;
@@ -320,9 +331,10 @@ fn attend<'k>(k: Kernel<'k>, spec: &Spec) {
         let k_reader = Matrices::by_elements(k, spec.k_rows(), k_slot);
         let v_reader = Matrices::by_rows(k, spec.v_rows(), v_slot, true);
 
-        /// The 16 queries that a warp has of 64.
+        /// The 16 rows that a warp has of 64: a thread's first one, and the queries of its two.
         struct RowBlock<'k> {
             row: Val<'k, u32>,
+            queries: [Val<'k, u32>; 2],
             scores: Fragment<'k, f32>,
             sums: Fragment<'k, f32>,
             softmax: Softmax<'k>,
@@ -330,18 +342,19 @@ fn attend<'k>(k: Kernel<'k>, spec: &Spec) {
         }
         let row_blocks: Vec<RowBlock<'k>> = (0..spec.row_blocks)
             .map(|i| {
-                let row = first_query + ROWS * i + row;
+                let row = first_row + ROWS * i + row;
+                let queries = [0, 8].map(|below| members.quotient(row + below));
                 let softmax = Softmax::new(k, params.scale);
                 softmax.begin();
                 let key_of_column = column.signed();
                 let limits = Limits {
                     kernel: k,
                     is_band: true,
-                    before: [0, 8].map(|below| (row + below).signed() + before - key_of_column),
-                    behind: [0, 8].map(|below| ((row + below).signed() + behind).min(keys.signed()) - key_of_column),
+                    before: queries.map(|query| query.signed() + before - key_of_column),
+                    behind: queries.map(|query| (query.signed() + behind).min(keys.signed()) - key_of_column),
                 };
                 let (scores, sums) = (Fragment::unset(k, spec.block), Fragment::filled(k, spec.value, 0.0));
-                RowBlock { row, scores, sums, softmax, limits }
+                RowBlock { row, queries, scores, sums, softmax, limits }
             })
             .collect();
         let registers = |of: &Fragment<'k, f32>, part: u32| [0, 1, 2, 3].map(|i| of.registers()[(4 * part + i) as usize]);
@@ -358,7 +371,7 @@ fn attend<'k>(k: Kernel<'k>, spec: &Spec) {
                 return;
             }
             let places = QueryRows {
-                queries: [0, 8].map(|below| (rows.row + below).min(params.queries - 1)),
+                queries: rows.queries.map(|query| query.min(params.queries - 1)),
                 first_key: block * spec.block + column,
                 last_key: is_last.then(|| params.keys - 1),
                 shift: (keys - queries).signed(),
@@ -407,7 +420,7 @@ fn attend<'k>(k: Kernel<'k>, spec: &Spec) {
                 k.when(is_cut, || mask(rows, block));
                 let correction = rows.softmax.next(&rows.scores);
                 if let Some((is_any, draws)) = &draws {
-                    // Behind the sums of rows, which are those without dropout.
+                    // Behind the sums of rows, which are those without dropout. Where pairs are dropped, rows are queries of one head.
                     k.when(is_any.ne(0), || {
                         let words = draws.words_of_keys(rows.row, block * spec.block, column, 0..spec.block / 16);
                         draws.drop_keys(k, &rows.scores, &words);
@@ -456,20 +469,19 @@ fn attend<'k>(k: Kernel<'k>, spec: &Spec) {
             );
         }
 
-        let sink = params.sinks.of_head(k, spec.ty, head);
         let dropped = params.dropout.as_ref().map(|dropout| dropout.dropout.single_factor());
         for RowBlock { row, sums, softmax, .. } in &row_blocks {
-            let result = softmax.finish(Some([sink; 2]));
-            for half in 0..2 {
+            let places = [0, 8].map(|below| place(*row + below));
+            let result = softmax.finish(Some(places.map(|(_, head)| params.sinks.of_head(k, spec.ty, head))));
+            for (half, (query, head)) in places.into_iter().enumerate() {
                 // Rows beyond a length give nothing, nor do those without a key.
-                let query = *row + 8 * half as u32;
                 let counts = query.lt(queries);
                 let gives = counts & result.has_keys[half];
                 let factor = dropped.map_or(result.factor[half], |dropped| result.factor[half] * dropped);
                 let at = |[of_batch, of_head, of_query]: [Val<'k, u64>; 3]| {
                     query_batch.widen() * of_batch + head.widen() * of_head + query_row(query).widen() * of_query
                 };
-                k.when(query.lt(extents[0]), || {
+                k.when((*row + 8 * half as u32).lt(rows), || {
                     let to = params.o.moved(at(params.o_strides) + (column << 1).widen()).address();
                     for part in 0..spec.value / 8 {
                         let value = |odd: u32| k.select(gives, sums.element(part, half as u32, odd) * factor, 0.0);

@@ -8,7 +8,8 @@
 //! A kernel is of two types, four classes of heads and one or two sizes of tiles, and either takes products for scores, or makes scores of them and drops some, or runs
 //! a function. Where queries, keys and values lie is told at launch: offsets are read once a tile, and whether keys are paged is asked once a block of them, alike by all threads.
 //!
-//! **Method.** A CTA takes 128 or 64 queries of a head, of which each of four warps has 16 or twice 16; twice where neither pairs are dropped nor a function runs. It goes through blocks of keys and values from the last to
+//! **Method.** A CTA takes 128 or 64 queries of a head, of which each of four warps has 16 or twice 16; where that makes fewer tiles, of all heads that share one of keys, if
+//! what stands between the products is alike for them. Twice where neither pairs are dropped nor a function runs. It goes through blocks of keys and values from the last to
 //! the first; `cp.async` brings a block's values while its keys are multiplied, and the next keys while the values are. Heads are padded to the next of 64, 128, 192
 //! (of keys alone) and 256 elements with zeros. Blocks of keys to which no query of a tile attends are not read; blocks in which each key is attended to are not masked. Where a
 //! diagonal cuts tiles, the longest are first.
@@ -50,7 +51,7 @@ use crate::layout::space::element;
 
 use kernel::{Given, ParamsArgs, RowsArgs, Spec, THREADS};
 
-/// A class of heads: elements of keys and of values, and the keys of a block where each warp has 16 queries twice, if sums leave registers for that, and once.
+/// A class of heads: elements of keys and of values, and the keys of a block where each warp has 16 rows twice, if sums leave registers for that, and once.
 struct Class {
     head: u32,
     value: u32,
@@ -91,7 +92,7 @@ pub(super) struct Mma {
     arch: Arch,
 }
 
-/// A config: how often each warp has 16 queries.
+/// A config: how often each warp has 16 rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Config {
     row_blocks: u32,
@@ -100,7 +101,7 @@ pub(super) struct Config {
 
 impl Algorithm for Mma {
     const ID: EngineId = EngineId { name: "attention.mma", number: 904 };
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     type Config = Config;
 
     fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
@@ -176,10 +177,11 @@ impl Algorithm for Mma {
             return Mma { problem: self.problem.of_mean_length(), ..self.clone() }.work(config);
         }
         let (p, spec) = (&self.problem, self.spec(config));
-        let [rows, block, head, value] = [spec.queries(), spec.block, spec.head, spec.value].map(f64::from);
-        let heads = (p.b * p.h) as f64;
-        let row_tiles = p.s_q.div_ceil(u64::from(spec.queries()));
-        let of_tile = |tile: u64| band::blocks_of_tile(p, spec.queries(), spec.block, tile) as f64;
+        let [rows, block, head, value] = [spec.rows(), spec.block, spec.head, spec.value].map(f64::from);
+        let (members, row_tiles) = (self.members(&spec), self.row_tiles(&spec));
+        let heads = (p.b * p.h / members) as f64;
+        let queries = (spec.rows() / members as u32).max(1);
+        let of_tile = |tile: u64| band::blocks_of_tile(p, queries, spec.block, tile) as f64;
         let (blocks, most) = (0..row_tiles).map(of_tile).fold((0.0, 0.0f64), |(all, most), blocks| (all + blocks, most.max(blocks)));
         let (tiles, all) = (row_tiles as f64 * heads, blocks * heads);
         let resident = f64::from(self.arch.sm_count * spec.ctas_of_sm());
@@ -241,10 +243,11 @@ impl Algorithm for Mma {
         let strides_bytes = |view: &View| [0, 1, 2].map(|i| view.strides[i] * view.dtype.bytes() as u64);
         let rows =
             |view: &View, elements: u64| RowsArgs { at: element(view, []), strides: strides_bytes(view), bytes: 2 * elements as u32 };
-        let row_tiles = p.s_q.div_ceil(u64::from(spec.queries())) as u32;
+        let members = self.members(&spec);
+        let group = (p.group() / members) as u32;
         let is_cut = p.left.is_some() || p.right.is_some();
         // Where tiles are alike, neighbours read the same keys.
-        let section = if is_cut { p.group() as u32 } else { 1 };
+        let section = if is_cut { group } else { 1 };
         let arguments = ParamsArgs {
             q: rows(&p.q, p.d),
             k: rows(&p.k, p.d),
@@ -259,8 +262,9 @@ impl Algorithm for Mma {
             queries: p.s_q as u32,
             keys: p.s_kv as u32,
             scale: self.scale,
-            order: OrderArgs::new(row_tiles, p.h as u32, p.b as u32, section),
-            group: p.group() as u32,
+            order: OrderArgs::new(self.row_tiles(&spec) as u32, (p.h / members) as u32, p.b as u32, section),
+            members: members as u32,
+            group,
             band: BandArgs::new(p, spec.block),
             sinks: SinkArgs::new(p),
             score_mod: spec.score_mod.then(|| ScoreModArgs::of(p)),
@@ -318,6 +322,21 @@ impl Mma {
         let plain = class.map_or(Vec::new(), |class| class.specs(self.ty));
         let all = plain.into_iter().map(move |spec| Spec { score_mod, function: function.clone(), ..spec });
         all.filter(move |spec| spec.is_offered() && (!drops || spec.drops()))
+    }
+
+    /// Heads whose rows stand in one tile: all that share keys, where that makes fewer tiles and what makes scores is alike for each of them.
+    fn members(&self, spec: &Spec) -> u64 {
+        let (p, rows) = (&self.problem, u64::from(spec.rows()));
+        let of_head_alone = [&p.bias, &p.mask, &p.slopes].into_iter().flatten().any(|view| view.strides[1] > 0);
+        let is_alike = p.dropout.is_none() && p.score.is_none() && !of_head_alone;
+        let all = p.group() * p.s_q;
+        let is_less = all.div_ceil(rows) < p.group() * p.s_q.div_ceil(rows) && all < mapped::MOST_ROWS;
+        if is_alike && is_less { p.group() } else { 1 }
+    }
+
+    /// Tiles of the heads that stand together.
+    fn row_tiles(&self, spec: &Spec) -> u64 {
+        (self.problem.s_q * self.members(spec)).div_ceil(u64::from(spec.rows()))
     }
 
     fn spec(&self, config: &Config) -> Spec {

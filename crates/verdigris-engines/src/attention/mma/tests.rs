@@ -106,6 +106,44 @@ fn tiles_that_do_not_fit_are_not_offered() {
     assert_eq!(rows("attention forward bf16 b=1 h=4 s_q=200 s_kv=200 d=256").expect_err("67,584 bytes").reason, Reason::SharedMemory);
 }
 
+/// Tiles of 64 rows of a problem of two batches and four heads of keys, whole keys each.
+fn tiles(words: &str) -> u32 {
+    let engine = Mma::accept(&parsed(words), &without_wgmma()[0]).expect(words);
+    let config = engine.configs().into_iter().find(|config| config.row_blocks == 1).expect("the small tile is offered always");
+    let program = engine.lower(&config).expect(words);
+    program.launches().next().expect("a launch").grid[0]
+}
+
+/// A query of each of eight heads is a tile's eight rows; 9 of each fill a tile and begin another, 57 take as many tiles as heads do by themselves.
+#[test]
+fn heads_that_share_keys_stand_in_one_tile_where_that_makes_fewer() {
+    for (queries, of_keys) in [(1, 1), (8, 1), (9, 2), (56, 7), (57, 8), (64, 8), (65, 9), (128, 16)] {
+        for more in ["", " right=0", " soft_cap=30"] {
+            let words = format!("attention forward bf16 b=2 h=32 h_kv=4 s_q={queries} s_kv=4096 d=128{more}");
+            assert_eq!(tiles(&words), 8 * of_keys, "{words}");
+        }
+    }
+    assert_eq!(tiles("attention forward bf16 b=2 h=4 s_q=1 s_kv=4096 d=128"), 8);
+}
+
+/// What belongs to a head is read for the first of those that stand together: where it is another for each, they do not.
+#[test]
+fn heads_that_make_scores_in_their_own_way_do_not_stand_together() {
+    let plain = "attention forward bf16 b=2 h=32 h_kv=4 s_q=1 s_kv=4096 d=128";
+    let Problem::Attention(plain) = parsed(plain) else { panic!("{plain}: attention") };
+    let f32_at = |slot: u32, strides: [u64; 4]| Some(View { slot: Slot(slot), dtype: DType::F32, offset: 0, strides: strides.to_vec() });
+    let slot = plain.slots().len() as u32;
+    let rows = |problem: AttentionProblem| {
+        let engine = Mma::accept(&Problem::Attention(problem), &without_wgmma()[0]).expect("taken");
+        engine.specs().map(|spec| engine.members(&spec)).collect::<Vec<_>>()
+    };
+    assert_eq!(rows(plain.clone()), [8, 8]);
+    assert_eq!(rows(AttentionProblem { slopes: f32_at(slot, [0, 0, 0, 0]), ..plain.clone() }), [8, 8]);
+    assert_eq!(rows(AttentionProblem { slopes: f32_at(slot, [0, 1, 0, 0]), ..plain.clone() }), [1, 1]);
+    assert_eq!(rows(AttentionProblem { bias: f32_at(slot, [4096, 0, 4096, 1]), ..plain.clone() }), [8, 8]);
+    assert_eq!(rows(AttentionProblem { bias: f32_at(slot, [0, 4096, 4096, 1]), ..plain }), [1, 1]);
+}
+
 #[test]
 fn what_others_take_is_refused_by_name() {
     let refused = |words: &str| Mma::accept(&parsed(words), &Arch::h200()).expect_err(words).reason;
