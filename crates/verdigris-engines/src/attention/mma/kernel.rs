@@ -14,6 +14,7 @@ use verdigris_kir::program::KernelRef;
 use verdigris_kir::tile::fragment::Fragment;
 
 use super::super::band::{BandArgs, BatchBand, Limits, SinkArgs};
+use super::super::combine;
 use super::super::dropout::DropoutIfAnyArgs;
 use super::super::function::{self, FunctionArgs, Source};
 use super::super::half::Half;
@@ -148,8 +149,12 @@ verdigris_kir::parameters! {
         pub(super) log_sum_exp: Write = 4,
         pub(super) log_sum_exp_strides: [u64; 3],
         pub(super) has_log_sum_exp: u32,
+        /// Where there are several parts, f32: results and log-sum-exp of each, `[batch][head][query][part]`.
+        pub(super) partial: Write = 4,
+        pub(super) partial_log_sum_exp: Write = 4,
         pub(super) queries: u32,
         pub(super) keys: u32,
+        pub(super) heads: u32,
         pub(super) scale: f32,
         /// Of groups of heads whose rows stand in one tile.
         pub(super) order: OrderArgs = (),
@@ -157,6 +162,8 @@ verdigris_kir::parameters! {
         pub(super) members: Divide,
         /// Such groups that share one head of keys.
         pub(super) group: Divide,
+        /// Parts of the keys.
+        pub(super) parts: Divide,
         pub(super) band: BandArgs = (),
         pub(super) sinks: SinkArgs = (),
         pub(super) score_mod: Option<ScoreModArgs> = given.spec.score_mod.then_some(()),
@@ -258,8 +265,9 @@ fn attend<'k>(k: Kernel<'k>, spec: &Spec) {
     let [q_slot, k_slot, v_slot] = [("queries", spec.q_rows()), ("keys", spec.k_rows()), ("values", spec.v_rows())]
         .map(|(name, rows)| k.shared(name, rows.bytes(), CHUNK_BYTES).address());
 
-    // The tile, and the blocks of keys that it goes through: at least one, though all of it may be masked.
-    let Place { row: row_tile, head: heads, batch } = params.order.place(k, k.cta());
+    // The tile, and which part of the keys.
+    let (tile, part) = params.parts.split(k.cta());
+    let Place { row: row_tile, head: heads, batch } = params.order.place(k, tile);
     let kv_head = params.group.quotient(heads);
     let (members, first_row) = (params.members, row_tile * spec.rows());
     // Row `r` is query `r / members` of head `r % members` of those that stand together: of the first of them, where what follows is alike for all.
@@ -285,8 +293,10 @@ fn attend<'k>(k: Kernel<'k>, spec: &Spec) {
         let [from, whole_from] = [first_query, last_query].map(|query| (query.signed() + before).max(0).unsigned());
         let until = |query: Val<'k, u32>| (query.signed() + behind).max(0).min(keys.signed()).unsigned();
         let block_of = |key: Val<'k, u32>| params.band.block.quotient(key);
-        let first_block = block_of(from);
-        let end_block = block_of(until(last_query) + (spec.block - 1)).max(first_block + 1);
+        // Blocks of keys of the tile: at least one, though all of it may be masked. They are cut into equal parts, of which some may be empty.
+        let first_of_tile = block_of(from);
+        let blocks = block_of(until(last_query) + (spec.block - 1)).max(first_of_tile + 1) - first_of_tile;
+        let [first_block, end_block] = [part, part + 1].map(|part| first_of_tile + params.parts.quotient(part * blocks));
         let first_whole = block_of(whole_from + (spec.block - 1));
         let end_whole = block_of(until(first_query));
 
@@ -444,13 +454,16 @@ fn attend<'k>(k: Kernel<'k>, spec: &Spec) {
                 }
             }
         };
-        copy_queries();
-        bring_keys(end_block - 1);
-        k.cp_async_commit();
-        // The last block may reach beyond the last key, where there is nothing to make scores of.
-        let block = k.var_named("block", end_block - 1);
-        if spec.score_mod {
-            turn(block.get(), true);
+        k.when(first_block.lt(end_block), || {
+            copy_queries();
+            bring_keys(end_block - 1);
+            k.cp_async_commit();
+            // The last block may reach beyond the last key, where there is nothing to make scores of.
+            let block = k.var_named("block", end_block);
+            if spec.score_mod {
+                block.set(end_block - 1);
+                turn(block.get(), true);
+            }
             k.while_(
                 || block.gt(first_block),
                 || {
@@ -458,21 +471,14 @@ fn attend<'k>(k: Kernel<'k>, spec: &Spec) {
                     turn(block.get(), false);
                 },
             );
-        } else {
-            block.set(end_block);
-            k.while_(
-                || block.gt(first_block),
-                || {
-                    block.set(block - 1);
-                    turn(block.get(), false);
-                },
-            );
-        }
+        });
 
         let dropped = params.dropout.as_ref().map(|dropout| dropout.dropout.single_factor());
         for RowBlock { row, sums, softmax, .. } in &row_blocks {
             let places = [0, 8].map(|below| place(*row + below));
-            let result = softmax.finish(Some(places.map(|(_, head)| params.sinks.of_head(k, spec.ty, head))));
+            // A sink counts once: in the first part.
+            let sinks = places.map(|(_, head)| k.select(part.eq(0), params.sinks.of_head(k, spec.ty, head), f32::NEG_INFINITY));
+            let result = softmax.finish(Some(sinks));
             for (half, (query, head)) in places.into_iter().enumerate() {
                 // Rows beyond a length give nothing, nor do those without a key.
                 let counts = query.lt(queries);
@@ -481,19 +487,30 @@ fn attend<'k>(k: Kernel<'k>, spec: &Spec) {
                 let at = |[of_batch, of_head, of_query]: [Val<'k, u64>; 3]| {
                     query_batch.widen() * of_batch + head.widen() * of_head + query_row(query).widen() * of_query
                 };
-                k.when((*row + 8 * half as u32).lt(rows), || {
-                    let to = params.o.moved(at(params.o_strides) + (column << 1).widen()).address();
-                    for part in 0..spec.value / 8 {
-                        let value = |odd: u32| k.select(gives, sums.element(part, half as u32, odd) * factor, 0.0);
-                        k.when((column + 8 * part).lt(params.o_elements), || {
-                            k.st_global(to, i64::from(16 * part), k.pack::<u32>(spec.ty.packed(), value(0), value(1)));
-                        });
+                let value = |block: u32, odd: u32| k.select(gives, sums.element(block, half as u32, odd) * factor, 0.0);
+                let log_sum_exp = k.select(counts, result.log_sum_exp[half], f32::NEG_INFINITY);
+                let for_each_pair = |store: &dyn Fn(u32, [Val<'k, f32>; 2])| {
+                    for block in 0..spec.value / 8 {
+                        k.when((column + 8 * block).lt(params.o_elements), || store(block, [value(block, 0), value(block, 1)]));
                     }
+                };
+                let whole = || {
+                    let to = params.o.moved(at(params.o_strides) + (column << 1).widen()).address();
+                    for_each_pair(&|block, [low, high]| k.st_global(to, i64::from(16 * block), k.pack::<u32>(spec.ty.packed(), low, high)));
                     k.when((thread & 3).eq(0) & params.has_log_sum_exp.ne(0), || {
-                        let value = k.select(counts, result.log_sum_exp[half], f32::NEG_INFINITY);
-                        k.st_global(params.log_sum_exp.moved(at(params.log_sum_exp_strides)).address(), 0, value);
+                        k.st_global(params.log_sum_exp.moved(at(params.log_sum_exp_strides)).address(), 0, log_sum_exp);
                     });
-                });
+                };
+                let a_part = || {
+                    let number = combine::place([batch, head, query], [params.heads, params.queries], [part, params.parts.value()]);
+                    let to = params.partial.moved(number * (params.o_elements << 2).widen() + (column << 2).widen()).address();
+                    for_each_pair(&|block, [low, high]| {
+                        k.st_global(to, i64::from(32 * block), low);
+                        k.st_global(to, i64::from(32 * block + 4), high);
+                    });
+                    k.when((thread & 3).eq(0), || k.st_global(params.partial_log_sum_exp.moved(number * 4u64).address(), 0, log_sum_exp));
+                };
+                k.when((*row + 8 * half as u32).lt(rows), || k.when_else(params.parts.value().eq(1), whole, a_part));
             }
         }
     });

@@ -14,11 +14,14 @@
 //! (of keys alone) and 256 elements with zeros. Blocks of keys to which no query of a tile attends are not read; blocks in which each key is attended to are not masked. Where a
 //! diagonal cuts tiles, the longest are first.
 //!
+//! Where tiles are fewer than the chip's multiprocessors have room for, the keys of each are cut into equal parts, a CTA each. A part leaves its rows and their log-sum-exp in f32, and a second
+//! launch adds them up ([`super::combine`]).
+//!
 //! **When it wins.** On chips without `wgmma`; on others for tensors that TMA does not take: strides of 4 and 8 bytes, tensors that are repeated along a dim, pages
 //! of fewer than 8 keys.
 //!
 //! **Numbers.** As those of `attention.forward`: scores and sums in f32, probabilities rounded to the type of the values before they are multiplied, sums of rows
-//! not. Results repeat bit for bit. It is not measured yet on chips that it is for: the estimate is the analytic one.
+//! not. Parts are added in f32 and rounded once, in an order that their number fixes. Results repeat bit for bit. It is not measured yet on chips that it is for: the estimate is the analytic one.
 //!
 //! **Source.** Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023, section 3.
 
@@ -34,6 +37,7 @@ use verdigris_tensor::DType;
 
 use super::band::{self, BandArgs, SinkArgs};
 use super::blocks;
+use super::combine::{self, CombineArgs, Parts};
 use super::dropout::{self, DropoutIfAnyArgs};
 use super::function::{self, FunctionArgs};
 use super::half::Half;
@@ -44,10 +48,11 @@ use super::ragged::{self, OffsetsIfAnyArgs};
 use super::score_mod::{self, ScoreModArgs};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
-use crate::cost::{Loop, Work};
+use crate::cost::{Join, Loop, Stream, Traffic, Work};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal, empty_program};
 use crate::fuse::operand::Walk;
 use crate::layout::space::element;
+use crate::split_k::MOST_PARTS_BYTES;
 
 use kernel::{Given, ParamsArgs, RowsArgs, Spec, THREADS};
 
@@ -65,6 +70,9 @@ const CLASSES: &[Class] = &[
     Class { head: 192, value: 128, blocks: [Some(32), Some(64)] },
     Class { head: 256, value: 256, blocks: [None, Some(32)] },
 ];
+
+/// The most parts of the keys.
+const MOST_PARTS: u64 = 256;
 
 /// Bytes that copies are multiples of.
 const LEAST_COPY_BYTES: u64 = 4;
@@ -92,11 +100,12 @@ pub(super) struct Mma {
     arch: Arch,
 }
 
-/// A config: how often each warp has 16 rows.
+/// A config: how often each warp has 16 rows, and parts of the keys.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Config {
     row_blocks: u32,
     block: u32,
+    parts: u32,
 }
 
 impl Algorithm for Mma {
@@ -161,11 +170,14 @@ impl Algorithm for Mma {
 
     fn configs(&self) -> Vec<Config> {
         let fits = |spec: &Spec| spec.shared_bytes() <= self.arch.shared_bytes_per_cta;
-        self.specs().filter(fits).map(|spec| Config { row_blocks: spec.row_blocks, block: spec.block }).collect()
+        let of =
+            |spec: Spec| self.parts(&spec).into_iter().map(move |parts| Config { row_blocks: spec.row_blocks, block: spec.block, parts });
+        self.specs().filter(fits).flat_map(of).collect()
     }
 
     fn knobs(config: &Config) -> Knobs {
-        Knobs::new([("rows", 64 * config.row_blocks), ("keys", config.block)])
+        let parts = (config.parts > 1).then_some(("parts", config.parts));
+        Knobs::new([("rows", 64 * config.row_blocks), ("keys", config.block)].into_iter().chain(parts))
     }
 
     fn notes(&self, _: &Config) -> Notes {
@@ -180,16 +192,19 @@ impl Algorithm for Mma {
         let [rows, block, head, value] = [spec.rows(), spec.block, spec.head, spec.value].map(f64::from);
         let (members, row_tiles) = (self.members(&spec), self.row_tiles(&spec));
         let heads = (p.b * p.h / members) as f64;
-        let queries = (spec.rows() / members as u32).max(1);
-        let of_tile = |tile: u64| band::blocks_of_tile(p, queries, spec.block, tile) as f64;
+        let of_tile = |tile: u64| band::blocks_of_tile(p, self.queries_of_tile(&spec), spec.block, tile) as f64;
         let (blocks, most) = (0..row_tiles).map(of_tile).fold((0.0, 0.0f64), |(all, most), blocks| (all + blocks, most.max(blocks)));
+        // On chips with `wgmma`, parts count until it is measured as if they ran one behind the other: nothing is gained by them.
+        let is_raised = self.arch.runs(Target::Sm90a);
+        let parts = if is_raised { 1.0 } else { f64::from(config.parts) };
         let (tiles, all) = (row_tiles as f64 * heads, blocks * heads);
+        let grid = tiles * parts;
         let resident = f64::from(self.arch.sm_count * spec.ctas_of_sm());
         let loaded_bytes = 2.0 * block * (head + value);
         let products = rows / 16.0 * (block / 8.0 * head / 16.0 + value / 8.0 * block / 16.0);
         // Of pages that no sequence has nothing is read.
         let read = AttentionProblem { page_table: None, ..p.clone() };
-        let (raised, exposed) = match self.arch.runs(Target::Sm90a) {
+        let (raised, exposed) = match is_raised {
             true => (UNTIL_MEASURED, EXPOSED_UNTIL_MEASURED),
             // Products and softmax of a block follow each other, and its values arrive meanwhile.
             false => (1.0, EXPOSED),
@@ -198,19 +213,20 @@ impl Algorithm for Mma {
         let of_scores = 5.0
             + if self.score_mod { score_mod::instructions(p) + function::instructions(p) } else { 0.0 }
             + if p.dropout.is_some() { dropout::INSTRUCTIONS } else { 0.0 };
-        Work::of(Loop {
+        let main = Loop {
             kernel: Self::ID.name,
             product: [p.s_q, p.s_kv, p.d].map(|extent| extent as f64),
             matrices: heads,
             window: [1.0; 3],
             tile: [rows, value],
             tiles,
-            grid: tiles,
+            grid,
             resident,
             steps: all / tiles,
-            longest_steps: (all / resident).max(most),
-            longest_tiles: (tiles / resident).ceil(),
-            parts: 1.0,
+            longest_steps: (all / resident).max((most / parts).ceil()),
+            longest_tiles: (grid / resident).ceil(),
+            parts,
+            join: if config.parts > 1 { Join::Launch } else { Join::None },
             tensor_cycles: raised * products * CYCLES_OF_PRODUCT,
             // Sixteen exponentials a cycle.
             fma_cycles: raised * rows * block / 16.0,
@@ -234,7 +250,10 @@ impl Algorithm for Mma {
             store_bytes: 4.0,
             exposed,
             ..Loop::default()
-        })
+        };
+        let bytes = raised * 2.0 * self.partial_bytes(u64::from(config.parts)) as f64;
+        let combine = Stream::new(Traffic::Reduced, bytes).of_ctas((p.b * p.h * p.s_q) as f64);
+        Work::of(main).beside((config.parts > 1).then_some(combine))
     }
 
     fn lower(&self, config: &Config) -> Result<Program, Refusal> {
@@ -243,6 +262,16 @@ impl Algorithm for Mma {
         let strides_bytes = |view: &View| [0, 1, 2].map(|i| view.strides[i] * view.dtype.bytes() as u64);
         let rows =
             |view: &View, elements: u64| RowsArgs { at: element(view, []), strides: strides_bytes(view), bytes: 2 * elements as u32 };
+        let rows_of_parts = p.b * p.h * p.s_q * u64::from(config.parts);
+        let o = element(&self.o, []);
+        let [partial, partial_log_sum_exp] = match config.parts > 1 {
+            true => [("results of parts", rows_of_parts * p.d_v * 4), ("log-sum-exp of parts", rows_of_parts * 4)]
+                .map(|(name, bytes)| program.add_scratch(name, bytes)),
+            false => [o; 2],
+        };
+        let log_sum_exp = self.log_sum_exp.as_ref().map_or(o, |view| element(view, []));
+        let log_sum_exp_strides = self.log_sum_exp.as_ref().map_or([0; 3], strides_bytes);
+        let has_log_sum_exp = u32::from(self.log_sum_exp.is_some());
         let members = self.members(&spec);
         let group = (p.group() / members) as u32;
         let is_cut = p.left.is_some() || p.right.is_some();
@@ -253,18 +282,22 @@ impl Algorithm for Mma {
             k: rows(&p.k, p.d),
             v: rows(&p.v, p.d_v),
             copy_bytes: self.copy_bytes,
-            o: element(&self.o, []),
+            o,
             o_strides: strides_bytes(&self.o),
             o_elements: p.d_v as u32,
-            log_sum_exp: self.log_sum_exp.as_ref().map_or(element(&self.o, []), |view| element(view, [])),
-            log_sum_exp_strides: self.log_sum_exp.as_ref().map_or([0; 3], strides_bytes),
-            has_log_sum_exp: u32::from(self.log_sum_exp.is_some()),
+            log_sum_exp,
+            log_sum_exp_strides,
+            has_log_sum_exp,
+            partial,
+            partial_log_sum_exp,
             queries: p.s_q as u32,
             keys: p.s_kv as u32,
+            heads: p.h as u32,
             scale: self.scale,
             order: OrderArgs::new(self.row_tiles(&spec) as u32, (p.h / members) as u32, p.b as u32, section),
             members: members as u32,
             group,
+            parts: config.parts,
             band: BandArgs::new(p, spec.block),
             sinks: SinkArgs::new(p),
             score_mod: spec.score_mod.then(|| ScoreModArgs::of(p)),
@@ -273,9 +306,28 @@ impl Algorithm for Mma {
             pages: PagesIfAnyArgs::of(p, spec.block),
             dropout: spec.drops().then(|| DropoutIfAnyArgs::of(p)),
         };
-        let grid = [arguments.order.tiles, 1, 1];
+        let grid = [arguments.order.tiles * config.parts, 1, 1];
         let given = Given { spec: spec.clone(), copy_bytes: self.copy_bytes };
-        program.launch(Launch::new(spec.kernel(), grid, arguments.bound(&given)));
+        program.launch(Launch::new(given.spec.clone().kernel(), grid, arguments.bound(&given)));
+        if config.parts > 1 {
+            let args = CombineArgs {
+                partial,
+                partial_log_sum_exp,
+                o,
+                log_sum_exp,
+                has_log_sum_exp,
+                o_strides: strides_bytes(&self.o),
+                log_sum_exp_strides,
+                parts: config.parts,
+                elements: p.d_v as u32,
+                queries: p.s_q as u32,
+                heads: p.h as u32,
+                offsets: None,
+                offsets_if_any: Some(OffsetsIfAnyArgs::of(p)),
+            };
+            let rows = (p.b * p.h * p.s_q) as u32;
+            program.launch(Launch::new(combine::kernel(spec.ty, spec.value, Parts::Mma), [rows, 1, 1], args.bound(&Parts::Mma)));
+        }
         Ok(program)
     }
 
@@ -289,7 +341,11 @@ impl Algorithm for Mma {
             };
             class.specs(ty).into_iter().flat_map(among)
         };
-        Half::ALL.into_iter().flat_map(|ty| CLASSES.iter().flat_map(move |class| of_class(ty, class))).map(Spec::kernel).collect()
+        let of_type = |ty| {
+            let attending = CLASSES.iter().flat_map(move |class| of_class(ty, class)).map(Spec::kernel);
+            attending.chain([128, 256].map(|value| combine::kernel(ty, value, Parts::Mma)))
+        };
+        Half::ALL.into_iter().flat_map(of_type).collect()
     }
 }
 
@@ -337,6 +393,37 @@ impl Mma {
     /// Tiles of the heads that stand together.
     fn row_tiles(&self, spec: &Spec) -> u64 {
         (self.problem.s_q * self.members(spec)).div_ceil(u64::from(spec.rows()))
+    }
+
+    /// Parts into which the keys may be cut: as many as give each place on the chip one, and numbers around these, for those who measure.
+    fn parts(&self, spec: &Spec) -> Vec<u32> {
+        // Sequences of ragged tensors have as many queries as all of them on average: CTAs of others end at once.
+        let mean = if self.problem.is_ragged() { self.problem.of_mean_length() } else { self.problem.clone() };
+        let mean = Mma { problem: mean, ..self.clone() };
+        let (p, row_tiles) = (&mean.problem, mean.row_tiles(spec).max(1));
+        let tiles = row_tiles * (p.b * p.h / mean.members(spec)).max(1);
+        let resident = u64::from(self.arch.sm_count * spec.ctas_of_sm());
+        let blocks = band::blocks_of_tile(p, mean.queries_of_tile(spec), spec.block, row_tiles - 1);
+        // More CTAs than places twice over have nothing left to fill, and what adds parts up takes four elements at a time.
+        let most = if p.d_v.is_multiple_of(4) { blocks.min(MOST_PARTS).min(2 * resident / tiles) } else { 1 };
+        let fits = |parts: u64| parts == 1 || (parts <= most && self.partial_bytes(parts) <= MOST_PARTS_BYTES);
+        let mut parts = vec![1, 2, 4, 8, 16, 32, 64, 128];
+        parts.extend([resident / 2, resident].map(|ctas| ctas / tiles));
+        parts.retain(|&parts| parts > 0 && fits(parts));
+        parts.sort_unstable();
+        parts.dedup();
+        parts.into_iter().map(|parts| parts as u32).collect()
+    }
+
+    /// Queries of a head that stand in one tile.
+    fn queries_of_tile(&self, spec: &Spec) -> u32 {
+        (spec.rows() / self.members(spec) as u32).max(1)
+    }
+
+    /// Bytes of what so many parts leave for the second launch.
+    fn partial_bytes(&self, parts: u64) -> u64 {
+        let p = &self.problem;
+        if parts > 1 { p.b * p.h * p.s_q * parts * (p.d_v + 1) * 4 } else { 0 }
     }
 
     fn spec(&self, config: &Config) -> Spec {
