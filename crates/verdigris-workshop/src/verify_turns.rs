@@ -508,7 +508,7 @@ mod tests {
             ("attention_forward_e4m3_f16_d128_v128_m128_n128_s2_band_dynamic", "attention_forward_s2_band_dynamic"),
             ("attention_backward_bf16_d256_m64_n128_s1_end", "attention_backward, wide_s1_end"),
             ("attention_decode_bf16_d64_v64_n128_s3", "attention_decode_s3"),
-            ("attention_mma_bf16_d64_v64_m128_n64_scoremod_ragged", "attention_mma_scoremod_ragged"),
+            ("attention_mma_bf16_d64_v64_m128_n64_scoremod", "attention_mma_scoremod"),
             ("norm_rows_layer_forward_team64x1v4_d1x0_xf32_yf32", "norm_rows_layer_forward_team, wide"),
             ("norm_rows_layer_forward_team8x1v4_d1x0_xf32_yf32", "norm_rows_layer_forward_team"),
             ("scan_add_rows64x1v4_d1_f32_f32", "scan_add_rows"),

@@ -60,6 +60,7 @@ const FAMILY_ROOMS: &[(&str, &[&str])] = &[
             "band",
             "blocks",
             "softmax",
+            "combine",
             "score_mod",
             "function",
             "dropout",

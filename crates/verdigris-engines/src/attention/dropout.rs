@@ -37,6 +37,14 @@ verdigris_kir::parameters! {
     }
 }
 
+verdigris_kir::parameters! {
+    /// The same for kernels that drop pairs or not: the launch says which.
+    pub(super) struct DropoutIfAny / DropoutIfAnyArgs of () as _spec {
+        pub(super) dropout: DropoutArgs = (),
+        pub(super) is_any: u32,
+    }
+}
+
 /// Instructions that draw a pair's word and use it.
 pub(super) const INSTRUCTIONS: f64 = 9.0;
 
@@ -66,6 +74,24 @@ impl DropoutArgs {
             last_dropped,
             factor,
         })
+    }
+}
+
+impl DropoutIfAnyArgs {
+    /// That of `p`; where it drops nothing, probabilities keep their size.
+    pub(super) fn of(p: &AttentionProblem) -> DropoutIfAnyArgs {
+        let (seed, offset) = (HostNumber::Fixed(0), HostNumber::Fixed(0));
+        let none = || DropoutArgs {
+            seed,
+            offset,
+            state: element(&p.q, []),
+            state_stride: 0,
+            in_memory: 0,
+            heads: p.h as u32,
+            last_dropped: 0,
+            factor: 1.0,
+        };
+        DropoutIfAnyArgs { dropout: DropoutArgs::of(p).unwrap_or_else(none), is_any: u32::from(p.dropout.is_some()) }
     }
 }
 

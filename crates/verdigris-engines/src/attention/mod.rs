@@ -3,6 +3,7 @@
 mod backward;
 mod band;
 mod blocks;
+mod combine;
 mod decode;
 mod descale;
 mod dropout;

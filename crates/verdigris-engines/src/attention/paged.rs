@@ -34,6 +34,14 @@ verdigris_kir::parameters! {
     }
 }
 
+verdigris_kir::parameters! {
+    /// Which page has which keys, for kernels that take keys which are paged or not: the launch says which.
+    pub(super) struct PagesIfAny / #[derive(Clone, Copy, Debug)] PagesIfAnyArgs of () as _spec {
+        pub(super) pages: PagesArgs = (),
+        pub(super) is_paged: u32,
+    }
+}
+
 /// Keys of a box of blocks of `block` keys.
 fn box_rows(page_size: u64, block: u32) -> u64 {
     1 << page_size.trailing_zeros().min(block.trailing_zeros())
@@ -59,6 +67,14 @@ impl PagesArgs {
             page_size: p.page_size as u32,
             box_rows: box_rows(p.page_size, block) as u32,
         })
+    }
+}
+
+impl PagesIfAnyArgs {
+    /// Those of `p`; some address of the problem stands for a table that it does not have.
+    pub(super) fn of(p: &AttentionProblem, block: u32) -> PagesIfAnyArgs {
+        let none = PagesArgs { table: element(&p.q, []), strides_bytes: [0; 2], last: 0, page_size: 1, box_rows: 1 };
+        PagesIfAnyArgs { pages: PagesArgs::of(p, block).unwrap_or(none), is_paged: u32::from(p.is_paged()) }
     }
 }
 

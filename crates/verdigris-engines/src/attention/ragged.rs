@@ -34,6 +34,15 @@ verdigris_kir::parameters! {
 }
 
 verdigris_kir::parameters! {
+    /// Where sequences lie, for kernels that take tensors which are ragged or not: the launch says which.
+    pub(super) struct OffsetsIfAny / #[derive(Clone, Copy, Debug)] OffsetsIfAnyArgs of () as _spec {
+        offsets: OffsetsArgs = OfKeys::Told,
+        /// Whether queries are ragged, and whether keys are.
+        is_ragged: [u32; 2],
+    }
+}
+
+verdigris_kir::parameters! {
     /// Rows of a tensor that is written, a row at a time where a sequence ends.
     pub(super) struct RowsOut / #[derive(Clone, Copy, Debug)] RowsOutArgs of () as _spec {
         at: Write = 16,
@@ -70,6 +79,16 @@ impl OffsetsArgs {
     }
 }
 
+impl OffsetsIfAnyArgs {
+    /// Those of `p`; some address of the problem stands for what it does not have.
+    pub(super) fn of(p: &AttentionProblem) -> OffsetsIfAnyArgs {
+        let none = OffsetsArgs { q_offsets: element(&p.q, []), kv_offsets: None, strides: [0; 2], rows: [0; 2] };
+        let offsets = OffsetsArgs::of(p).unwrap_or(none);
+        let is_ragged = [p.q_offsets.is_some(), offsets.kv_offsets.is_some()].map(u32::from);
+        OffsetsIfAnyArgs { offsets: OffsetsArgs { kv_offsets: offsets.kv_offsets.or(Some(offsets.q_offsets)), ..offsets }, is_ragged }
+    }
+}
+
 impl RowsOutArgs {
     /// Rows of `elements` elements of two bytes.
     pub(super) fn new(view: &View, elements: u64) -> RowsOutArgs {
@@ -87,16 +106,41 @@ impl OfKeys {
 impl<'k> Offsets<'k> {
     /// The queries and the keys of a sequence, of which none has more than `longest`; of paged keys, all of them.
     pub(super) fn of_batch(&self, k: Kernel<'k>, batch: Val<'k, u32>, longest: [Val<'k, u32>; 2]) -> [Sequence<'k>; 2] {
-        let of = |which: usize, offsets: Pointer<'k>| {
-            let at = |n: Val<'k, u32>| {
-                let offset = k.ld_global::<i32>(offsets.at(n * self.strides[which], 4), 0);
-                offset.max(0).min(self.rows[which].signed())
-            };
-            let (begin, end) = (at(batch), at(batch + 1));
-            Sequence { begin: begin.unsigned(), count: (end - begin).max(0).min(longest[which].signed()).unsigned() }
-        };
+        let of = |which: usize, offsets: Pointer<'k>| self.sequence(k, offsets, which, batch, longest[which]);
         let all = Sequence { begin: k.constant(0), count: longest[1] };
         [of(0, self.q_offsets), self.kv_offsets.map_or(all, |offsets| of(1, offsets))]
+    }
+
+    /// The rows of a sequence of queries (`which` is 0) or of keys (1), of which there are up to `longest`.
+    fn sequence(&self, k: Kernel<'k>, offsets: Pointer<'k>, which: usize, batch: Val<'k, u32>, longest: Val<'k, u32>) -> Sequence<'k> {
+        let at = |n: Val<'k, u32>| {
+            let offset = k.ld_global::<i32>(offsets.at(n * self.strides[which], 4), 0);
+            offset.max(0).min(self.rows[which].signed())
+        };
+        let (begin, end) = (at(batch), at(batch + 1));
+        Sequence { begin: begin.unsigned(), count: (end - begin).max(0).min(longest.signed()).unsigned() }
+    }
+}
+
+impl<'k> OffsetsIfAny<'k> {
+    /// The queries and the keys of a batch, of which none has more than `longest`: all of them where these are not ragged.
+    pub(super) fn of_batch(&self, k: Kernel<'k>, batch: Val<'k, u32>, longest: [Val<'k, u32>; 2]) -> [Sequence<'k>; 2] {
+        let of = |which: usize, offsets: Option<Pointer<'k>>| {
+            let (begin, count) = (k.var_named("first row", 0u32), k.var_named("rows", longest[which]));
+            let Some(offsets) = offsets else { return Sequence { begin: begin.get(), count: count.get() } };
+            k.when(self.is_ragged[which].ne(0), || {
+                let own = self.offsets.sequence(k, offsets, which, batch, longest[which]);
+                begin.set(own.begin);
+                count.set(own.count);
+            });
+            Sequence { begin: begin.get(), count: count.get() }
+        };
+        [of(0, Some(self.offsets.q_offsets)), of(1, self.offsets.kv_offsets)]
+    }
+
+    /// The batch of queries, and that of keys which are not paged: of ragged tensors all sequences are one.
+    pub(super) fn tensor_batches(&self, k: Kernel<'k>, batch: Val<'k, u32>) -> [Val<'k, u32>; 2] {
+        self.is_ragged.map(|is_ragged| k.select(is_ragged.ne(0), 0u32, batch))
     }
 }
 

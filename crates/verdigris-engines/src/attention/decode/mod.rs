@@ -9,7 +9,7 @@
 //!
 //! **Method.** The queries of all heads that share a head of keys are the rows of one tile, so that keys and values are read once. The keys to which a
 //! tile attends are cut into equal parts, as many as it takes to fill the chip, a CTA each; where lengths differ, those of each batch are. A part leaves its
-//! rows and their log-sum-exp in f32, and a second launch, which begins while the first ends, adds them up: `o = Σ e^(L[part] − L) · o[part]`. With one part
+//! rows and their log-sum-exp in f32, and a second launch ([`super::combine`]), which begins while the first ends, adds them up: `o = Σ e^(L[part] − L) · o[part]`. With one part
 //! there is no second launch. A CTA keeps a ring of blocks of keys and of values on their way by TMA, two CTAs stand on an SM (one where values have
 //! more than 128 elements), and together they have 160 to 192 KiB on their way (96 KiB of 8 bits), several times what the latency of device memory asks for.
 //!
@@ -22,7 +22,6 @@
 //!
 //! **Source.** Dao et al., "Flash-Decoding for long-context inference", 2023; Shah et al., "FlashAttention-3", 2024 (rows of grouped heads in one tile).
 
-mod combine;
 mod kernel;
 mod latent;
 mod part;
@@ -38,6 +37,7 @@ use verdigris_tensor::DType;
 
 use super::band::{self, BandArgs, SinkArgs};
 use super::blocks;
+use super::combine::{self, CombineArgs, Parts};
 use super::descale::DescaleArgs;
 use super::dropout;
 use super::half::Half;
@@ -52,7 +52,6 @@ use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal, empty_program};
 use crate::layout::space::element;
 use crate::split_k::MOST_PARTS_BYTES;
 
-use combine::CombineArgs;
 use kernel::{ParamsArgs, ROWS, Spec};
 use widen::Byte;
 
@@ -301,11 +300,11 @@ impl Algorithm for Decode {
                 queries: p.s_q as u32,
                 heads: p.h as u32,
                 offsets: OffsetsArgs::of_queries(p),
+                offsets_if_any: None,
             };
             let ctas = (p.b * p.h * p.s_q) as u32;
-            program.launch(
-                Launch::new(combine::kernel(spec.ty, spec.value, spec.ragged), [ctas, 1, 1], args.bound(&spec.ragged)).overlapping(),
-            );
+            let of = Parts::Decode { ragged: spec.ragged };
+            program.launch(Launch::new(combine::kernel(spec.ty, spec.value, of), [ctas, 1, 1], args.bound(&of)).overlapping());
         }
         Ok(program)
     }
@@ -324,7 +323,7 @@ impl Algorithm for Decode {
             let cached = Byte::ALL.into_iter().flat_map(|byte| CACHED.map(|class| (Some(byte), class)));
             own.chain(cached).flat_map(move |(cache, class)| among.map(|of| spec(cache, class, of).kernel()))
         };
-        let combines = |ty| [false, true].map(|ragged| [128, 256, 512].map(|value| combine::kernel(ty, value, ragged)));
+        let combines = |ty| [false, true].map(|ragged| [128, 256, 512].map(|value| combine::kernel(ty, value, Parts::Decode { ragged })));
         Half::ALL.into_iter().flat_map(|ty| of(ty).chain(combines(ty).into_iter().flatten())).collect()
     }
 }

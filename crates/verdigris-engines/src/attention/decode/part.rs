@@ -7,6 +7,7 @@ use verdigris_kir::inst::Cache;
 use verdigris_kir::tile::fragment::Fragment;
 
 use super::super::band::{BatchBand, Limits};
+use super::super::combine;
 use super::super::descale::HeadDescales;
 use super::super::ragged::Sequence;
 use super::super::softmax::Rows;
@@ -221,7 +222,7 @@ impl<'p, 'k> Part<'p, 'k> {
             };
             let a_part = || {
                 let heads = params.heads_of_keys.value() * params.group.value();
-                let number = ((self.batch * heads + head) * params.queries + query).mul_wide(parts.value()) + self.number.widen();
+                let number = combine::place([self.batch, head, query], [heads, params.queries], [self.number, parts.value()]);
                 let to = params.partial.moved(number * (params.elements << 2).widen() + (column << 2).widen()).address();
                 for_each_pair(&|block, pair| k.st_global_vector(to, i64::from(32 * block), &pair, Cache::Default));
                 k.when(has_log_sum_exp, || k.st_global(params.partial_log_sum_exp.moved(number * 4u64).address(), 0, log_sum_exp));

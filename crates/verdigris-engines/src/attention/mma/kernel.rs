@@ -1,6 +1,6 @@
 //! The kernel: four warps attend to keys and values that `cp.async` brings, one block of each at a time.
 //!
-//! A warp has 16 queries of each 64 of the tile, and all keys of a block. Rows of shared memory are 16 bytes longer than the elements that they have, so that
+//! A warp has 16 rows of each 64 of the tile, and all keys of a block. Rows are queries: of one head, or of all heads that share keys, query by query. Rows of shared memory are 16 bytes longer than the elements that they have, so that
 //! the eight rows of an 8×8 matrix stand in different banks. While keys are multiplied the block's values are on their way, and while values are multiplied
 //! the next block's keys. Scores, and what is made of them, never leave the registers: the accumulator of one product is the operand of the next.
 
@@ -14,12 +14,13 @@ use verdigris_kir::program::KernelRef;
 use verdigris_kir::tile::fragment::Fragment;
 
 use super::super::band::{BandArgs, BatchBand, Limits, SinkArgs};
-use super::super::dropout::DropoutArgs;
+use super::super::combine;
+use super::super::dropout::DropoutIfAnyArgs;
 use super::super::function::{self, FunctionArgs, Source};
 use super::super::half::Half;
 use super::super::order::{OrderArgs, Place};
-use super::super::paged::PagesArgs;
-use super::super::ragged::{OfKeys, OffsetsArgs};
+use super::super::paged::{PagesIfAny, PagesIfAnyArgs};
+use super::super::ragged::OffsetsIfAnyArgs;
 use super::super::score_mod::{QueryRows, ScoreModArgs, elements};
 use super::super::softmax::Softmax;
 use crate::fuse::steps::{self, Step};
@@ -30,7 +31,7 @@ pub(super) const THREADS: u32 = 32 * WARPS;
 /// What `cp.async` and `ldmatrix` move at once.
 const CHUNK_BYTES: u32 = 16;
 const ELEMENTS_OF_CHUNK: u32 = CHUNK_BYTES / 2;
-/// Queries of a tile that each warp has 16 of.
+/// Rows of a tile that each warp has 16 of.
 const ROWS: u32 = 16 * WARPS;
 
 /// Everything that shapes the kernel; extents are arguments.
@@ -40,7 +41,7 @@ pub(super) struct Spec {
     /// Elements of a query and a key that are multiplied, and of a value.
     pub(super) head: u32,
     pub(super) value: u32,
-    /// How often a warp has 16 queries.
+    /// How often a warp has 16 rows.
     pub(super) row_blocks: u32,
     /// Keys of a block.
     pub(super) block: u32,
@@ -48,32 +49,26 @@ pub(super) struct Spec {
     pub(super) score_mod: bool,
     /// The caller's function, which does; empty where there is none.
     pub(super) function: Vec<Step<Source>>,
-    /// Sequences lie behind each other, and their keys unless these are paged.
-    pub(super) ragged: bool,
-    /// Keys and values lie in pages.
-    pub(super) paged: bool,
-    pub(super) dropout: bool,
 }
 
 impl fmt::Display for Spec {
-    /// `attention_mma_bf16_d128_v128_m128_n32_scoremod_ragged`: the entry's name.
+    /// `attention_mma_bf16_d128_v128_m64_n64_scoremod`: the entry's name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Spec { head, value, block, .. } = self;
-        write!(f, "attention_mma_{}_d{head}_v{value}_m{}_n{block}", self.ty.name(), self.queries())?;
-        let marks = [(self.score_mod, "_scoremod"), (self.ragged, "_ragged"), (self.paged, "_paged"), (self.dropout, "_dropout")];
-        marks.into_iter().filter(|(has, _)| *has).try_for_each(|(_, name)| f.write_str(name))?;
+        write!(f, "attention_mma_{}_d{head}_v{value}_m{}_n{block}", self.ty.name(), self.rows())?;
+        f.write_str(if self.score_mod { "_scoremod" } else { "" })?;
         function::write_name(f, &self.function)
     }
 }
 
 impl Spec {
-    /// Queries of a tile.
-    pub(super) const fn queries(&self) -> u32 {
+    /// Rows of a tile: queries of one head, or of all that share keys.
+    pub(super) const fn rows(&self) -> u32 {
         ROWS * self.row_blocks
     }
 
     const fn q_rows(&self) -> SharedRows {
-        SharedRows { rows: self.queries(), elements: self.head }
+        SharedRows { rows: self.rows(), elements: self.head }
     }
 
     const fn k_rows(&self) -> SharedRows {
@@ -93,9 +88,14 @@ impl Spec {
         if self.row_blocks > 1 || self.value >= 128 { 2 } else { 3 }
     }
 
-    /// Whether there is such a kernel: what is beside the products of twice as many queries takes registers that sums do not leave.
+    /// Whether there is such a kernel: a function beside the products of twice as many rows takes registers that sums do not leave.
     pub(super) fn is_offered(&self) -> bool {
-        self.row_blocks == 1 || !(self.ragged || self.paged || self.dropout || !self.function.is_empty())
+        self.row_blocks == 1 || self.function.is_empty()
+    }
+
+    /// Whether it can drop pairs, for which there is no room either.
+    pub(super) fn drops(&self) -> bool {
+        self.row_blocks == 1 && self.score_mod && self.function.is_empty()
     }
 
     const fn shape(&self) -> MmaShape {
@@ -149,19 +149,28 @@ verdigris_kir::parameters! {
         pub(super) log_sum_exp: Write = 4,
         pub(super) log_sum_exp_strides: [u64; 3],
         pub(super) has_log_sum_exp: u32,
+        /// Where there are several parts, f32: results and log-sum-exp of each, `[batch][head][query][part]`.
+        pub(super) partial: Write = 4,
+        pub(super) partial_log_sum_exp: Write = 4,
         pub(super) queries: u32,
         pub(super) keys: u32,
+        pub(super) heads: u32,
         pub(super) scale: f32,
+        /// Of groups of heads whose rows stand in one tile.
         pub(super) order: OrderArgs = (),
-        /// Heads of queries that share one of keys.
+        /// Heads of such a group.
+        pub(super) members: Divide,
+        /// Such groups that share one head of keys.
         pub(super) group: Divide,
+        /// Parts of the keys.
+        pub(super) parts: Divide,
         pub(super) band: BandArgs = (),
         pub(super) sinks: SinkArgs = (),
         pub(super) score_mod: Option<ScoreModArgs> = given.spec.score_mod.then_some(()),
         pub(super) function: Option<FunctionArgs> = (!given.spec.function.is_empty()).then(|| given.spec.function.clone()),
-        pub(super) offsets: Option<OffsetsArgs> = given.spec.ragged.then_some(OfKeys::of(given.spec.paged)),
-        pub(super) pages: Option<PagesArgs> = given.spec.paged.then_some(()),
-        pub(super) dropout: Option<DropoutArgs> = given.spec.dropout.then_some(()),
+        pub(super) offsets: OffsetsIfAnyArgs = (),
+        pub(super) pages: PagesIfAnyArgs = (),
+        pub(super) dropout: Option<DropoutIfAnyArgs> = given.spec.drops().then_some(()),
     }
 }
 
@@ -188,20 +197,21 @@ impl SharedRows {
         if lanes > 8 { 8 } else { lanes }
     }
 
-    /// Starts copying all rows to `slot`, by all threads: `row_at` gives where one is, and whether it is there at all. Zeros stand for what is not, and
-    /// behind the `bytes` of the others.
+    /// Starts copying all rows to `slot`, by all threads: `rows_at` gives where those of a thread are, and whether each is there at all. Zeros stand for
+    /// what is not, and behind the `bytes` of the others.
     fn copy<'k>(
         &self,
         k: Kernel<'k>,
         slot: Val<'k, u32>,
         [bytes, copy_bytes]: [Val<'k, u32>; 2],
-        row_at: impl Fn(Val<'k, u32>) -> (Val<'k, u64>, Val<'k, bool>),
+        rows_at: impl Fn(Vec<Val<'k, u32>>) -> Vec<(Val<'k, u64>, Val<'k, bool>)>,
     ) {
         let (thread, lanes) = (k.thread(), self.lanes());
         let (first, lane) = (thread >> lanes.ilog2(), thread & (lanes - 1));
         let begin = lane * CHUNK_BYTES;
         let to = slot + first * self.pitch_bytes() + begin;
-        let rows: Vec<_> = (0..self.rows).step_by((THREADS / lanes) as usize).map(|row| (row, row_at(first + row))).collect();
+        let rows = || (0..self.rows).step_by((THREADS / lanes) as usize);
+        let rows: Vec<_> = rows().zip(rows_at(rows().map(|row| first + row).collect())).collect();
         let with = |piece_bytes: u32| {
             for &(row, (from, is_there)) in &rows {
                 let of_row = k.select(is_there, bytes, 0u32);
@@ -255,59 +265,73 @@ fn attend<'k>(k: Kernel<'k>, spec: &Spec) {
     let [q_slot, k_slot, v_slot] = [("queries", spec.q_rows()), ("keys", spec.k_rows()), ("values", spec.v_rows())]
         .map(|(name, rows)| k.shared(name, rows.bytes(), CHUNK_BYTES).address());
 
-    // The tile, and the blocks of keys that it goes through: at least one, though all of it may be masked.
-    let Place { row: row_tile, head, batch } = params.order.place(k, k.cta());
-    let kv_head = params.group.quotient(head);
-    let first_query = row_tile * spec.queries();
-    let own = params.offsets.as_ref().map(|offsets| offsets.of_batch(k, batch, [params.queries, params.keys]));
-    let extents = own.map_or([params.queries, params.keys], |own| own.map(|sequence| sequence.count));
+    // The tile, and which part of the keys.
+    let (tile, part) = params.parts.split(k.cta());
+    let Place { row: row_tile, head: heads, batch } = params.order.place(k, tile);
+    let kv_head = params.group.quotient(heads);
+    let (members, first_row) = (params.members, row_tile * spec.rows());
+    // Row `r` is query `r / members` of head `r % members` of those that stand together: of the first of them, where what follows is alike for all.
+    let head = heads * members.value();
+    let place = |row: Val<'k, u32>| {
+        let (query, member) = members.split(row);
+        (query, head + member)
+    };
+    let own = params.offsets.of_batch(k, batch, [params.queries, params.keys]);
+    let extents = own.map(|sequence| sequence.count);
+    let rows = extents[0] * members.value();
     let BatchBand { queries, keys, before, behind } = params.band.of_batch(k, batch, extents);
-    let query_row = |query: Val<'k, u32>| own.map_or(query, |[queries, _]| queries.begin + query);
-    // Of ragged tensors all sequences are one batch.
-    let tensor_batch = if own.is_some() { k.constant(0) } else { batch };
+    let query_row = |query: Val<'k, u32>| own[0].begin + query;
+    let [query_batch, key_batch] = params.offsets.tensor_batches(k, batch);
     let head_of = |rows: &Rows<'k>, batch: Val<'k, u32>, head: Val<'k, u32>| {
         let [of_batch, of_head, _] = rows.strides;
         rows.at.moved(batch.widen() * of_batch + head.widen() * of_head)
     };
 
-    let attend_tile = || {
-        let last_query = (first_query + (spec.queries() - 1)).min(extents[0] - 1);
+    // Sequences may have fewer queries than the longest.
+    k.when(first_row.lt(rows), || {
+        let [first_query, last_query] = [first_row, (first_row + (spec.rows() - 1)).min(rows - 1)].map(|row| members.quotient(row));
         let [from, whole_from] = [first_query, last_query].map(|query| (query.signed() + before).max(0).unsigned());
         let until = |query: Val<'k, u32>| (query.signed() + behind).max(0).min(keys.signed()).unsigned();
         let block_of = |key: Val<'k, u32>| params.band.block.quotient(key);
-        let first_block = block_of(from);
-        let end_block = block_of(until(last_query) + (spec.block - 1)).max(first_block + 1);
+        // Blocks of keys of the tile: at least one, though all of it may be masked. They are cut into equal parts, of which some may be empty.
+        let first_of_tile = block_of(from);
+        let blocks = block_of(until(last_query) + (spec.block - 1)).max(first_of_tile + 1) - first_of_tile;
+        let [first_block, end_block] = [part, part + 1].map(|part| first_of_tile + params.parts.quotient(part * blocks));
         let first_whole = block_of(whole_from + (spec.block - 1));
         let end_whole = block_of(until(first_query));
 
-        let queries_of_head = head_of(&params.q, tensor_batch, head);
         let copy_queries = || {
-            spec.q_rows().copy(k, q_slot, [params.q.bytes, copy_bytes], |row| {
-                let query = first_query + row;
-                (queries_of_head.moved(query_row(query).widen() * params.q.strides[2]).address(), query.lt(extents[0]))
-            });
+            let query_at = |row: Val<'k, u32>| {
+                let (query, head) = place(row);
+                let at = head_of(&params.q, query_batch, head).moved(query_row(query).widen() * params.q.strides[2]);
+                (at.address(), row.lt(rows))
+            };
+            let of_rows = |of_tile: Vec<Val<'k, u32>>| of_tile.into_iter().map(|row| query_at(first_row + row)).collect();
+            spec.q_rows().copy(k, q_slot, [params.q.bytes, copy_bytes], of_rows);
         };
-        let entries = params.pages.as_ref().map(|pages| pages.entries(batch));
-        let key_batch = if own.is_some() && !spec.paged { k.constant(0) } else { batch };
+        let PagesIfAny { pages, is_paged } = &params.pages;
+        let entries = pages.entries(batch);
         // Rows behind the last key that counts are zeros: there anything may stand, and 0 · NaN is NaN.
-        let copy_keys = |rows: &Rows<'k>, to: SharedRows, slot: Val<'k, u32>, of_head: Option<Pointer<'k>>, block: Val<'k, u32>| {
-            to.copy(k, slot, [rows.bytes, copy_bytes], |row| {
-                let key = block * spec.block + row;
-                let at = match (&params.pages, entries, of_head) {
-                    (Some(pages), Some(entries), _) => {
+        let copy_keys = |rows: &Rows<'k>, to: SharedRows, slot: Val<'k, u32>, of_head: Pointer<'k>, block: Val<'k, u32>| {
+            to.copy(k, slot, [rows.bytes, copy_bytes], |of_block| {
+                let keys_of_block: Vec<_> = of_block.into_iter().map(|row| block * spec.block + row).collect();
+                let places: Vec<_> = keys_of_block.iter().map(|_| k.var_unset::<u64>(Some("row"))).collect();
+                let in_pages = || {
+                    for (place, &key) in places.iter().zip(&keys_of_block) {
                         let [within, page] = pages.place(k, entries, key.min(keys.max(1) - 1));
-                        head_of(rows, page, kv_head).moved(within.widen() * rows.strides[2])
+                        place.set(head_of(rows, page, kv_head).moved(within.widen() * rows.strides[2]).address());
                     }
-                    (_, _, Some(of_head)) => {
-                        let key = own.map_or(key, |[_, keys]| keys.begin + key);
-                        of_head.moved(key.widen() * rows.strides[2])
-                    }
-                    _ => unreachable!("keys that are not paged are rows of a head"),
                 };
-                (at.address(), key.lt(keys))
+                let in_a_row = || {
+                    for (place, &key) in places.iter().zip(&keys_of_block) {
+                        place.set(of_head.moved((own[1].begin + key).widen() * rows.strides[2]).address());
+                    }
+                };
+                k.when_else(is_paged.ne(0), in_pages, in_a_row);
+                places.iter().zip(&keys_of_block).map(|(place, key)| (place.get(), key.lt(keys))).collect()
             });
         };
-        let [k_head, v_head] = [&params.k, &params.v].map(|rows| (!spec.paged).then(|| head_of(rows, key_batch, kv_head)));
+        let [k_head, v_head] = [&params.k, &params.v].map(|rows| head_of(rows, key_batch, kv_head));
         let bring_keys = |block| copy_keys(&params.k, spec.k_rows(), k_slot, k_head, block);
         let bring_values = |block| copy_keys(&params.v, spec.v_rows(), v_slot, v_head, block);
 
@@ -317,9 +341,10 @@ fn attend<'k>(k: Kernel<'k>, spec: &Spec) {
         let k_reader = Matrices::by_elements(k, spec.k_rows(), k_slot);
         let v_reader = Matrices::by_rows(k, spec.v_rows(), v_slot, true);
 
-        /// The 16 queries that a warp has of 64.
+        /// The 16 rows that a warp has of 64: a thread's first one, and the queries of its two.
         struct RowBlock<'k> {
             row: Val<'k, u32>,
+            queries: [Val<'k, u32>; 2],
             scores: Fragment<'k, f32>,
             sums: Fragment<'k, f32>,
             softmax: Softmax<'k>,
@@ -327,18 +352,19 @@ fn attend<'k>(k: Kernel<'k>, spec: &Spec) {
         }
         let row_blocks: Vec<RowBlock<'k>> = (0..spec.row_blocks)
             .map(|i| {
-                let row = first_query + ROWS * i + row;
+                let row = first_row + ROWS * i + row;
+                let queries = [0, 8].map(|below| members.quotient(row + below));
                 let softmax = Softmax::new(k, params.scale);
                 softmax.begin();
                 let key_of_column = column.signed();
                 let limits = Limits {
                     kernel: k,
                     is_band: true,
-                    before: [0, 8].map(|below| (row + below).signed() + before - key_of_column),
-                    behind: [0, 8].map(|below| ((row + below).signed() + behind).min(keys.signed()) - key_of_column),
+                    before: queries.map(|query| query.signed() + before - key_of_column),
+                    behind: queries.map(|query| (query.signed() + behind).min(keys.signed()) - key_of_column),
                 };
                 let (scores, sums) = (Fragment::unset(k, spec.block), Fragment::filled(k, spec.value, 0.0));
-                RowBlock { row, scores, sums, softmax, limits }
+                RowBlock { row, queries, scores, sums, softmax, limits }
             })
             .collect();
         let registers = |of: &Fragment<'k, f32>, part: u32| [0, 1, 2, 3].map(|i| of.registers()[(4 * part + i) as usize]);
@@ -355,7 +381,7 @@ fn attend<'k>(k: Kernel<'k>, spec: &Spec) {
                 return;
             }
             let places = QueryRows {
-                queries: [0, 8].map(|below| (rows.row + below).min(params.queries - 1)),
+                queries: rows.queries.map(|query| query.min(params.queries - 1)),
                 first_key: block * spec.block + column,
                 last_key: is_last.then(|| params.keys - 1),
                 shift: (keys - queries).signed(),
@@ -375,7 +401,7 @@ fn attend<'k>(k: Kernel<'k>, spec: &Spec) {
                 score.set(k.select(is_outside(half, column), f32::NEG_INFINITY, score));
             }
         };
-        let draws = params.dropout.as_ref().map(|dropout| dropout.state(k).of_head(k, batch, head));
+        let draws = params.dropout.as_ref().map(|dropout| (dropout.is_any, dropout.dropout.state(k).of_head(k, batch, head)));
         let has_arrived = || {
             k.cp_async_wait(0);
             k.bar_sync();
@@ -403,10 +429,12 @@ fn attend<'k>(k: Kernel<'k>, spec: &Spec) {
                 make_scores(rows, block, is_last);
                 k.when(is_cut, || mask(rows, block));
                 let correction = rows.softmax.next(&rows.scores);
-                if let Some(draws) = &draws {
-                    // Behind the sums of rows, which are those without dropout.
-                    let words = draws.words_of_keys(rows.row, block * spec.block, column, 0..spec.block / 16);
-                    draws.drop_keys(k, &rows.scores, &words);
+                if let Some((is_any, draws)) = &draws {
+                    // Behind the sums of rows, which are those without dropout. Where pairs are dropped, rows are queries of one head.
+                    k.when(is_any.ne(0), || {
+                        let words = draws.words_of_keys(rows.row, block * spec.block, column, 0..spec.block / 16);
+                        draws.drop_keys(k, &rows.scores, &words);
+                    });
                 }
                 rows.sums.map_in_place(|value, half, _| value * correction[half as usize]);
             }
@@ -426,13 +454,16 @@ fn attend<'k>(k: Kernel<'k>, spec: &Spec) {
                 }
             }
         };
-        copy_queries();
-        bring_keys(end_block - 1);
-        k.cp_async_commit();
-        // The last block may reach beyond the last key, where there is nothing to make scores of.
-        let block = k.var_named("block", end_block - 1);
-        if spec.score_mod {
-            turn(block.get(), true);
+        k.when(first_block.lt(end_block), || {
+            copy_queries();
+            bring_keys(end_block - 1);
+            k.cp_async_commit();
+            // The last block may reach beyond the last key, where there is nothing to make scores of.
+            let block = k.var_named("block", end_block);
+            if spec.score_mod {
+                block.set(end_block - 1);
+                turn(block.get(), true);
+            }
             k.while_(
                 || block.gt(first_block),
                 || {
@@ -440,49 +471,47 @@ fn attend<'k>(k: Kernel<'k>, spec: &Spec) {
                     turn(block.get(), false);
                 },
             );
-        } else {
-            block.set(end_block);
-            k.while_(
-                || block.gt(first_block),
-                || {
-                    block.set(block - 1);
-                    turn(block.get(), false);
-                },
-            );
-        }
+        });
 
-        let sink = params.sinks.of_head(k, spec.ty, head);
-        let dropped = params.dropout.as_ref().map(|dropout| dropout.single_factor());
+        let dropped = params.dropout.as_ref().map(|dropout| dropout.dropout.single_factor());
         for RowBlock { row, sums, softmax, .. } in &row_blocks {
-            let result = softmax.finish(Some([sink; 2]));
-            for half in 0..2 {
+            let places = [0, 8].map(|below| place(*row + below));
+            // A sink counts once: in the first part.
+            let sinks = places.map(|(_, head)| k.select(part.eq(0), params.sinks.of_head(k, spec.ty, head), f32::NEG_INFINITY));
+            let result = softmax.finish(Some(sinks));
+            for (half, (query, head)) in places.into_iter().enumerate() {
                 // Rows beyond a length give nothing, nor do those without a key.
-                let query = *row + 8 * half as u32;
                 let counts = query.lt(queries);
                 let gives = counts & result.has_keys[half];
                 let factor = dropped.map_or(result.factor[half], |dropped| result.factor[half] * dropped);
                 let at = |[of_batch, of_head, of_query]: [Val<'k, u64>; 3]| {
-                    tensor_batch.widen() * of_batch + head.widen() * of_head + query_row(query).widen() * of_query
+                    query_batch.widen() * of_batch + head.widen() * of_head + query_row(query).widen() * of_query
                 };
-                k.when(query.lt(extents[0]), || {
-                    let to = params.o.moved(at(params.o_strides) + (column << 1).widen()).address();
-                    for part in 0..spec.value / 8 {
-                        let value = |odd: u32| k.select(gives, sums.element(part, half as u32, odd) * factor, 0.0);
-                        k.when((column + 8 * part).lt(params.o_elements), || {
-                            k.st_global(to, i64::from(16 * part), k.pack::<u32>(spec.ty.packed(), value(0), value(1)));
-                        });
+                let value = |block: u32, odd: u32| k.select(gives, sums.element(block, half as u32, odd) * factor, 0.0);
+                let log_sum_exp = k.select(counts, result.log_sum_exp[half], f32::NEG_INFINITY);
+                let for_each_pair = |store: &dyn Fn(u32, [Val<'k, f32>; 2])| {
+                    for block in 0..spec.value / 8 {
+                        k.when((column + 8 * block).lt(params.o_elements), || store(block, [value(block, 0), value(block, 1)]));
                     }
+                };
+                let whole = || {
+                    let to = params.o.moved(at(params.o_strides) + (column << 1).widen()).address();
+                    for_each_pair(&|block, [low, high]| k.st_global(to, i64::from(16 * block), k.pack::<u32>(spec.ty.packed(), low, high)));
                     k.when((thread & 3).eq(0) & params.has_log_sum_exp.ne(0), || {
-                        let value = k.select(counts, result.log_sum_exp[half], f32::NEG_INFINITY);
-                        k.st_global(params.log_sum_exp.moved(at(params.log_sum_exp_strides)).address(), 0, value);
+                        k.st_global(params.log_sum_exp.moved(at(params.log_sum_exp_strides)).address(), 0, log_sum_exp);
                     });
-                });
+                };
+                let a_part = || {
+                    let number = combine::place([batch, head, query], [params.heads, params.queries], [part, params.parts.value()]);
+                    let to = params.partial.moved(number * (params.o_elements << 2).widen() + (column << 2).widen()).address();
+                    for_each_pair(&|block, [low, high]| {
+                        k.st_global(to, i64::from(32 * block), low);
+                        k.st_global(to, i64::from(32 * block + 4), high);
+                    });
+                    k.when((thread & 3).eq(0), || k.st_global(params.partial_log_sum_exp.moved(number * 4u64).address(), 0, log_sum_exp));
+                };
+                k.when((*row + 8 * half as u32).lt(rows), || k.when_else(params.parts.value().eq(1), whole, a_part));
             }
         }
-    };
-    match own {
-        None => attend_tile(),
-        // Sequences may have fewer queries than the longest.
-        Some([queries, _]) => k.when(first_query.lt(queries.count), attend_tile),
-    }
+    });
 }

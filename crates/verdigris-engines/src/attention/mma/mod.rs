@@ -2,19 +2,26 @@
 //!
 //! **What.** bf16 and f16, heads of up to 256 elements, values of another length than keys, grouped heads, windows around either diagonal, lengths, sinks; a soft
 //! cap, a bias, slopes, a mask and a factor that is given at execution ([`super::score_mod`]), or the caller's function ([`super::function`]); ragged tensors
-//! ([`super::ragged`]) and paged keys ([`super::paged`]), in pages of any size; dropout ([`super::dropout`]), each of these in kernels of its own. Tensors of any
+//! ([`super::ragged`]) and paged keys ([`super::paged`]), in pages of any size; dropout ([`super::dropout`]). Tensors of any
 //! strides that are multiples of 4 bytes, 0 among them, whose elements lie side by side. Not: gradients, 8 bits, maps of blocks.
 //!
-//! **Method.** A CTA takes 128 or 64 queries of a head, of which each of four warps has 16 or twice 16; twice of whole tensors without dropout and function alone. It goes through blocks of keys and values from the last to
+//! A kernel is of two types, four classes of heads and one or two sizes of tiles, and either takes products for scores, or makes scores of them and drops some, or runs
+//! a function. Where queries, keys and values lie is told at launch: offsets are read once a tile, and whether keys are paged is asked once a block of them, alike by all threads.
+//!
+//! **Method.** A CTA takes 128 or 64 queries of a head, of which each of four warps has 16 or twice 16; where that makes fewer tiles, of all heads that share one of keys, if
+//! what stands between the products is alike for them. Twice where neither pairs are dropped nor a function runs. It goes through blocks of keys and values from the last to
 //! the first; `cp.async` brings a block's values while its keys are multiplied, and the next keys while the values are. Heads are padded to the next of 64, 128, 192
 //! (of keys alone) and 256 elements with zeros. Blocks of keys to which no query of a tile attends are not read; blocks in which each key is attended to are not masked. Where a
 //! diagonal cuts tiles, the longest are first.
+//!
+//! Where tiles are fewer than the chip's multiprocessors have room for, the keys of each are cut into equal parts, a CTA each. A part leaves its rows and their log-sum-exp in f32, and a second
+//! launch adds them up ([`super::combine`]).
 //!
 //! **When it wins.** On chips without `wgmma`; on others for tensors that TMA does not take: strides of 4 and 8 bytes, tensors that are repeated along a dim, pages
 //! of fewer than 8 keys.
 //!
 //! **Numbers.** As those of `attention.forward`: scores and sums in f32, probabilities rounded to the type of the values before they are multiplied, sums of rows
-//! not. Results repeat bit for bit. It is not measured yet on chips that it is for: the estimate is the analytic one.
+//! not. Parts are added in f32 and rounded once, in an order that their number fixes. Results repeat bit for bit. It is not measured yet on chips that it is for: the estimate is the analytic one.
 //!
 //! **Source.** Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023, section 3.
 
@@ -30,37 +37,42 @@ use verdigris_tensor::DType;
 
 use super::band::{self, BandArgs, SinkArgs};
 use super::blocks;
-use super::dropout::{self, DropoutArgs};
+use super::combine::{self, CombineArgs, Parts};
+use super::dropout::{self, DropoutIfAnyArgs};
 use super::function::{self, FunctionArgs};
 use super::half::Half;
 use super::mapped;
 use super::order::OrderArgs;
-use super::paged::PagesArgs;
-use super::ragged::{self, OffsetsArgs};
+use super::paged::PagesIfAnyArgs;
+use super::ragged::{self, OffsetsIfAnyArgs};
 use super::score_mod::{self, ScoreModArgs};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
-use crate::cost::{Loop, Work};
+use crate::cost::{Join, Loop, Stream, Traffic, Work};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal, empty_program};
 use crate::fuse::operand::Walk;
 use crate::layout::space::element;
+use crate::split_k::MOST_PARTS_BYTES;
 
 use kernel::{Given, ParamsArgs, RowsArgs, Spec, THREADS};
 
-/// A class of heads: elements of keys and of values, and the keys of a block where each warp has 16 queries twice, if sums leave registers for that, and once.
+/// A class of heads: elements of keys and of values, and the keys of a block where each warp has 16 rows twice, if sums leave registers for that, and once.
 struct Class {
     head: u32,
     value: u32,
     blocks: [Option<u32>; 2],
 }
 
-/// Few, for a kernel pack has each in every way that keys come.
+/// Few, for a kernel pack has each in every way that scores are made.
 const CLASSES: &[Class] = &[
     Class { head: 64, value: 64, blocks: [Some(64), Some(64)] },
     Class { head: 128, value: 128, blocks: [Some(32), Some(64)] },
     Class { head: 192, value: 128, blocks: [Some(32), Some(64)] },
     Class { head: 256, value: 256, blocks: [None, Some(32)] },
 ];
+
+/// The most parts of the keys.
+const MOST_PARTS: u64 = 256;
 
 /// Bytes that copies are multiples of.
 const LEAST_COPY_BYTES: u64 = 4;
@@ -88,16 +100,17 @@ pub(super) struct Mma {
     arch: Arch,
 }
 
-/// A config: how often each warp has 16 queries.
+/// A config: how often each warp has 16 rows, and parts of the keys.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Config {
     row_blocks: u32,
     block: u32,
+    parts: u32,
 }
 
 impl Algorithm for Mma {
     const ID: EngineId = EngineId { name: "attention.mma", number: 904 };
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     type Config = Config;
 
     fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
@@ -126,7 +139,7 @@ impl Algorithm for Mma {
         let is_even = p.d_v.is_multiple_of(2);
         Self::ID.require(is_even, Reason::Extent, format_args!("values of {} elements, taken is an even number", p.d_v))?;
         blocks::require_none(Self::ID, p)?;
-        let score_mod = score_mod::is_needed(p);
+        let score_mod = score_mod::is_needed(p) || p.dropout.is_some();
         score_mod::require(Self::ID, p)?;
         if p.score.is_some() {
             function::require(Self::ID, p)?;
@@ -157,11 +170,14 @@ impl Algorithm for Mma {
 
     fn configs(&self) -> Vec<Config> {
         let fits = |spec: &Spec| spec.shared_bytes() <= self.arch.shared_bytes_per_cta;
-        self.specs().filter(fits).map(|spec| Config { row_blocks: spec.row_blocks, block: spec.block }).collect()
+        let of =
+            |spec: Spec| self.parts(&spec).into_iter().map(move |parts| Config { row_blocks: spec.row_blocks, block: spec.block, parts });
+        self.specs().filter(fits).flat_map(of).collect()
     }
 
     fn knobs(config: &Config) -> Knobs {
-        Knobs::new([("rows", 64 * config.row_blocks), ("keys", config.block)])
+        let parts = (config.parts > 1).then_some(("parts", config.parts));
+        Knobs::new([("rows", 64 * config.row_blocks), ("keys", config.block)].into_iter().chain(parts))
     }
 
     fn notes(&self, _: &Config) -> Notes {
@@ -173,18 +189,22 @@ impl Algorithm for Mma {
             return Mma { problem: self.problem.of_mean_length(), ..self.clone() }.work(config);
         }
         let (p, spec) = (&self.problem, self.spec(config));
-        let [rows, block, head, value] = [spec.queries(), spec.block, spec.head, spec.value].map(f64::from);
-        let heads = (p.b * p.h) as f64;
-        let row_tiles = p.s_q.div_ceil(u64::from(spec.queries()));
-        let of_tile = |tile: u64| band::blocks_of_tile(p, spec.queries(), spec.block, tile) as f64;
+        let [rows, block, head, value] = [spec.rows(), spec.block, spec.head, spec.value].map(f64::from);
+        let (members, row_tiles) = (self.members(&spec), self.row_tiles(&spec));
+        let heads = (p.b * p.h / members) as f64;
+        let of_tile = |tile: u64| band::blocks_of_tile(p, self.queries_of_tile(&spec), spec.block, tile) as f64;
         let (blocks, most) = (0..row_tiles).map(of_tile).fold((0.0, 0.0f64), |(all, most), blocks| (all + blocks, most.max(blocks)));
+        // On chips with `wgmma`, parts count until it is measured as if they ran one behind the other: nothing is gained by them.
+        let is_raised = self.arch.runs(Target::Sm90a);
+        let parts = if is_raised { 1.0 } else { f64::from(config.parts) };
         let (tiles, all) = (row_tiles as f64 * heads, blocks * heads);
+        let grid = tiles * parts;
         let resident = f64::from(self.arch.sm_count * spec.ctas_of_sm());
         let loaded_bytes = 2.0 * block * (head + value);
         let products = rows / 16.0 * (block / 8.0 * head / 16.0 + value / 8.0 * block / 16.0);
         // Of pages that no sequence has nothing is read.
         let read = AttentionProblem { page_table: None, ..p.clone() };
-        let (raised, exposed) = match self.arch.runs(Target::Sm90a) {
+        let (raised, exposed) = match is_raised {
             true => (UNTIL_MEASURED, EXPOSED_UNTIL_MEASURED),
             // Products and softmax of a block follow each other, and its values arrive meanwhile.
             false => (1.0, EXPOSED),
@@ -193,19 +213,20 @@ impl Algorithm for Mma {
         let of_scores = 5.0
             + if self.score_mod { score_mod::instructions(p) + function::instructions(p) } else { 0.0 }
             + if p.dropout.is_some() { dropout::INSTRUCTIONS } else { 0.0 };
-        Work::of(Loop {
+        let main = Loop {
             kernel: Self::ID.name,
             product: [p.s_q, p.s_kv, p.d].map(|extent| extent as f64),
             matrices: heads,
             window: [1.0; 3],
             tile: [rows, value],
             tiles,
-            grid: tiles,
+            grid,
             resident,
             steps: all / tiles,
-            longest_steps: (all / resident).max(most),
-            longest_tiles: (tiles / resident).ceil(),
-            parts: 1.0,
+            longest_steps: (all / resident).max((most / parts).ceil()),
+            longest_tiles: (grid / resident).ceil(),
+            parts,
+            join: if config.parts > 1 { Join::Launch } else { Join::None },
             tensor_cycles: raised * products * CYCLES_OF_PRODUCT,
             // Sixteen exponentials a cycle.
             fma_cycles: raised * rows * block / 16.0,
@@ -229,7 +250,10 @@ impl Algorithm for Mma {
             store_bytes: 4.0,
             exposed,
             ..Loop::default()
-        })
+        };
+        let bytes = raised * 2.0 * self.partial_bytes(u64::from(config.parts)) as f64;
+        let combine = Stream::new(Traffic::Reduced, bytes).of_ctas((p.b * p.h * p.s_q) as f64);
+        Work::of(main).beside((config.parts > 1).then_some(combine))
     }
 
     fn lower(&self, config: &Config) -> Result<Program, Refusal> {
@@ -238,61 +262,90 @@ impl Algorithm for Mma {
         let strides_bytes = |view: &View| [0, 1, 2].map(|i| view.strides[i] * view.dtype.bytes() as u64);
         let rows =
             |view: &View, elements: u64| RowsArgs { at: element(view, []), strides: strides_bytes(view), bytes: 2 * elements as u32 };
-        let row_tiles = p.s_q.div_ceil(u64::from(spec.queries())) as u32;
+        let rows_of_parts = p.b * p.h * p.s_q * u64::from(config.parts);
+        let o = element(&self.o, []);
+        let [partial, partial_log_sum_exp] = match config.parts > 1 {
+            true => [("results of parts", rows_of_parts * p.d_v * 4), ("log-sum-exp of parts", rows_of_parts * 4)]
+                .map(|(name, bytes)| program.add_scratch(name, bytes)),
+            false => [o; 2],
+        };
+        let log_sum_exp = self.log_sum_exp.as_ref().map_or(o, |view| element(view, []));
+        let log_sum_exp_strides = self.log_sum_exp.as_ref().map_or([0; 3], strides_bytes);
+        let has_log_sum_exp = u32::from(self.log_sum_exp.is_some());
+        let members = self.members(&spec);
+        let group = (p.group() / members) as u32;
         let is_cut = p.left.is_some() || p.right.is_some();
         // Where tiles are alike, neighbours read the same keys.
-        let section = if is_cut { p.group() as u32 } else { 1 };
+        let section = if is_cut { group } else { 1 };
         let arguments = ParamsArgs {
             q: rows(&p.q, p.d),
             k: rows(&p.k, p.d),
             v: rows(&p.v, p.d_v),
             copy_bytes: self.copy_bytes,
-            o: element(&self.o, []),
+            o,
             o_strides: strides_bytes(&self.o),
             o_elements: p.d_v as u32,
-            log_sum_exp: self.log_sum_exp.as_ref().map_or(element(&self.o, []), |view| element(view, [])),
-            log_sum_exp_strides: self.log_sum_exp.as_ref().map_or([0; 3], strides_bytes),
-            has_log_sum_exp: u32::from(self.log_sum_exp.is_some()),
+            log_sum_exp,
+            log_sum_exp_strides,
+            has_log_sum_exp,
+            partial,
+            partial_log_sum_exp,
             queries: p.s_q as u32,
             keys: p.s_kv as u32,
+            heads: p.h as u32,
             scale: self.scale,
-            order: OrderArgs::new(row_tiles, p.h as u32, p.b as u32, section),
-            group: p.group() as u32,
+            order: OrderArgs::new(self.row_tiles(&spec) as u32, (p.h / members) as u32, p.b as u32, section),
+            members: members as u32,
+            group,
+            parts: config.parts,
             band: BandArgs::new(p, spec.block),
             sinks: SinkArgs::new(p),
             score_mod: spec.score_mod.then(|| ScoreModArgs::of(p)),
             function: p.score.is_some().then(|| FunctionArgs::of(p)),
-            offsets: OffsetsArgs::of(p),
-            pages: PagesArgs::of(p, spec.block),
-            dropout: DropoutArgs::of(p),
+            offsets: OffsetsIfAnyArgs::of(p),
+            pages: PagesIfAnyArgs::of(p, spec.block),
+            dropout: spec.drops().then(|| DropoutIfAnyArgs::of(p)),
         };
-        let grid = [arguments.order.tiles, 1, 1];
+        let grid = [arguments.order.tiles * config.parts, 1, 1];
         let given = Given { spec: spec.clone(), copy_bytes: self.copy_bytes };
-        program.launch(Launch::new(spec.kernel(), grid, arguments.bound(&given)));
+        program.launch(Launch::new(given.spec.clone().kernel(), grid, arguments.bound(&given)));
+        if config.parts > 1 {
+            let args = CombineArgs {
+                partial,
+                partial_log_sum_exp,
+                o,
+                log_sum_exp,
+                has_log_sum_exp,
+                o_strides: strides_bytes(&self.o),
+                log_sum_exp_strides,
+                parts: config.parts,
+                elements: p.d_v as u32,
+                queries: p.s_q as u32,
+                heads: p.h as u32,
+                offsets: None,
+                offsets_if_any: Some(OffsetsIfAnyArgs::of(p)),
+            };
+            let rows = (p.b * p.h * p.s_q) as u32;
+            program.launch(Launch::new(combine::kernel(spec.ty, spec.value, Parts::Mma), [rows, 1, 1], args.bound(&Parts::Mma)));
+        }
         Ok(program)
     }
 
     fn catalog(_: Target) -> Vec<KernelRef> {
         let of_class = |ty, class: &'static Class| {
             let among = |spec: Spec| {
-                let of = |[ragged, paged, dropout]: [bool; 3]| {
-                    [false, true].map(|score_mod| Spec { ragged, paged, dropout, score_mod, ..spec.clone() })
-                };
-                let fed = [
-                    [false; 3],
-                    [true, false, false],
-                    [false, true, false],
-                    [true, true, false],
-                    [false, false, true],
-                    [true, false, true],
-                ];
+                let of = |score_mod: bool| Spec { score_mod, ..spec.clone() };
                 // Functions are the caller's: one stands for all of them.
                 let of_function = Spec { score_mod: true, function: function::sample(), ..spec.clone() };
-                fed.into_iter().flat_map(of).chain([of_function]).filter(Spec::is_offered).collect::<Vec<_>>()
+                [false, true].into_iter().map(of).chain([of_function]).filter(Spec::is_offered).collect::<Vec<_>>()
             };
             class.specs(ty).into_iter().flat_map(among)
         };
-        Half::ALL.into_iter().flat_map(|ty| CLASSES.iter().flat_map(move |class| of_class(ty, class))).map(Spec::kernel).collect()
+        let of_type = |ty| {
+            let attending = CLASSES.iter().flat_map(move |class| of_class(ty, class)).map(Spec::kernel);
+            attending.chain([128, 256].map(|value| combine::kernel(ty, value, Parts::Mma)))
+        };
+        Half::ALL.into_iter().flat_map(of_type).collect()
     }
 }
 
@@ -301,18 +354,7 @@ impl Class {
     fn specs(&self, ty: Half) -> Vec<Spec> {
         let of = |(row_blocks, block): (u32, Option<u32>)| {
             let Class { head, value, .. } = *self;
-            let plain = |block| Spec {
-                ty,
-                head,
-                value,
-                row_blocks,
-                block,
-                score_mod: false,
-                function: Vec::new(),
-                ragged: false,
-                paged: false,
-                dropout: false,
-            };
+            let plain = |block| Spec { ty, head, value, row_blocks, block, score_mod: false, function: Vec::new() };
             block.map(plain)
         };
         [2, 1].into_iter().zip(self.blocks).filter_map(of).collect()
@@ -332,10 +374,56 @@ impl Mma {
         let p = &self.problem;
         let class = CLASSES.iter().find(|class| u64::from(class.head) >= p.d && u64::from(class.value) >= p.d_v);
         let function = function::steps_of(p, Walk::of);
-        let (score_mod, ragged, paged, dropout) = (self.score_mod, p.is_ragged(), p.is_paged(), p.dropout.is_some());
+        let (score_mod, drops) = (self.score_mod, p.dropout.is_some());
         let plain = class.map_or(Vec::new(), |class| class.specs(self.ty));
-        let all = plain.into_iter().map(move |spec| Spec { score_mod, function: function.clone(), ragged, paged, dropout, ..spec });
-        all.filter(Spec::is_offered)
+        let all = plain.into_iter().map(move |spec| Spec { score_mod, function: function.clone(), ..spec });
+        all.filter(move |spec| spec.is_offered() && (!drops || spec.drops()))
+    }
+
+    /// Heads whose rows stand in one tile: all that share keys, where that makes fewer tiles and what makes scores is alike for each of them.
+    fn members(&self, spec: &Spec) -> u64 {
+        let (p, rows) = (&self.problem, u64::from(spec.rows()));
+        let of_head_alone = [&p.bias, &p.mask, &p.slopes].into_iter().flatten().any(|view| view.strides[1] > 0);
+        let is_alike = p.dropout.is_none() && p.score.is_none() && !of_head_alone;
+        let all = p.group() * p.s_q;
+        let is_less = all.div_ceil(rows) < p.group() * p.s_q.div_ceil(rows) && all < mapped::MOST_ROWS;
+        if is_alike && is_less { p.group() } else { 1 }
+    }
+
+    /// Tiles of the heads that stand together.
+    fn row_tiles(&self, spec: &Spec) -> u64 {
+        (self.problem.s_q * self.members(spec)).div_ceil(u64::from(spec.rows()))
+    }
+
+    /// Parts into which the keys may be cut: as many as give each place on the chip one, and numbers around these, for those who measure.
+    fn parts(&self, spec: &Spec) -> Vec<u32> {
+        // Sequences of ragged tensors have as many queries as all of them on average: CTAs of others end at once.
+        let mean = if self.problem.is_ragged() { self.problem.of_mean_length() } else { self.problem.clone() };
+        let mean = Mma { problem: mean, ..self.clone() };
+        let (p, row_tiles) = (&mean.problem, mean.row_tiles(spec).max(1));
+        let tiles = row_tiles * (p.b * p.h / mean.members(spec)).max(1);
+        let resident = u64::from(self.arch.sm_count * spec.ctas_of_sm());
+        let blocks = band::blocks_of_tile(p, mean.queries_of_tile(spec), spec.block, row_tiles - 1);
+        // More CTAs than places twice over have nothing left to fill, and what adds parts up takes four elements at a time.
+        let most = if p.d_v.is_multiple_of(4) { blocks.min(MOST_PARTS).min(2 * resident / tiles) } else { 1 };
+        let fits = |parts: u64| parts == 1 || (parts <= most && self.partial_bytes(parts) <= MOST_PARTS_BYTES);
+        let mut parts = vec![1, 2, 4, 8, 16, 32, 64, 128];
+        parts.extend([resident / 2, resident].map(|ctas| ctas / tiles));
+        parts.retain(|&parts| parts > 0 && fits(parts));
+        parts.sort_unstable();
+        parts.dedup();
+        parts.into_iter().map(|parts| parts as u32).collect()
+    }
+
+    /// Queries of a head that stand in one tile.
+    fn queries_of_tile(&self, spec: &Spec) -> u32 {
+        (spec.rows() / self.members(spec) as u32).max(1)
+    }
+
+    /// Bytes of what so many parts leave for the second launch.
+    fn partial_bytes(&self, parts: u64) -> u64 {
+        let p = &self.problem;
+        if parts > 1 { p.b * p.h * p.s_q * parts * (p.d_v + 1) * 4 } else { 0 }
     }
 
     fn spec(&self, config: &Config) -> Spec {

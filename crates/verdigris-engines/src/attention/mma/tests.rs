@@ -8,9 +8,9 @@ use super::super::ENGINES;
 use super::super::half::Half;
 use super::super::testing::{from_half, halves, schedules};
 use super::Mma;
-use crate::algorithm::Algorithm;
+use crate::algorithm::{Algorithm, Listed};
 use crate::arch::Arch;
-use crate::engine::Reason;
+use crate::engine::{Engine, Knobs, Reason};
 
 fn parsed(words: &str) -> Problem {
     let problem: Problem = words.parse().unwrap_or_else(|error| panic!("{words}: {error}"));
@@ -100,10 +100,82 @@ fn what_tensor_maps_do_not_take_is_copied_in_4_and_8_bytes() {
 fn tiles_that_do_not_fit_are_not_offered() {
     let small = Arch { capability: (8, 6), shared_bytes_per_cta: 50_000, ..Arch::h200() };
     let rows = |words: &str| {
-        Mma::accept(&parsed(words), &small).map(|engine| engine.configs().iter().map(|config| config.row_blocks).collect::<Vec<_>>())
+        Mma::accept(&parsed(words), &small).map(|engine| {
+            let mut rows: Vec<u32> = engine.configs().iter().map(|config| config.row_blocks).collect();
+            rows.dedup();
+            rows
+        })
     };
     assert_eq!(rows("attention forward bf16 b=1 h=4 s_q=200 s_kv=200 d=64").expect("taken"), [2, 1]);
     assert_eq!(rows("attention forward bf16 b=1 h=4 s_q=200 s_kv=200 d=256").expect_err("67,584 bytes").reason, Reason::SharedMemory);
+}
+
+/// Tiles of 64 rows of a problem of two batches and four heads of keys, whole keys each.
+fn tiles(words: &str) -> u32 {
+    let engine = Mma::accept(&parsed(words), &without_wgmma()[0]).expect(words);
+    let config = engine.configs().into_iter().find(|config| config.row_blocks == 1).expect("the small tile is offered always");
+    let program = engine.lower(&config).expect(words);
+    program.launches().next().expect("a launch").grid[0]
+}
+
+/// A query of each of eight heads is a tile's eight rows; 9 of each fill a tile and begin another, 57 take as many tiles as heads do by themselves.
+#[test]
+fn heads_that_share_keys_stand_in_one_tile_where_that_makes_fewer() {
+    for (queries, of_keys) in [(1, 1), (8, 1), (9, 2), (56, 7), (57, 8), (64, 8), (65, 9), (128, 16)] {
+        for more in ["", " right=0", " soft_cap=30"] {
+            let words = format!("attention forward bf16 b=2 h=32 h_kv=4 s_q={queries} s_kv=4096 d=128{more}");
+            assert_eq!(tiles(&words), 8 * of_keys, "{words}");
+        }
+    }
+    assert_eq!(tiles("attention forward bf16 b=2 h=4 s_q=1 s_kv=4096 d=128"), 8);
+}
+
+/// One tile leaves a chip idle: its keys are cut into parts, of which each has a block at least. Names of whole keys are those that there were before there were parts.
+#[test]
+fn keys_are_cut_where_tiles_are_few() {
+    let a100 = &without_wgmma()[0];
+    let parts = |words: &str| {
+        let engine = Mma::accept(&parsed(words), a100).expect(words);
+        engine.configs().iter().filter(|config| config.row_blocks == 1).map(|config| config.parts).collect::<Vec<_>>()
+    };
+    let one = |keys: u32| format!("attention forward bf16 b=1 h=8 h_kv=1 s_q=1 s_kv={keys} d=128");
+    let ctas = 2 * a100.sm_count;
+    assert_eq!(parts(&one(64)), [1]);
+    assert_eq!(parts(&one(256)), [1, 2, 4]);
+    assert_eq!(parts(&one(65536)), [1, 2, 4, 8, 16, 32, 64, 128, ctas / 2]);
+    // More parts than places twice over leave no more idle; six elements are not added up by fours.
+    assert_eq!(parts("attention forward bf16 b=32 h=64 h_kv=8 s_q=1 s_kv=65536 d=128"), [1, 2]);
+    assert_eq!(parts("attention forward bf16 b=1 h=1 s_q=1 s_kv=65536 d=8 d_v=6"), [1]);
+
+    let problem = parsed(&one(65536));
+    let candidate = Listed::<Mma>::new().accept(&problem, a100).expect("taken");
+    let us = |knobs: &Knobs| candidate.cost(knobs).expect("listed").us;
+    let whole = Knobs::new([("rows", 64), ("keys", 64)]);
+    assert!(candidate.knobs().configs().contains(&whole));
+    assert!(candidate.best().value("parts").is_some_and(|parts| parts >= 32), "{}", candidate.best());
+    assert!(us(&candidate.best()) < us(&whole) / 4.0, "{} in place of {}", us(&candidate.best()), us(&whole));
+    // A launch for the parts, which leave f32 of each row, and one that adds them up.
+    let launches = |knobs: &Knobs| candidate.program(knobs).expect("lowered").launches().map(|launch| launch.grid[0]).collect::<Vec<_>>();
+    assert_eq!(launches(&whole), [1]);
+    assert_eq!(launches(&Knobs::new([("rows", 64), ("keys", 64), ("parts", 32)])), [32, 8]);
+}
+
+/// What belongs to a head is read for the first of those that stand together: where it is another for each, they do not.
+#[test]
+fn heads_that_make_scores_in_their_own_way_do_not_stand_together() {
+    let plain = "attention forward bf16 b=2 h=32 h_kv=4 s_q=1 s_kv=4096 d=128";
+    let Problem::Attention(plain) = parsed(plain) else { panic!("{plain}: attention") };
+    let f32_at = |slot: u32, strides: [u64; 4]| Some(View { slot: Slot(slot), dtype: DType::F32, offset: 0, strides: strides.to_vec() });
+    let slot = plain.slots().len() as u32;
+    let rows = |problem: AttentionProblem| {
+        let engine = Mma::accept(&Problem::Attention(problem), &without_wgmma()[0]).expect("taken");
+        engine.specs().map(|spec| engine.members(&spec)).collect::<Vec<_>>()
+    };
+    assert_eq!(rows(plain.clone()), [8, 8]);
+    assert_eq!(rows(AttentionProblem { slopes: f32_at(slot, [0, 0, 0, 0]), ..plain.clone() }), [8, 8]);
+    assert_eq!(rows(AttentionProblem { slopes: f32_at(slot, [0, 1, 0, 0]), ..plain.clone() }), [1, 1]);
+    assert_eq!(rows(AttentionProblem { bias: f32_at(slot, [4096, 0, 4096, 1]), ..plain.clone() }), [8, 8]);
+    assert_eq!(rows(AttentionProblem { bias: f32_at(slot, [0, 4096, 4096, 1]), ..plain }), [1, 1]);
 }
 
 #[test]
@@ -125,6 +197,8 @@ struct Kept {
 }
 
 const QUERIES: usize = 70;
+/// Configs that a problem of these has at most.
+const MOST_CONFIGS: usize = 8;
 const ELEMENTS: [usize; 2] = [5, 8];
 
 /// Runs two sequences of one head whose queries are 0, so that results are the mean of the values that count: `counting` are the rows of these for each of the sequences. Whatever else there is, in
@@ -146,7 +220,12 @@ fn run(
     let q = filled(2 * QUERIES, d, &|_, _| 0.0);
     let k = filled(rows, d, &|row, _| if counts(row) { 1.0 } else { f32::NAN });
     let v = filled(rows, d_v, &|row, column| if counts(row) { value(row, column) } else { f32::NAN });
-    for (options, row_blocks) in schedules().into_iter().flat_map(|options| [1, 2].map(|row_blocks| (options.clone(), row_blocks))) {
+    // Whatever the config, the problem is the same: how many there are is asked of the first one.
+    let mut configs = 1;
+    for (options, place) in schedules().into_iter().flat_map(|options| (0..MOST_CONFIGS).map(move |place| (options.clone(), place))) {
+        if place >= configs {
+            continue;
+        }
         let mut memory = Memory::new();
         let slots = [&q, &k, &v].map(|values| memory.add(&halves(Half::Bf16, values)));
         let o = memory.add_filled((2 * QUERIES * pitch * 2) as u64, 0xff);
@@ -175,11 +254,11 @@ fn run(
             (problem.q_rows, problem.kv_rows) = (2 * QUERIES as u64, rows as u64);
         }
         let engine = Mma::accept(&Problem::Attention(problem), &Arch::virtual_device(2)).expect("taken");
-        let Some(config) = engine.configs().into_iter().find(|config| config.row_blocks == row_blocks) else {
-            assert_eq!(row_blocks, 2, "the small tile is offered always");
-            continue;
-        };
-        let what = format!("{words}, {} rows, seed {}", 64 * row_blocks, options.seed);
+        let all = engine.configs();
+        configs = all.len();
+        assert!(all.iter().any(|config| config.parts > 1) && configs <= MOST_CONFIGS, "{all:?}");
+        let config = all[place];
+        let what = format!("{words}, {}, seed {}", Mma::knobs(&config), options.seed);
         if let Err(findings) = interp::run(&engine.lower(&config).expect("lowered"), &Kernels::new(), &mut memory, &options) {
             panic!("{what}: {findings}");
         }

@@ -1,6 +1,7 @@
-//! The launch behind: parts of a row, each with its log-sum-exp, into the row.
+//! Keys in parts: where a part leaves what it has of a row, and the launch behind, which adds up the parts of each row by their log-sum-exp.
 
 use std::f32::consts::{LN_2, LOG2_E};
+use std::panic::Location;
 
 use verdigris_kir::face::{Header, Kernel, SharedPiece, Val, build};
 use verdigris_kir::inst::Cache;
@@ -9,8 +10,8 @@ use verdigris_kir::params::{Divide, Read, Write};
 use verdigris_kir::program::KernelRef;
 use verdigris_kir::tile::reduce;
 
-use super::super::half::Half;
-use super::super::ragged::{OfKeys, OffsetsArgs};
+use super::half::Half;
+use super::ragged::{OfKeys, OffsetsArgs, OffsetsIfAnyArgs, Sequence};
 
 /// Warps of a CTA, which share the parts of a row.
 const WARPS: u32 = 4;
@@ -19,9 +20,28 @@ const UNROLL: u32 = 4;
 /// Columns of a warp: four a lane.
 const COLUMNS: u32 = 128;
 
+/// Whose parts they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Parts {
+    /// Of `attention.decode`, of ragged tensors or others; the launch begins while the one in front ends.
+    Decode { ragged: bool },
+    /// Of `attention.mma`, for every chip from sm_80 on; the launch says whether tensors are ragged.
+    Mma,
+}
+
+/// The number of what a part has of a row among all that parts have, `[batch][head][query][part]`.
+#[track_caller]
+pub(super) fn place<'k>(
+    [batch, head, query]: [Val<'k, u32>; 3],
+    [heads, queries]: [Val<'k, u32>; 2],
+    [part, parts]: [Val<'k, u32>; 2],
+) -> Val<'k, u64> {
+    part.kernel().scope(Location::caller(), || ((batch * heads + head) * queries + query).mul_wide(parts) + part.widen())
+}
+
 verdigris_kir::parameters! {
     /// `L = ln Σ e^L[part]` and `o = Σ e^(L[part] − L) · o[part]` of each row.
-    pub(super) struct Combine / CombineArgs of bool as ragged {
+    pub(super) struct Combine / CombineArgs of Parts as of {
         /// f32, `[batch][head][query][part]`: rows of `elements` elements, and their log-sum-exp.
         pub(super) partial: Read = 16,
         pub(super) partial_log_sum_exp: Read = 4,
@@ -37,37 +57,52 @@ verdigris_kir::parameters! {
         pub(super) queries: Divide,
         pub(super) heads: Divide,
         /// Where sequences have their queries.
-        pub(super) offsets: Option<OffsetsArgs> = ragged.then_some(OfKeys::Paged),
+        pub(super) offsets: Option<OffsetsArgs> = (*of == Parts::Decode { ragged: true }).then_some(OfKeys::Paged),
+        pub(super) offsets_if_any: Option<OffsetsIfAnyArgs> = (*of == Parts::Mma).then_some(()),
     }
 }
 
-/// The kernel for results of up to `value` elements, of ragged tensors or others; a CTA has one row.
-pub(super) fn kernel(ty: Half, value: u32, ragged: bool) -> KernelRef {
+/// The kernel for results of up to `value` elements; a CTA has one row.
+pub(super) fn kernel(ty: Half, value: u32, of: Parts) -> KernelRef {
     let blocks = value.div_ceil(COLUMNS);
-    let mark = if ragged { "_ragged" } else { "" };
-    let name = format!("attention_decode_combine_{}_v{}{mark}", ty.name(), blocks * COLUMNS);
-    let header = Header { name: name.clone(), target: Target::Sm90, threads: 32 * WARPS, ..Header::default() };
-    KernelRef::new(name, move || build(header.clone(), |k| combine(k, ty, blocks, ragged)))
+    let (engine, mark, target) = match of {
+        Parts::Decode { ragged } => ("decode", if ragged { "_ragged" } else { "" }, Target::Sm90),
+        Parts::Mma => ("mma", "", Target::Sm80),
+    };
+    let name = format!("attention_{engine}_combine_{}_v{}{mark}", ty.name(), blocks * COLUMNS);
+    let header = Header { name: name.clone(), target, threads: 32 * WARPS, ..Header::default() };
+    KernelRef::new(name, move || build(header.clone(), |k| combine(k, ty, blocks, of)))
 }
 
-fn combine<'k>(k: Kernel<'k>, ty: Half, blocks: u32, ragged: bool) {
-    let params = Combine::declare(k, &ragged);
+fn combine<'k>(k: Kernel<'k>, ty: Half, blocks: u32, of: Parts) {
+    let params = Combine::declare(k, &of);
     let shared = k.shared("sums of warps", 4 * WARPS * blocks * COLUMNS, 16);
-    k.griddep_wait();
-    k.griddep_launch();
+    if let Parts::Decode { .. } = of {
+        k.griddep_wait();
+        k.griddep_launch();
+    }
 
     let row = k.cta();
     let (outer, query) = params.queries.split(row);
     let (batch, head) = params.heads.split(outer);
-    match &params.offsets {
-        None => combine_row(k, ty, blocks, &params, shared, [row, batch, head, query]),
-        Some(offsets) => {
-            let [own, _] = offsets.of_batch(k, batch, [params.queries.value(), k.constant(0)]);
-            // Sequences may have fewer queries than the longest.
-            k.when(query.lt(own.count), || {
-                combine_row(k, ty, blocks, &params, shared, [row, batch, head, own.begin + query]);
-            });
+    // Sequences may have fewer queries than the longest.
+    let of_sequence = |batch: Val<'k, u32>, own: Sequence<'k>| {
+        k.when(query.lt(own.count), || {
+            combine_row(k, ty, blocks, &params, shared, [row, batch, head, own.begin + query]);
+        });
+    };
+    let longest = || [params.queries.value(), k.constant(0)];
+    match (&params.offsets, &params.offsets_if_any) {
+        (Some(offsets), _) => {
+            let [own, _] = offsets.of_batch(k, batch, longest());
+            of_sequence(batch, own);
         }
+        (_, Some(offsets)) => {
+            let [own, _] = offsets.of_batch(k, batch, longest());
+            let [batch, _] = offsets.tensor_batches(k, batch);
+            of_sequence(batch, own);
+        }
+        _ => combine_row(k, ty, blocks, &params, shared, [row, batch, head, query]),
     }
 }
 
