@@ -257,9 +257,14 @@ fn everything() -> Result<Graph, Error> {
     let score_operands = vec![g.tensor("score operand", DType::U8, rows(&[2, 1, 1, 7]))];
     let plain =
         Attention { dropout_state: seed, dropout_offset: offset, ..Attention::new(AttentionSpec { soft_cap: None, ..spec }, q, k, v) };
-    let made = Attention { q_offsets, kv_offsets, score: Some(score), score_operands, ..plain };
+    let made = Attention { q_offsets, kv_offsets, score: Some(score.clone()), score_operands: score_operands.clone(), ..plain };
     let made = g.attention("attention by a function", made)?;
     g.store(made.o, "attended by a function", DType::Bf16)?;
+    let plain = AttentionBackward::new(AttentionSpec { soft_cap: None, ..spec }, [q, k, v], made.o, made.log_sum_exp, made.o);
+    let plain = AttentionBackward { dropout_state: seed, dropout_offset: offset, ..plain };
+    let back = AttentionBackward { q_offsets, kv_offsets, score: Some(score), score_operands, ..plain };
+    let back = g.attention_backward("attention back by a function", back)?;
+    g.store(back.dq, "dq of attention by a function", DType::F32)?;
     let plain = AttentionBackward::new(spec, [q, k, v], attended.o, attended.log_sum_exp, attended.o);
     let plain = AttentionBackward { dropout_state: seed, dropout_offset: offset, ..plain };
     let back = AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };
