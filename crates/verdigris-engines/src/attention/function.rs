@@ -267,18 +267,6 @@ impl<'k> Operands<'k, Source> for AtScore<'_, 'k> {
             },
         }]
     }
-
-    fn word(&self, _: usize, _: u32) -> AnyVal<'k> {
-        unreachable!("a function of scores draws no random numbers")
-    }
-
-    fn index(&self, _: usize) -> Vec<AnyVal<'k>> {
-        unreachable!("coordinates of scores are loaded")
-    }
-
-    fn store(&self, _: usize, _: &Source, _: &[AnyVal<'k>]) {
-        unreachable!("a function of scores stores nothing")
-    }
 }
 
 /// What the steps read at a score of a row that is a key.
@@ -308,18 +296,6 @@ impl<'k> Operands<'k, Source> for AtKey<'_, 'k> {
                 AnyVal::Stored(dtype, load_raw(self.k, dtype, at, 1)[0])
             }
         }]
-    }
-
-    fn word(&self, _: usize, _: u32) -> AnyVal<'k> {
-        unreachable!("a function of scores draws no random numbers")
-    }
-
-    fn index(&self, _: usize) -> Vec<AnyVal<'k>> {
-        unreachable!("coordinates of scores are loaded")
-    }
-
-    fn store(&self, _: usize, _: &Source, _: &[AnyVal<'k>]) {
-        unreachable!("a function of scores stores nothing")
     }
 }
 

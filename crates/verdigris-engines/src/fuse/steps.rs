@@ -366,19 +366,25 @@ pub(crate) fn numbers<O>(steps: &[Step<O>], double: bool) -> Vec<Vec<Taken>> {
     steps.iter().map(|step| vec![taken(step); step.numbers()]).collect()
 }
 
-/// How steps reach their operands at the place where they are run.
+/// How steps reach their operands at the place where they are run. What steps that load alone do not ask for need not be given.
 pub(crate) trait Operands<'k, O> {
     /// What step `step` loads: one element for all lanes, or one for each.
     fn load(&self, step: usize, from: &O) -> Vec<AnyVal<'k>>;
 
     /// The word of a random state that step `step` asks for.
-    fn word(&self, step: usize, word: u32) -> AnyVal<'k>;
+    fn word(&self, step: usize, _word: u32) -> AnyVal<'k> {
+        unreachable!("step {step} draws a random number among steps that load alone")
+    }
 
     /// The coordinate that step `step` asks for, of each lane.
-    fn index(&self, step: usize) -> Vec<AnyVal<'k>>;
+    fn index(&self, step: usize) -> Vec<AnyVal<'k>> {
+        unreachable!("step {step} is a coordinate among steps that load alone")
+    }
 
     /// Stores a value of each lane.
-    fn store(&self, step: usize, to: &O, values: &[AnyVal<'k>]);
+    fn store(&self, step: usize, _to: &O, _values: &[AnyVal<'k>]) {
+        unreachable!("step {step} stores among steps that load alone")
+    }
 }
 
 /// Steps in a kernel.

@@ -297,18 +297,6 @@ impl<'k, T: Compute> Operands<'k, Source> for AtScore<'_, '_, 'k, T> {
             Source::Tensor { number, .. } => self.run.must(Name::SCORE_OPERANDS[number as usize]).at(&self.at).first(),
         }]
     }
-
-    fn word(&self, _: usize, _: u32) -> AnyVal<'k> {
-        unreachable!("a function of scores draws no random numbers")
-    }
-
-    fn index(&self, _: usize) -> Vec<AnyVal<'k>> {
-        unreachable!("coordinates of scores are loaded")
-    }
-
-    fn store(&self, _: usize, _: &Source, _: &[AnyVal<'k>]) {
-        unreachable!("a function of scores stores nothing")
-    }
 }
 
 /// The value of lane `lane`.

@@ -45,7 +45,7 @@ def _stock(kind):
 
 def convert(model, *, inplace=False, only=None, skip=()):
     """Swaps every module of `model` that this package computes: convolutions, transposed ones, `Linear`, pooling, resampling, padding, activations, batch, layer,
-    RMS, group and instance norm, multi-head attention, dropout, softmax and cross-entropy; of torchvision the attention in shifted windows of its Swin
+    RMS, group and instance norm, multi-head attention, dropout, softmax, cross-entropy and other losses; of torchvision the attention in shifted windows of its Swin
     transformers; and of Hugging Face's transformers RMS norms, activations, gated feed-forward layers and attention whose projections are of one input, with rotary
     positions or without, where a trial shows that a module computes just that. Returns the network and a `Report` of what was swapped, what was not, and why.
 

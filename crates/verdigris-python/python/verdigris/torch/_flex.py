@@ -21,7 +21,7 @@ from . import _flex_forms as forms
 from . import _flex_guards as guards
 from . import _flex_steps as op_steps
 from . import _ops
-from ._flex_trace import BATCH, CAPTURED, HEAD, KEY, QUERY, Computed
+from ._flex_trace import BATCH, CAPTURED, HEAD, KEY, QUERY, Computed, is_transient
 from .functional import _NO_BLOCKS, _NO_DESCALES, _attention_words, _rows_of_keys
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -137,7 +137,7 @@ def _attended(block_mask, trace, value, dims):
         return _Blocks(block_mask, dims[3]).attended(trace, value)
     tensors = [getattr(block_mask, name) for name in ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")]
     # Tensors of inference do not tell when they are written to.
-    may_be_kept = not any(x is not None and x.is_inference() for x in tensors) and not _is_of_others()
+    may_be_kept = not any(x is not None and x.is_inference() for x in tensors) and not is_transient()
     versions = [None if x is None or not may_be_kept else x._version for x in tensors]
     key = (trace.key(value), dims, tuple(block_mask.BLOCK_SIZE), versions)
     seen = _looked_at.get(block_mask) if may_be_kept else None
@@ -184,11 +184,6 @@ def _says_window(blocks, trace, value, dims):
     return (is_right | ~is_there).all()
 
 
-def _is_of_others():
-    """Whether what is computed now belongs to a transform of `torch.func` or to a mode, such as that of tensors without data, and means nothing behind it."""
-    return torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
-
-
 def _is_capturing(device):
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
@@ -214,7 +209,7 @@ def _tensor_of(computed, value):
     """The value as a tensor with its keys side by side; remembered where it follows from sizes alone."""
     trace, device = computed.trace, computed.trace.device
     # A tensor that is made while a graph is captured is filled when the graph is replayed, and is the graph's own.
-    if value.reads & CAPTURED or _is_capturing(device) or _is_of_others():
+    if value.reads & CAPTURED or _is_capturing(device) or is_transient():
         return _laid_out(computed, value)
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     key = (trace.key(value), tuple(size if value.reads & bit else 1 for size, bit in zip(computed.dims, (BATCH, HEAD, QUERY, KEY))), computed.dims[3])

@@ -10,7 +10,7 @@ import weakref
 import torch
 
 from . import _flex_forms as forms
-from ._flex_trace import AXES, BATCH, HEAD, Computed
+from ._flex_trace import AXES, BATCH, HEAD, Computed, is_transient
 
 #: Queries and keys that blocks are multiples of, as kernels of tensor cores take them.
 _SIDE = 128
@@ -82,7 +82,7 @@ def of_mask(block_mask, trace, value, listed, full, dims, is_capturing):
     """
     tensors = [getattr(block_mask, name) for name in ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")]
     tensors += [trace.captured[at.args[0]] for at in trace.reached([value]) if at.op == "captured"]
-    may_be_kept = not any(x is not None and x.is_inference() for x in tensors) and torch._C._len_torch_dispatch_stack() == 0
+    may_be_kept = not any(x is not None and x.is_inference() for x in tensors) and not is_transient()
     # What was made on one stream is not there yet on another, and what was made in inference mode has no part in gradients.
     stream = torch.cuda.current_stream(trace.device).cuda_stream if trace.device.type == "cuda" else 0
     made_where = (stream, torch.is_inference_mode_enabled())

@@ -128,6 +128,20 @@ class OpSteps(composed.Steps):
         if not self.steps or len(self.steps) > _MOST_STEPS or self.last != len(self.steps) - 1:
             raise _Untaken
 
+    @functools.cached_property
+    def has_slope(self):
+        """Whether the op has a gradient of these steps: of more than 256 with those of their slope it has none."""
+        g = composed._native.Graph("flex_attention_slope")
+        one, total = (g.tensor(name, "f32", (1, 1, 1, 1)) for name in ("x", "total"))
+        read = [one] * len(self.operands)
+        try:
+            dq, *_ = g.attention_backward(one, one, one, one, total, one, scale=1.0, score=self.steps, score_operands=read)
+            g.store(dq, "dq", "f32")
+            g.to_json()
+        except GraphError:
+            return False
+        return True
+
     # What is an operand.
 
     @functools.cached_property
@@ -288,21 +302,6 @@ def of_function(trace, value, dims, tensors):
 _MOST_ELEMENTS_OF_GRADIENTS = 128
 
 
-@functools.lru_cache(maxsize=1024)
-def _has_slope(steps, operands):
-    """Whether the op has a gradient of a function of these steps, told as text: of more than 256 with those of its slope it has none."""
-    g = composed._native.Graph("flex_attention_slope")
-    one, total = (g.tensor(name, "f32", (1, 1, 1, 1)) for name in ("x", "total"))
-    read = [one] * operands
-    try:
-        dq, *_ = g.attention_backward(one, one, one, one, total, one, scale=1.0, score=list(steps), score_operands=read)
-        g.store(dq, "dq", "f32")
-        g.to_json()
-    except GraphError:
-        return False
-    return True
-
-
 def has_gradient(function, tensors):
     """Whether the op gives the gradients of queries, keys and values, and a kernel takes it that is no slower than products with steps between them."""
     q, _, v = tensors
@@ -310,16 +309,7 @@ def has_gradient(function, tensors):
         is_short = max(q.shape[3], v.shape[3]) <= _MOST_ELEMENTS_OF_GRADIENTS
         if block_maps.capability(q.device) != (9, 0) or not is_short:
             return False
-    # Attributes of functions are dictionaries, which are told apart by their items.
-    steps = tuple(tuple(_Attributes(part.items()) if isinstance(part, dict) else part for part in step) for step in function.steps)
-    return _has_slope(steps, len(function.operands))
-
-
-class _Attributes(dict):
-    """Attributes of a function, as a key."""
-
-    def __hash__(self):
-        return hash(tuple(self.items()))
+    return function.has_slope
 
 
 def as_operand(tensor, wide):

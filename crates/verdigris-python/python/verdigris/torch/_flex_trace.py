@@ -730,6 +730,11 @@ _enter_operators()
 _COMPUTED = {"silu": torch.nn.functional.silu, "softsign": torch.nn.functional.softsign}
 
 
+def is_transient():
+    """Whether tensors that are made now are of a transform of `torch.func` or of a mode, such as that of tensors without data, and mean nothing once it ends."""
+    return torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
+
+
 class Computed:
     """Values as tensors that broadcast to `[batch, heads, queries, keys]`, by PyTorch on the device, with its gradients of captured tensors."""
 

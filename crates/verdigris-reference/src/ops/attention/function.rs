@@ -109,21 +109,7 @@ mod tests {
             unary(&mut function, f, x);
             functions.push(function);
         }
-        let binaries = [
-            BinaryOp::Add,
-            BinaryOp::Sub,
-            BinaryOp::Mul,
-            BinaryOp::Max,
-            BinaryOp::Min,
-            BinaryOp::Div,
-            BinaryOp::Mod,
-            BinaryOp::FloorMod,
-            BinaryOp::Pow,
-            BinaryOp::Atan2,
-            BinaryOp::AddSquare,
-            BinaryOp::Prelu,
-        ];
-        for f in binaries {
+        for f in BinaryOp::ALL {
             // f(e^t, place + 1 / 2 − t / 4) and the other way round.
             for turned in [false, true] {
                 let mut function = ScoreFunction::default();
