@@ -47,7 +47,7 @@ use super::ragged::{self, OffsetsArgs};
 use super::score_mod;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
-use crate::cost::{Join, Loop, Stream, Traffic, Work, wgmma_cycles};
+use crate::cost::{Join, Loop, Work, wgmma_cycles};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal, empty_program};
 use crate::layout::space::element;
 use crate::split_k::MOST_PARTS_BYTES;
@@ -237,7 +237,7 @@ impl Algorithm for Decode {
             exposed: 0.7,
             ..Loop::default()
         };
-        let combine = Stream::new(Traffic::Reduced, 2.0 * self.partial_bytes(u64::from(config.parts)) as f64).of_ctas(queries);
+        let combine = combine::work(queries, p.d_v as f64, parts);
         Work::of(main).beside((config.parts > 1).then_some(combine))
     }
 
