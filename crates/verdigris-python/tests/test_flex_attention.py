@@ -13,7 +13,7 @@ from conftest import TOLERANCES, close
 
 import verdigris as vd
 import verdigris.torch as vt
-from verdigris.torch import _flex, _flex_blocks, _flex_composed, _flex_forms, _flex_steps
+from verdigris.torch import _flex, _flex_blocks, _flex_composed, _flex_forms, _flex_steps, _flex_trace
 from verdigris.torch._flex_trace import Trace
 
 flex = pytest.importorskip("torch.nn.attention.flex_attention")
@@ -778,6 +778,52 @@ def test_biases_of_queries_and_keys_are_steps_where_nobody_wants_gradients(graph
     assert calls and calls[-1]["beside"] is not None
 
 
+def _hidden_by_captured(document, length):
+    """Functions that hide pairs by tensors that they captured, which may be other ones at the next call."""
+
+    def same(s, b, h, i, j):
+        return torch.where(document[i] == document[j], s, -math.inf)
+
+    def same_and_near(s, b, h, i, j):
+        return torch.where((document[i] == document[j]) & (i >= j), s * 0.5, -math.inf)
+
+    def up_to(s, b, h, i, j):
+        return torch.where(document[i] + length[b, h] >= document[j] * 2, s, -math.inf)
+
+    return {"same": same, "same_and_near": same_and_near, "up_to": up_to}
+
+
+@pytest.mark.parametrize("is_trained", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("name", list(_hidden_by_captured(None, None)))
+def test_pairs_that_a_function_hides_by_captured_tensors_are_steps(graphs, calls, name, is_trained):
+    # Numbers that f32 does not tell apart.
+    many = 1 << 40
+    document, length = torch.randint(many, many + 4, (40,)), torch.randint(many, many + 4, (B, H))
+    score_mod = _hidden_by_captured(document, length)[name]
+    inputs = drawn((B, H, 40, 8), requires_grad=is_trained)
+    for _ in range(2):
+        close(vt.flex_attention(*inputs, score_mod), reference(*(x.double() for x in inputs), score_mod)[0], 8.0)
+        # In place, as another batch has other documents.
+        document.copy_(torch.randint(many, many + 3, (40,)))
+    assert not calls and [ops_of(graph) for graph in graphs] == [["attention"]] * 2
+    told = graphs[0]["nodes"][0]["op"]["attention"]
+    assert told["score"] and "mask" not in told
+    if is_trained:
+        trained(inputs, score_mod)
+        assert ops_of(graphs[-1]) == ["attention_backward"]
+
+
+@pytest.mark.parametrize("sizes", [((1, 1, 5, 1), (1, 1, 1, 7)), ((2, 1, 1, 1), (2, 3, 1, 4)), ((1, 3, 6, 1), (2, 1, 1, 6)), ((1, 1, 1, 1), (1, 1, 1, 1))])
+def test_ranks_compare_as_the_numbers_do(sizes):
+    for low, high in ((0, 3), (-(1 << 62), 1 << 62)):
+        x, z = (torch.randint(low, high, size) for size in sizes)
+        z.flatten()[0] = x.flatten()[0]
+        of_x, of_z = _flex_trace._ranks(x, z)
+        for compared in (torch.eq, torch.lt, torch.ge):
+            assert torch.equal(compared(of_x, of_z), compared(x, z).expand(torch.broadcast_shapes(of_x.shape, of_z.shape)))
+        assert min(of_x.min(), of_z.min()) >= 0 and max(of_x.max(), of_z.max()) < sum(math.prod(size[2:]) for size in sizes)
+
+
 def test_a_bias_that_is_gathered_by_both_is_a_tensor(graphs, calls):
     run_quietly(lambda s, b, h, q, kv: s + TABLE[h, q - kv + S - 1])
     assert calls.pop()["beside"] is not None and not graphs
@@ -814,7 +860,9 @@ def test_whole_numbers_that_f32_does_not_hold_are_operands():
     assert steps(lambda s, b, h, i, j: s * s + (i - j))[0] == []
     assert steps(lambda s, b, h, i, j: s * s + (i - j) * 1000000) == (["mul"], ["given", "operand", "mul", "add"])
     assert steps(lambda s, b, h, i, j: torch.where(near[i] == near[j], s * s, s))[0] == ["index", "index"]
-    assert steps(lambda s, b, h, i, j: torch.where(far[i] == far[j], s * s, s))[0] == ["eq"]
+    # Compared by their ranks, and otherwise an operand of all pairs.
+    assert steps(lambda s, b, h, i, j: torch.where(far[i] == far[j], s * s, s))[0] == ["ranked", "ranked"]
+    assert steps(lambda s, b, h, i, j: torch.where(far[i] + j == far[j], s * s, s))[0] == ["eq"]
     assert steps(lambda s, b, h, i, j: s * s + (i - j) % 3)[1].count("div") == 1
     # By 0 nobody says, and reals of fewer digits are rounded at each step.
     assert steps(lambda s, b, h, i, j: s * s + i % (j + 0))[0] == ["remainder"]

@@ -427,11 +427,15 @@ def _options(trace, score, form, conditions, given_scale, tensors, dims, wants_t
     if length is not None and (slope is not None or (causal is None and band != (None, None))):
         rest.append(of_length)
         length = None
-    by_steps = None if is_trained else _biases_as_steps(trace, score, kept, tensors, dims, has_blocks)
+    own_parts = forms.parts_of([*form.conditions, *hidden])
+    by_steps = _as_steps(trace, score, kept, [part for part in own_parts if part in rest], tensors, dims, has_blocks)
+    if by_steps is not None and is_trained:
+        is_wanted = wants_total or _wants_gradient(trace, [score])
+        by_steps = by_steps if not is_wanted and op_steps.has_gradient(by_steps, tensors) else None
     if by_steps is not None:
         # What the function hides by a window is one, so that tiles outside are not computed.
-        windows = [part for part in forms.parts_of([*form.conditions, *hidden]) if forms.band_of(trace, *part) is not None]
-        return _in_steps(trace, by_steps, [*windows, *conditions], given_scale, dims, False)
+        windows = [part for part in own_parts if forms.band_of(trace, *part) is not None]
+        return _in_steps(trace, by_steps, [*windows, *conditions], given_scale, dims, is_trained)
     beside = _all_of(trace, rest)
     if kept:
         wide = _wide(q)
@@ -516,10 +520,11 @@ def _are_steps_in_blocks(told, tensors, dims):
     return _decided(told, ("steps", _kind_of(tensors, None, False, True)), are_steps)[1]
 
 
-def _biases_as_steps(trace, score, biases, tensors, dims, has_blocks):
-    """The function as steps of the op where its biases would be a tensor of all pairs and steps read none; else None."""
+def _as_steps(trace, score, biases, conditions, tensors, dims, has_blocks):
+    """The function as steps of the op where its biases would be a tensor of all pairs, or its conditions one that is made anew at each call, and steps read none; else None."""
     is_of_both = functools.partial(map, lambda value: bool(value.reads & QUERY and value.reads & KEY))
-    if not any(is_of_both(bias for _, bias in biases)) or torch._C._are_functorch_transforms_active():
+    made_anew = (value for value, _ in conditions if value.reads & CAPTURED)
+    if not any(is_of_both((*(bias for _, bias in biases), *made_anew))) or torch._C._are_functorch_transforms_active():
         return None
     if not all(map(_is_plain, tensors)):
         return None

@@ -2,6 +2,7 @@
 
 A step is an op of the pointwise language on one score. What reads no score and is of queries, or of keys, or of batch and head alone is an operand, a tensor over the dims in which it differs; arithmetic
 of both queries and keys (`q_idx - kv_idx`) is steps too, of which nothing is stored. It is so where it comes to the same: whole numbers that f32 holds, and reals of the type that scores are computed in.
+Whole numbers of queries that are compared with some of keys (`document[q_idx] == document[kv_idx]`) are so by their ranks among both, which are few, whatever they are themselves.
 What is gathered by both (`table[q_idx, kv_idx]`, `table[q_idx - kv_idx]`) stays an operand.
 """
 
@@ -117,7 +118,7 @@ class OpSteps(composed.Steps):
         self.bounds = {}
         if max(dims) > self.largest:
             raise _Untaken
-        super().__init__(trace, value, self._is_operand)
+        super().__init__(trace, self._ranked(trace, value), self._is_operand)
         if len(self.operands) > _MOST_OPERANDS:
             raise _Untaken
         g = _StepGraph()
@@ -141,6 +142,24 @@ class OpSteps(composed.Steps):
         except GraphError:
             return False
         return True
+
+    def _ranked(self, trace, value):
+        """The function with the ranks of whole numbers in place of them, where some of queries are compared with some of keys and the type of scores may not hold them."""
+        made = {}
+        for at in trace.reached([value]):
+            args = tuple(made.get(arg.number, arg) if isinstance(arg, Value) else arg for arg in at.args)
+            if self._is_by_ranks(at):
+                args = trace.ranks(*at.args)
+            if any(one is not other for one, other in zip(args, at.args)):
+                made[at.number] = trace.made(at.op, args, at.dtype, at.reads)
+        return made.get(value.number, value)
+
+    def _is_by_ranks(self, at):
+        if at.op not in _COMPARED:
+            return False
+        are_whole = all(arg.dtype is not None and not arg.dtype.is_floating_point and arg.dtype not in (torch.bool, torch.uint64) for arg in at.args)
+        sides = [arg.reads & (QUERY | KEY | SCORE) for arg in at.args]
+        return are_whole and sorted(sides) == [QUERY, KEY] and not all(self._is_exact(arg) for arg in at.args)
 
     # What is an operand.
 
@@ -205,6 +224,8 @@ class OpSteps(composed.Steps):
             return 0, max(self.dims[AXES[op]] - 1, 0)
         if at.dtype == torch.bool:
             return 0, 1
+        if op == "ranked":
+            return 0, self.dims[AXES["query"]] + self.dims[AXES["key"]]
         if op in ("captured", "index") or (op == "cast" and at.args[0].dtype is not None and at.args[0].dtype.is_floating_point):
             info = None if at.dtype.is_floating_point else torch.iinfo(at.dtype)
             return None if info is None else (info.min, info.max)

@@ -136,6 +136,12 @@ class Trace:
         """A place of the pair: its batch, head, query or key."""
         return self.made(name, (), torch.int64, reads)
 
+    def ranks(self, x, z):
+        """Two whole values, one of queries and one of keys, as the places of their numbers among all numbers of both: they compare alike, and are fewer than queries and keys together."""
+        both = self.made("ranks", (x, z), torch.int32)
+        of_pair = QUERY | KEY
+        return tuple(self.made("ranked", (both, number), torch.int32, both.reads & ~of_pair | at.reads & of_pair) for number, at in enumerate((x, z)))
+
     def score(self):
         return self.made("score", (), self.score_dtype, SCORE)
 
@@ -730,6 +736,17 @@ _enter_operators()
 _COMPUTED = {"silu": torch.nn.functional.silu, "softsign": torch.nn.functional.softsign}
 
 
+def _ranks(x, z):
+    """Of each of two tensors of four dims the places of its numbers among the different ones of both, for each batch and head. Nothing is waited for."""
+    batches = torch.broadcast_shapes(x.shape[:2], z.shape[:2])
+    rows = [given.expand(*batches, *given.shape[2:]).flatten(2) for given in (x, z)]
+    in_order, order = torch.cat(rows, -1).sort(-1)
+    is_new = in_order[..., 1:] != in_order[..., :-1]
+    counted = torch.nn.functional.pad(is_new.cumsum(-1, dtype=torch.int32), (1, 0))
+    ranks = torch.empty_like(counted).scatter_(-1, order, counted)
+    return tuple(part.reshape(*batches, *given.shape[2:]) for part, given in zip(ranks.split([row.shape[-1] for row in rows], -1), (x, z)))
+
+
 def is_transient():
     """Whether tensors that are made now are of a transform of `torch.func` or of a mode, such as that of tensors without data, and mean nothing once it ends."""
     return torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
@@ -782,7 +799,11 @@ class Computed:
             places = tuple(place.args[0] if place.is_number else self.known[place.number] for place in value.args[1:])
             made = tensor[places]
             return made if made.dim() == 4 else made.reshape(1, 1, 1, 1)
+        if op == "ranked":
+            return self.known[value.args[0].number][value.args[1]]
         args = [self._operand(arg, value.args) for arg in value.args]
+        if op == "ranks":
+            return _ranks(*args)
         if op == "cast":
             return args[0].to(value.dtype)
         try:
