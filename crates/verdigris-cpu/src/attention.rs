@@ -88,12 +88,15 @@ impl Ragged {
 struct Spread<'a, 's, T: Real + Float> {
     loaded: Loaded<'a, 's, T>,
     strides: [usize; 4],
+    /// Elements along the last dim.
+    last_extent: usize,
 }
 
 impl<'a, 's, T: Real + Float> Spread<'a, 's, T> {
     fn load(context: &Context<'a>, scratch: &'s Scratch, uid: Uid) -> Spread<'a, 's, T> {
         let loaded = context.view(uid).load_row_major::<T>(scratch);
-        Spread { strides: spread(&loaded.layout), loaded }
+        let last_extent = loaded.layout.dims().last().map_or(1, |&extent| extent as usize);
+        Spread { strides: spread(&loaded.layout), last_extent, loaded }
     }
 
     fn at(&self, [b, h, i]: [usize; 3], j: usize) -> f64 {
@@ -392,6 +395,11 @@ fn of_function<T: Real + Float>(
             ScoreStep::Given => each(&|j| product(j)),
             ScoreStep::Number(number) => each(&|_| number.0),
             ScoreStep::Operand(number) => each(&|j| operands[number as usize].at(at, j)),
+            ScoreStep::Gather { operand, x } => {
+                let (table, places) = (&operands[operand as usize], of(x));
+                let near = |x: &T| Real::to_f64(*x).round_ties_even().clamp(0.0, (table.last_extent - 1) as f64) as usize;
+                places.iter().map(|x| T::from_f64(table.at(at, near(x)))).collect()
+            }
             ScoreStep::Place(ScorePlace::Key) => each(&|j| j as f64),
             ScoreStep::Place(place) => each(&|_| at[place as usize] as f64),
             ScoreStep::Unary { f, x } => filled(&|y| functions::unary(f, of(x), y)),

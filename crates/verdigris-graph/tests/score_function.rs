@@ -101,6 +101,48 @@ fn what_breaks_a_rule_is_refused_by_name() {
     has(&|g| tensor(g, "table").layout = rows(&[2, 20, 50]), "tensor `table`: dim 0 is 2, expected 4");
 }
 
+/// `t + table[key − query + 1]` of a table of these dims, whose place is made of the score too where that is asked for.
+fn gathering(dims: &[u64], by_score: bool) -> Result<Graph, Error> {
+    let mut g = GraphBuilder::new("gathering");
+    let [q, k, v] = ["q", "k", "v"].map(|name| g.tensor(name, DType::F32, rows(&[2, 3, 5, 8])));
+    let table = g.tensor("table", DType::F32, rows(dims));
+    let mut score = ScoreFunction::default();
+    let t = score.push(ScoreStep::Given);
+    let [query, key] = [ScorePlace::Query, ScorePlace::Key].map(|place| score.push(ScoreStep::Place(place)));
+    let apart = score.push(ScoreStep::Binary { f: BinaryOp::Sub, x: key, z: query });
+    let place = score.push(ScoreStep::Binary { f: BinaryOp::Add, x: apart, z: if by_score { t } else { query } });
+    let entry = score.push(ScoreStep::Gather { operand: 0, x: place });
+    score.push(ScoreStep::Binary { f: BinaryOp::Add, x: t, z: entry });
+    let plain = Attention::new(AttentionSpec::new(0.5), q, k, v);
+    let made = g.attention("attention", Attention { score: Some(score), score_operands: vec![table], ..plain })?;
+    g.store(made.o, "o", DType::F32)?;
+    g.finish()
+}
+
+/// A table has any number of elements along its last dim, and broadcasts along the others; its words and JSON are its own again.
+#[test]
+fn a_table_has_a_last_dim_of_its_own() {
+    for dims in [&[1, 3, 1, 77][..], &[2, 1, 5, 1], &[77], &[5, 2], &[1; 4]] {
+        let graph = gathering(dims, false).unwrap_or_else(|error| panic!("{dims:?}: {error}"));
+        assert_eq!(json::graph_from_json(&json::graph_to_json(&graph)).expect("its own"), graph);
+        let problem = partition(&graph).expect("a problem").parts.remove(0).problem;
+        let words = problem.to_string();
+        assert!(words.contains(&format!("gather(4,{},", dims[dims.len() - 1])), "{words}");
+        assert_eq!(words.parse::<Problem>().unwrap_or_else(|error| panic!("{words}: {error}")), problem, "{words}");
+        let Problem::Attention(p) = &problem else { panic!("{words}") };
+        let (name, view) = p.score_operands().next().expect("a table");
+        assert_eq!(p.dims(name, view), [2, 3, 5, dims[dims.len() - 1]]);
+    }
+    let refused = |dims: &[u64], by_score| gathering(dims, by_score).expect_err("refused").to_string();
+    let text = refused(&[1, 2, 1, 77], false);
+    assert!(text.contains("dim 1 is 2, expected 3; dims broadcast from the right"), "{text}");
+    assert!(refused(&[1, 3, 1, (1 << 23) + 1], false).contains("= 8388609; a table has 1 to 8388608 elements along its last dim"));
+    assert!(refused(&[1, 3, 1, 0], false).contains("= 0; a table has 1 to 8388608 elements along its last dim"));
+    assert!(
+        refused(&[1, 3, 1, 77], true).contains("the place of what is gathered is of coordinates, numbers and operands, not of the score")
+    );
+}
+
 /// Coordinates of a dim beyond 2²⁴ are no numbers of f32, and are of f64.
 #[test]
 fn coordinates_are_exact() {

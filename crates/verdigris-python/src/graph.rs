@@ -654,7 +654,7 @@ impl Graph {
     /// blocks: an entry of 0 leaves a block out, -1 takes all of it, `m` the pairs whose bit in mask block `m - 1` is 1.
     /// Queries, keys and values of 8 bits may have factors, `q_descale`, `k_descale` and `v_descale`, f32, which broadcast to `[b, h_kv, 1, 1]`.
     /// `score` are the steps of a function that makes a score of the scaled product of a query and a key, in place of a soft cap; the last one gives it, and each but the last is named by a later one,
-    /// by its position: `("given",)`, `("number", x)`, `("operand", n)` (the element of `score_operands[n]`, which broadcasts to the scores), `("place", "batch")` (`head`, `query`, `key`),
+    /// by its position: `("given",)`, `("number", x)`, `("operand", n)` (the element of `score_operands[n]`, which broadcasts to the scores), `("gather", n, x)` (of a table `score_operands[n]`, `[b, h, s_q, any]` or broadcast to it, the element at place `x`), `("place", "batch")` (`head`, `query`, `key`),
     /// `("round", "bf16", x)`, and functions by their names in `unary`, `binary` and `ternary`: `("mul", x, z)`, `("affine", x, {"scale": 2.0, "shift": 0.0})`.
     #[pyo3(signature = (q, k, v, *, scale = None, causal = "none", left = None, right = None, soft_cap = None, bias = None, mask = None,
         slopes = None, sinks = None, q_lengths = None, kv_lengths = None, q_offsets = None, kv_offsets = None, longest_q = None,
@@ -852,7 +852,7 @@ fn score_step(step: &Bound<'_, PyTuple>) -> PyResult<ScoreStep> {
         raise(
             Kind::Graph,
             format!(
-                "`{step}` is no step of a score function: given, number, operand, place, round, or a function of steps by their positions"
+                "`{step}` is no step of a score function: given, number, operand, gather, place, round, or a function of steps by their positions"
             ),
         )
     };
@@ -861,6 +861,7 @@ fn score_step(step: &Bound<'_, PyTuple>) -> PyResult<ScoreStep> {
         ("given", 1) => ScoreStep::Given,
         ("number", 2) => ScoreStep::Number(Real(step.get_item(1)?.extract().map_err(|_| wrong())?)),
         ("operand", 2) => ScoreStep::Operand(position(1)?),
+        ("gather", 3) => ScoreStep::Gather { operand: position(1)?, x: position(2)? },
         ("place", 2) => {
             let place = step.get_item(1)?.extract::<String>().map_err(|_| wrong())?;
             ScoreStep::Place(by_name("the place", &place)?)

@@ -824,9 +824,73 @@ def test_ranks_compare_as_the_numbers_do(sizes):
         assert min(of_x.min(), of_z.min()) >= 0 and max(of_x.max(), of_z.max()) < sum(math.prod(size[2:]) for size in sizes)
 
 
-def test_a_bias_that_is_gathered_by_both_is_a_tensor(graphs, calls):
-    run_quietly(lambda s, b, h, q, kv: s + TABLE[h, q - kv + S - 1])
-    assert calls.pop()["beside"] is not None and not graphs
+NEAR = torch.randn(H, 2 * S - 1, generator=torch.Generator().manual_seed(13))
+BY_DISTANCE = torch.randn(S, H, generator=torch.Generator().manual_seed(14)).to(torch.bfloat16)
+IS_SHOWN = torch.randint(0, 2, (B, 2 * S - 1), generator=torch.Generator().manual_seed(15), dtype=torch.bool)
+OF_QUERY = torch.randn(S, 9, generator=torch.Generator().manual_seed(16))
+
+
+def _bucket(distance):
+    """As relative positions are put into buckets: near ones by themselves, far ones by eights."""
+    distance = distance.abs()
+    return torch.where(distance < 8, distance, torch.minimum(8 + (distance - 8) // 8, distance * 0 + 15))
+
+
+#: What is read of tables at places of both queries and keys, and whether it is a bias alone.
+TABLES = {
+    "relative": (lambda s, b, h, q, kv: s + NEAR[h, q - kv + S - 1], True),
+    "relative, the other way round": (lambda s, b, h, q, kv: torch.where(q >= kv, s - NEAR[h, kv - q + S - 1] * 0.5, -math.inf), True),
+    "by distance and head": (lambda s, b, h, q, kv: s + BY_DISTANCE[(q - kv).abs(), h], True),
+    "buckets": (lambda s, b, h, q, kv: s * NEAR[h, _bucket(q - kv)], False),
+    "shown": (lambda s, b, h, q, kv: torch.where(IS_SHOWN[b, q - kv + S - 1], s, -math.inf), True),
+    "of each query": (lambda s, b, h, q, kv: torch.tanh(s) + OF_QUERY[q, (q + kv) % 9], False),
+    "two of one": (lambda s, b, h, q, kv: s * s + NEAR[h, q - kv + S - 1] * NEAR[0, (q - kv).abs()], False),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_are_read_at_places_of_both(graphs, calls, name, dtype):
+    score_mod, _ = TABLES[name]
+    q, k, v = drawn((B, H, S, 16), dtype, kv_heads=2, requires_grad=False)
+    for mask in (None, lambda b, h, i, j: (i * 7 + j * 5) % 3 != 0):
+        o = vt.flex_attention(q, k, v, score_mod, None if mask is None else whole(mask, S, S), enable_gqa=True)
+        close(o, reference(*(x.double() for x in (q, k, v)), score_mod, mask)[0], 8.0)
+    assert [ops_of(graph) for graph in graphs] == [["attention"]] * 2 and not calls
+    for graph in graphs:
+        told = graph["nodes"][0]["op"]["attention"]
+        assert "bias" not in told and any("gather" in step for step in told["score"])
+        read = {tensor["uid"]: math.prod(tensor["layout"]["dims"]) for tensor in graph["tensors"]}
+        assert max(read[uid] for uid in told["score_operands"]) <= max(NEAR.numel(), OF_QUERY.numel())
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_are_read_in_gradients_too(graphs, calls, name):
+    score_mod, _ = TABLES[name]
+    trained(drawn((B, H, S, 16)), score_mod, slack=10.0)
+    assert [ops_of(graph) for graph in graphs] == [["attention"], ["attention_backward"]] and not calls
+
+
+def test_what_is_no_table_is_an_operand_of_all_pairs(graphs, calls):
+    def of(score_mod):
+        graphs.clear()
+        run_quietly(score_mod)
+        return graphs[-1]["nodes"][0]["op"]["attention"]
+
+    pairs = torch.randn(S, S)
+    # By both apart; a place that wraps around; one that nobody knows; numbers that f32 does not hold.
+    places, whole_numbers = torch.randint(0, S, (S,)), torch.randint(1 << 40, 1 << 41, (2 * S,))
+    for score_mod in (
+        lambda s, b, h, q, kv: s * s + pairs[q, kv],
+        lambda s, b, h, q, kv: s * s + NEAR[h, q - kv],
+        lambda s, b, h, q, kv: s * s + NEAR[h, places[q] + kv],
+        lambda s, b, h, q, kv: s * s + torch.where(whole_numbers[q - kv + S] == 0, s, 1.0),
+    ):
+        assert not any("gather" in step for step in of(score_mod)["score"])
+    # Of a table that is trained its gradient is asked, which the op does not give.
+    table = NEAR.clone().requires_grad_()
+    check(drawn((B, H, S, 16)), lambda s, b, h, q, kv: s + table[h, q - kv + S - 1], captured=[table])
+    assert calls and calls[-1]["beside"] is not None
 
 
 def test_what_the_op_takes_no_steps_for_is_composed(graphs):

@@ -22,6 +22,8 @@ use crate::layout::space::element;
 pub(super) enum Source {
     /// An element of the operand of this number, and how its keys lie.
     Tensor { number: u32, dtype: DType, keys: Walk },
+    /// An element of a table, the operand of this number, and how its entries lie: side by side, or apart.
+    Table { number: u32, dtype: DType, is_apart: bool },
     /// A coordinate: batch, head, query or key.
     Place(u32),
 }
@@ -29,7 +31,7 @@ pub(super) enum Source {
 impl OperandWord for Source {
     fn dtype(&self) -> DType {
         match *self {
-            Source::Tensor { dtype, .. } => dtype,
+            Source::Tensor { dtype, .. } | Source::Table { dtype, .. } => dtype,
             Source::Place(_) => DType::F32,
         }
     }
@@ -44,6 +46,7 @@ impl OperandWord for Source {
                 };
                 format!("{dtype}{walk}{number}")
             }
+            Source::Table { number, dtype, is_apart } => format!("{dtype}{}{number}", if is_apart { "tableapart" } else { "table" }),
             Source::Place(axis) => ["batch", "head", "query", "key"][axis as usize].to_owned(),
         }
     }
@@ -56,12 +59,16 @@ pub(super) fn steps_of(p: &AttentionProblem, keys: impl Fn(u64) -> Walk) -> Vec<
 
 /// Those of a function, with its slope or without.
 pub(super) fn steps_of_chain(chain: &Chain, keys: impl Fn(u64) -> Walk) -> Vec<Step<Source>> {
-    let (mut number, all) = (0, Steps::of_chain(chain));
+    let (mut numbers, all) = (0.., Steps::of_chain(chain));
+    let mut number = || numbers.next().unwrap_or(0);
     let one = |(step, own): (&Step<_>, &ChainStep)| match own {
         ChainStep::Load { from, .. } => {
-            number += 1;
             let stride = from.strides.last().copied().unwrap_or(0);
-            Step::Load(Source::Tensor { number: number - 1, dtype: from.dtype, keys: keys(stride) })
+            Step::Load(Source::Tensor { number: number(), dtype: from.dtype, keys: keys(stride) })
+        }
+        ChainStep::Gather { from, x, .. } => {
+            let is_apart = keys(from.strides.last().copied().unwrap_or(0)) != Walk::Row;
+            Step::Gather(Source::Table { number: number(), dtype: from.dtype, is_apart }, *x)
         }
         ChainStep::Index { strides } => Step::Load(Source::Place(strides.iter().position(|&stride| stride == 1).unwrap_or(0) as u32)),
         // What is left reads no memory.
@@ -123,6 +130,8 @@ pub(super) fn write_name(to: &mut impl Write, steps: &[Step<Source>]) -> std::fm
 pub(super) fn instructions(p: &AttentionProblem) -> f64 {
     let of = |step: &ChainStep| match step {
         ChainStep::Load { .. } => 3.0,
+        // Its place, brought into the table, and the address.
+        ChainStep::Gather { .. } => 7.0,
         ChainStep::Index { .. } => 0.5,
         ChainStep::Unary { f, .. } => match f {
             UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Relu | UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round | UnaryOp::Affine { .. } => 1.0,
@@ -165,12 +174,14 @@ pub(super) fn require(id: EngineId, p: &AttentionProblem) -> Result<(), Refusal>
 
 verdigris_kir::parameters! {
     /// An operand of the function.
-    pub(super) struct Operand / #[derive(Debug)] OperandArgs of (DType, Walk) as spec {
-        pub(super) start: Read = spec.0.bytes() as u32,
+    pub(super) struct Operand / #[derive(Debug)] OperandArgs of Declared as spec {
+        pub(super) start: Read = spec.dtype.bytes() as u32,
         /// Bytes from one batch, head and query to the next.
         pub(super) strides: [u64; 3],
-        /// And from one key to the next.
-        pub(super) key_stride: Option<u64> = (spec.1 == Walk::Strided).then_some(()),
+        /// And from one key, or entry of a table, to the next.
+        pub(super) key_stride: Option<u64> = (spec.keys == Walk::Strided).then_some(()),
+        /// The number of the last entry of a table.
+        pub(super) last_entry: Option<f32> = spec.is_table.then_some(()),
     }
 }
 
@@ -182,13 +193,43 @@ verdigris_kir::parameters! {
     }
 }
 
+/// What a kernel knows of an operand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Declared {
+    dtype: DType,
+    keys: Walk,
+    is_table: bool,
+}
+
 /// The operands of steps in the order of their numbers.
-fn declared(steps: &[Step<Source>]) -> Vec<(DType, Walk)> {
-    let of = |step: &Step<Source>| match step {
-        Step::Load(Source::Tensor { dtype, keys, .. }) => Some((*dtype, *keys)),
+fn declared(steps: &[Step<Source>]) -> Vec<Declared> {
+    let of = |step: &Step<Source>| match *step {
+        Step::Load(Source::Tensor { dtype, keys, .. }) => Some(Declared { dtype, keys, is_table: false }),
+        Step::Gather(Source::Table { dtype, is_apart, .. }, _) => {
+            Some(Declared { dtype, keys: if is_apart { Walk::Strided } else { Walk::Row }, is_table: true })
+        }
         _ => None,
     };
     steps.iter().filter_map(of).collect()
+}
+
+/// The numbers of the last entries of the operands that are tables, in the order of operands; none of others.
+pub(super) fn last_entries(chain: &Chain) -> impl Iterator<Item = Option<u64>> {
+    chain.steps.iter().filter(|step| step.view().is_some()).map(|step| match step {
+        ChainStep::Gather { extent, .. } => Some(extent.saturating_sub(1)),
+        _ => None,
+    })
+}
+
+/// The numbers of the operands that steps read as tables.
+pub(super) fn tables(steps: &[Step<Source>]) -> impl Iterator<Item = u32> {
+    steps.iter().filter_map(|step| if let Step::Gather(Source::Table { number, .. }, _) = step { Some(*number) } else { None })
+}
+
+/// The place in a table that a number says: rounded, and brought into it. Below 2^23 a number is told by the lowest bits of its sum with that.
+fn place_in_table<'k>(place: Val<'k, f32>, last: Val<'k, f32>) -> Val<'k, u32> {
+    const FAR: f32 = 8_388_608.0;
+    (place.max(0.0).min(last) + FAR).bitcast::<u32>() - FAR.to_bits()
 }
 
 impl FunctionArgs {
@@ -199,12 +240,20 @@ impl FunctionArgs {
 
     /// Of a problem whose kernels have these steps, the function's and its slope's.
     pub(super) fn with(p: &AttentionProblem, chain: &Chain) -> FunctionArgs {
-        let operand = |(_, view): (_, &verdigris_graph::View)| {
+        let operand = |((_, view), last): ((_, &verdigris_graph::View), Option<u64>)| {
             let bytes = |axis: usize| view.strides[axis] * view.dtype.bytes() as u64;
-            let key_stride = (Walk::of(view.strides[3]) == Walk::Strided).then(|| bytes(3));
-            OperandArgs { start: element(view, []), strides: [bytes(0), bytes(1), bytes(2)], key_stride }
+            let walk = Walk::of(view.strides[3]);
+            let is_apart = walk == Walk::Strided || (last.is_some() && walk == Walk::PerRow);
+            let last_entry = last.map(|last| last as f32);
+            OperandArgs {
+                start: element(view, []),
+                strides: [bytes(0), bytes(1), bytes(2)],
+                key_stride: is_apart.then(|| bytes(3)),
+                last_entry,
+            }
         };
-        FunctionArgs { operands: p.score_operands().map(operand).collect(), numbers: numbers_of_chain(chain) }
+        let lasts = p.score.iter().flat_map(last_entries);
+        FunctionArgs { operands: p.score_operands().zip(lasts).map(operand).collect(), numbers: numbers_of_chain(chain) }
     }
 }
 
@@ -242,6 +291,7 @@ enum Reach<'k> {
 struct AtScore<'a, 'k> {
     k: Kernel<'k>,
     reaches: &'a [Reach<'k>],
+    operands: &'a [Operand<'k>],
     places: [Val<'k, f32>; 4],
     half: usize,
     /// Where columns may reach beyond the last key, the key; else the column behind the first.
@@ -252,6 +302,7 @@ impl<'k> Operands<'k, Source> for AtScore<'_, 'k> {
     fn load(&self, _: usize, from: &Source) -> Vec<AnyVal<'k>> {
         vec![match *from {
             Source::Place(axis) => AnyVal::of(self.places[axis as usize]),
+            Source::Table { .. } => unreachable!("tables are read at places"),
             Source::Tensor { number, dtype, .. } => match &self.reaches[number as usize] {
                 Reach::Known(values) => values[self.half],
                 Reach::From(rows, stride) => {
@@ -267,6 +318,23 @@ impl<'k> Operands<'k, Source> for AtScore<'_, 'k> {
             },
         }]
     }
+
+    fn gather(&self, _: usize, from: &Source, place: AnyVal<'k>) -> AnyVal<'k> {
+        let Source::Table { number, .. } = *from else { unreachable!("a table is one") };
+        let Reach::From(rows, _) = &self.reaches[number as usize] else { unreachable!("a table is read at each score") };
+        entry(self.k, &self.operands[number as usize], from, rows[self.half], place)
+    }
+}
+
+/// Reads an entry of a table whose rows of a query begin at `row`.
+fn entry<'k>(k: Kernel<'k>, table: &Operand<'k>, from: &Source, row: Val<'k, u64>, place: AnyVal<'k>) -> AnyVal<'k> {
+    let (dtype, last) = (from.dtype(), table.last_entry.expect("a table has a last entry"));
+    let place = place_in_table(place.get::<f32>(k), last);
+    let at = match table.key_stride {
+        None => row + place.mul_wide(dtype.bytes() as u32),
+        Some(stride) => row + place.widen() * stride,
+    };
+    AnyVal::Stored(dtype, load_raw(k, dtype, at, 1)[0])
 }
 
 /// What the steps read at a score of a row that is a key.
@@ -284,6 +352,7 @@ impl<'k> Operands<'k, Source> for AtKey<'_, 'k> {
     fn load(&self, _: usize, from: &Source) -> Vec<AnyVal<'k>> {
         vec![match *from {
             Source::Place(axis) => AnyVal::of(self.places[axis as usize]),
+            Source::Table { .. } => unreachable!("tables are read at places"),
             Source::Tensor { number, dtype, keys } => {
                 let (start, operand) = (&self.starts[number as usize], &self.operands[number as usize]);
                 let [_, _, of_query] = operand.strides;
@@ -296,6 +365,13 @@ impl<'k> Operands<'k, Source> for AtKey<'_, 'k> {
                 AnyVal::Stored(dtype, load_raw(self.k, dtype, at, 1)[0])
             }
         }]
+    }
+
+    fn gather(&self, _: usize, from: &Source, place: AnyVal<'k>) -> AnyVal<'k> {
+        let Source::Table { number, .. } = *from else { unreachable!("a table is one") };
+        let (start, operand) = (&self.starts[number as usize], &self.operands[number as usize]);
+        let row = start.moved(self.query.widen() * operand.strides[2]).address();
+        entry(self.k, operand, from, row, place)
     }
 }
 
@@ -333,10 +409,12 @@ impl<'k> OfHead<'_, 'k> {
         let queries = at.queries.map(number);
         let first_key = number(at.first_key);
         let all = self.starts.iter().zip(&self.function.operands).zip(declared(self.steps));
-        let reach = |((start, operand), (dtype, walk)): ((&Pointer<'k>, &Operand<'k>), (DType, Walk))| {
+        let reach = |((start, operand), spec): ((&Pointer<'k>, &Operand<'k>), Declared)| {
+            let Declared { dtype, keys, is_table } = spec;
             let [_, _, of_query] = operand.strides;
             let rows = at.queries.map(|query| start.moved(query.widen() * of_query).address());
-            match (walk, at.last_key) {
+            match (keys, at.last_key) {
+                _ if is_table => Reach::From(rows, operand.key_stride),
                 (Walk::PerRow, _) => Reach::Known(rows.map(|row| AnyVal::Stored(dtype, load_raw(k, dtype, row, 1)[0]))),
                 (_, Some(_)) => Reach::From(rows, operand.key_stride),
                 (Walk::Row, None) => Reach::From(rows.map(|row| row + at.first_key.mul_wide(dtype.bytes() as u32)), None),
@@ -352,7 +430,7 @@ impl<'k> OfHead<'_, 'k> {
             let half = half as usize;
             let places = [batch, head, queries[half], first_key + column as f32];
             let key = at.last_key.map_or(Ok(column), |last| Err((at.first_key + column).min(last)));
-            let operands = AtScore { k, reaches: &reaches, places, half, key };
+            let operands = AtScore { k, reaches: &reaches, operands: &self.function.operands, places, half, key };
             let values = code.run(k, &[AnyVal::of(score * factor)], &operands);
             let made = values.last().and_then(|value| value.first()).expect("a function has steps");
             score.set(made.get::<f32>(k));

@@ -25,6 +25,8 @@ const DRAWN_SPILL_BYTES: u32 = 24;
 pub enum Step<O> {
     /// An element of an operand.
     Load(O),
+    /// An element of a table, at the place that a step says. Of score functions.
+    Gather(O, u32),
     /// What is handed to the steps: a sum, an activation.
     Given,
     /// A factor from the host, fixed or given at execution; of the type of what it meets.
@@ -76,6 +78,7 @@ impl<O> Step<O> {
     pub(crate) fn map<P>(&self, operand: impl FnOnce(&O) -> P) -> Step<P> {
         match *self {
             Step::Load(ref from) => Step::Load(operand(from)),
+            Step::Gather(ref from, x) => Step::Gather(operand(from), x),
             Step::Given => Step::Given,
             Step::Scalar => Step::Scalar,
             Step::Index => Step::Index,
@@ -94,7 +97,7 @@ impl<O> Step<O> {
     /// The operand, and whether it is written.
     pub(crate) fn operand(&self) -> Option<(&O, bool)> {
         match self {
-            Step::Load(from) => Some((from, false)),
+            Step::Load(from) | Step::Gather(from, _) => Some((from, false)),
             Step::Store(to, _) => Some((to, true)),
             _ => None,
         }
@@ -103,7 +106,7 @@ impl<O> Step<O> {
     /// What has strides: the operand, or the number of an element.
     pub(super) fn strided(&self) -> Option<(&O, Role)> {
         match self {
-            Step::Load(from) => Some((from, Role::Read)),
+            Step::Load(from) | Step::Gather(from, _) => Some((from, Role::Read)),
             Step::Store(to, _) => Some((to, Role::Written)),
             Step::Number(of) => Some((of, Role::Counted)),
             _ => None,
@@ -130,6 +133,7 @@ impl<O: OperandWord> Step<O> {
     fn name(&self) -> String {
         match *self {
             Step::Load(ref from) => from.word(false),
+            Step::Gather(ref from, x) => format!("{}at{x}", from.word(false)),
             Step::Given => "given".to_owned(),
             Step::Scalar => "factor".to_owned(),
             Step::Index => "index".to_owned(),
@@ -156,7 +160,7 @@ pub(crate) fn names<O: OperandWord>(steps: &[Step<O>]) -> impl Iterator<Item = S
 /// The least chip that has the conversions.
 pub(crate) fn target<O: OperandWord>(steps: &[Step<O>]) -> Target {
     compute::target_of_all(steps.iter().filter_map(|step| match *step {
-        Step::Load(ref operand) | Step::Store(ref operand, _) => Some(operand.dtype()),
+        Step::Load(ref operand) | Step::Gather(ref operand, _) | Step::Store(ref operand, _) => Some(operand.dtype()),
         Step::Round(dtype, _) => Some(dtype),
         _ => None,
     }))
@@ -249,6 +253,7 @@ impl<'p> Steps<InChain<'p>> {
         for step in &chain.steps {
             let (step, numbers) = match *step {
                 ChainStep::Load { ref from, ref window } => (Step::Load((from, window.as_ref(), None)), Vec::new()),
+                ChainStep::Gather { ref from, x, .. } => (Step::Gather((from, None, None), x), Vec::new()),
                 ChainStep::Given => (Step::Given, Vec::new()),
                 ChainStep::Scalar(factor) => (Step::Scalar, vec![host_number(factor)]),
                 ChainStep::Index { .. } => (Step::Index, Vec::new()),
@@ -371,6 +376,11 @@ pub(crate) trait Operands<'k, O> {
     /// What step `step` loads: one element for all lanes, or one for each.
     fn load(&self, step: usize, from: &O) -> Vec<AnyVal<'k>>;
 
+    /// What step `step` loads of a table at a place.
+    fn gather(&self, step: usize, _from: &O, _place: AnyVal<'k>) -> AnyVal<'k> {
+        unreachable!("step {step} reads a table among steps that load alone")
+    }
+
     /// The word of a random state that step `step` asks for.
     fn word(&self, step: usize, _word: u32) -> AnyVal<'k> {
         unreachable!("step {step} draws a random number among steps that load alone")
@@ -410,6 +420,7 @@ impl<'k, O> Code<'_, 'k, O> {
             let each = |f: &dyn Fn(usize) -> AnyVal<'k>| (0..self.lanes).map(f).collect::<Vec<_>>();
             let next = match *step {
                 Step::Load(ref from) => operands.load(i, from),
+                Step::Gather(ref from, x) => each(&|lane| operands.gather(i, from, of(x, lane))),
                 Step::Given => given.to_vec(),
                 Step::Scalar => self.numbers[i].iter().map(|&number| AnyVal::Number(number)).collect(),
                 Step::Index => operands.index(i),

@@ -4,7 +4,7 @@ use verdigris_tensor::DType;
 
 use crate::error::Error;
 use crate::op::Op;
-use crate::ops::attention::{AttentionSpec, Causal, ScoreFunction};
+use crate::ops::attention::{AttentionSpec, Causal, ScoreFunction, entries_of};
 use crate::ops::norm::NormSpec;
 use crate::ops::pointwise::Pointwise;
 use crate::ops::pool::{PoolMode, PoolWindows};
@@ -287,7 +287,12 @@ fn attention(
     let mut next = || views.next().unwrap_or(Ok(None));
     let (block_map, mask_blocks) = (next()?, next()?);
     let score = score.map(|(score, operands)| {
-        let views = operands.iter().map(|&uid| view(uid, scores, &mut slots)).collect::<Result<Vec<_>, Error>>()?;
+        let of_operand = |(number, &uid): (u32, &Uid)| {
+            // A table has a last dim of its own.
+            let entries = if score.is_table(number) { entries_of(cut.tensor(uid)?) } else { s_kv };
+            Ok((view(uid, [b, h, s_q, entries], &mut slots)?, entries))
+        };
+        let views = (0..).zip(operands).map(of_operand).collect::<Result<Vec<_>, Error>>()?;
         // A number that names no operand is refused by the op.
         let of = |number: u32| views[(number as usize).min(views.len() - 1)].clone();
         Ok::<_, Error>(score.over(of))

@@ -260,7 +260,7 @@ impl AttentionProblem {
         let sloped = ScoreFunction::under(score).slope("attention").ok()?;
         let own = score.steps.len();
         // The slope names the function's steps by their positions, which loads have too.
-        let made = ScoreFunction { steps: sloped.steps.get(own..)?.to_vec() }.over(|_| self.q.clone());
+        let made = ScoreFunction { steps: sloped.steps.get(own..)?.to_vec() }.over(|_| (self.q.clone(), 1));
         Some(Chain { steps: score.steps.iter().cloned().chain(made.steps).collect() })
     }
 
@@ -275,7 +275,10 @@ impl AttentionProblem {
         let last = [&mut self.dropout_state, &mut self.q_descale, &mut self.k_descale, &mut self.v_descale];
         let blocks = [&mut self.block_map, &mut self.mask_blocks];
         let of_score = self.score.iter_mut().flat_map(|score| &mut score.steps);
-        let of_score = of_score.filter_map(|step| if let ChainStep::Load { from, .. } = step { Some(from) } else { None });
+        let of_score = of_score.filter_map(|step| match step {
+            ChainStep::Load { from, .. } | ChainStep::Gather { from, .. } => Some(from),
+            _ => None,
+        });
         let read = [q, k, v].into_iter().chain(options.into_iter().chain(last).chain(blocks).flatten()).chain(of_score);
         match &mut self.pass {
             AttentionPass::Forward { o, log_sum_exp } => read.chain([o]).chain(log_sum_exp).collect(),
@@ -314,8 +317,15 @@ impl AttentionProblem {
                 let whole = [b, h, s_q, s_kv];
                 std::array::from_fn(|i| if view.strides.get(i) == Some(&0) { 1 } else { whole[i] })
             }
-            _ => [b, h, s_q, s_kv],
+            name => [b, h, s_q, self.entries_of(name).unwrap_or(s_kv)],
         }
+    }
+
+    /// Elements along the last dim of a score operand that is a table.
+    fn entries_of(&self, name: &str) -> Option<u64> {
+        let number = SCORE_OPERANDS.iter().position(|known| *known == name)?;
+        let mut loads = self.score.iter().flat_map(|score| &score.steps).filter(|step| step.view().is_some());
+        loads.nth(number).and_then(|step| if let ChainStep::Gather { extent, .. } = step { Some(*extent) } else { None })
     }
 
     /// Whether nothing is written.

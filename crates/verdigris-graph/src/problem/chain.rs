@@ -71,6 +71,16 @@ pub enum ChainStep {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         window: Option<Window>,
     },
+    /// An element of a table, of score functions alone: of those along its last dim the one that `x` says, rounded to a whole number, ties to even; below the first the first, and
+    /// behind the last the last.
+    Gather {
+        /// The table.
+        from: View,
+        /// Elements along its last dim.
+        extent: u64,
+        /// The place.
+        x: u32,
+    },
     /// What is handed to the chain: the result of the reduction that it stands behind.
     Given,
     /// A factor from the host; of the type that the function using it computes in.
@@ -148,7 +158,7 @@ impl ChainStep {
         match *self {
             ChainStep::Load { ref window, .. } => window.as_ref().and_then(|window| window.over).into_iter().collect(),
             ChainStep::Given | ChainStep::Scalar(_) | ChainStep::Index { .. } | ChainStep::Half { .. } => Vec::new(),
-            ChainStep::Unary { x, .. } | ChainStep::Round { x, .. } => vec![x],
+            ChainStep::Unary { x, .. } | ChainStep::Round { x, .. } | ChainStep::Gather { x, .. } => vec![x],
             ChainStep::Store { x, ref at, .. } => [x].into_iter().chain(at.as_ref().map(|at| at.length)).collect(),
             ChainStep::Random { state, .. } => state.to_vec(),
             ChainStep::Binary { x, z, .. } => vec![x, z],
@@ -160,7 +170,7 @@ impl ChainStep {
         match self {
             ChainStep::Load { window, .. } => window.as_mut().and_then(|window| window.over.as_mut()).into_iter().collect(),
             ChainStep::Given | ChainStep::Scalar(_) | ChainStep::Index { .. } | ChainStep::Half { .. } => Vec::new(),
-            ChainStep::Unary { x, .. } | ChainStep::Round { x, .. } => vec![x],
+            ChainStep::Unary { x, .. } | ChainStep::Round { x, .. } | ChainStep::Gather { x, .. } => vec![x],
             ChainStep::Store { x, at, .. } => [x].into_iter().chain(at.as_mut().map(|at| &mut at.length)).collect(),
             ChainStep::Random { state, .. } => state.iter_mut().collect(),
             ChainStep::Binary { x, z, .. } => vec![x, z],
@@ -171,7 +181,7 @@ impl ChainStep {
     /// What it reads or writes in memory.
     pub fn view(&self) -> Option<&View> {
         match self {
-            ChainStep::Load { from: view, .. } | ChainStep::Store { to: view, .. } => Some(view),
+            ChainStep::Load { from: view, .. } | ChainStep::Gather { from: view, .. } | ChainStep::Store { to: view, .. } => Some(view),
             _ => None,
         }
     }
@@ -193,9 +203,10 @@ impl ChainStep {
     fn strides_mut(&mut self) -> impl Iterator<Item = &mut Vec<u64>> {
         let (own, counted) = match self {
             ChainStep::Store { to: View { strides, .. }, at, .. } => (Some(strides), at.as_mut().map(|at| &mut at.coordinate)),
-            ChainStep::Load { from: View { strides, .. }, .. } | ChainStep::Index { strides } | ChainStep::Random { strides, .. } => {
-                (Some(strides), None)
-            }
+            ChainStep::Load { from: View { strides, .. }, .. }
+            | ChainStep::Gather { from: View { strides, .. }, .. }
+            | ChainStep::Index { strides }
+            | ChainStep::Random { strides, .. } => (Some(strides), None),
             _ => (None, None),
         };
         own.into_iter().chain(counted)
@@ -228,7 +239,7 @@ impl Chain {
         for step in &self.steps {
             let of = |x: u32| dtypes.get(x as usize).copied().unwrap_or(DType::F32);
             dtypes.push(match *step {
-                ChainStep::Load { ref from, .. } => from.dtype,
+                ChainStep::Load { ref from, .. } | ChainStep::Gather { ref from, .. } => from.dtype,
                 ChainStep::Given => given,
                 ChainStep::Scalar(_) => DType::F32,
                 ChainStep::Index { .. } => DType::I64,
@@ -257,15 +268,21 @@ impl Chain {
         self.steps.iter().filter_map(|step| if let ChainStep::Store { to, .. } = step { Some(to) } else { None })
     }
 
-    /// The loads.
+    /// The loads, those from tables among them.
     pub fn loads(&self) -> impl Iterator<Item = (&View, Option<&Window>)> {
-        self.steps.iter().filter_map(|step| if let ChainStep::Load { from, window } = step { Some((from, window.as_ref())) } else { None })
+        self.steps.iter().filter_map(|step| match step {
+            ChainStep::Load { from, window } => Some((from, window.as_ref())),
+            ChainStep::Gather { from, .. } => Some((from, None)),
+            _ => None,
+        })
     }
 
     pub(super) fn visit_slots(&mut self, visit: &mut dyn FnMut(&mut Slot)) {
         for step in &mut self.steps {
             match step {
-                ChainStep::Load { from: view, .. } | ChainStep::Store { to: view, .. } => visit(&mut view.slot),
+                ChainStep::Load { from: view, .. } | ChainStep::Gather { from: view, .. } | ChainStep::Store { to: view, .. } => {
+                    visit(&mut view.slot);
+                }
                 ChainStep::Scalar(HostScalar::Bound(slot)) | ChainStep::Half { slot, .. } => visit(slot),
                 _ => {}
             }

@@ -85,6 +85,7 @@ fn print(text: &mut Text<'_>, step: &ChainStep, layouts: &Layouts) -> String {
             }
             words + ")"
         }
+        ChainStep::Gather { from, extent, x } => format!("gather({x},{extent},{})", text.print_told(from, layouts)),
         ChainStep::Given => "given".to_owned(),
         ChainStep::Scalar(factor) => format!("scalar({})", text.print_factor(*factor)),
         ChainStep::Index { strides } => format!("index({})", list(strides)),
@@ -119,7 +120,7 @@ const LOWER: &str = "lower";
 fn parse(text: &mut Text<'_>, word: &str, layouts: &Layouts) -> Result<ChainStep, Error> {
     let wrong = || {
         error(
-            "a step of a chain: `load`, `given`, `scalar`, `index`, `half`, `random`, `normal`, `cast`, `store` or a function of earlier steps",
+            "a step of a chain: `load`, `gather`, `given`, `scalar`, `index`, `half`, `random`, `normal`, `cast`, `store` or a function of earlier steps",
             word,
         )
     };
@@ -130,6 +131,9 @@ fn parse(text: &mut Text<'_>, word: &str, layouts: &Layouts) -> Result<ChainStep
             ("load", [place, window @ ..]) => {
                 let from = text.parse_place::<View>(place, layouts)?;
                 ChainStep::Load { from, window: if window.is_empty() { None } else { Some(parse_window(window).ok_or_else(wrong)?) } }
+            }
+            ("gather", [x, extent, place]) => {
+                ChainStep::Gather { from: text.parse_place(place, layouts)?, extent: extent.parse().map_err(|_| wrong())?, x: position(x)? }
             }
             ("scalar", [factor]) => ChainStep::Scalar(text.parse_factor(factor)?),
             ("index", [strides]) => ChainStep::Index { strides: list_of(strides).ok_or_else(wrong)? },

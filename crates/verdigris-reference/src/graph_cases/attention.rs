@@ -325,6 +325,24 @@ impl Group {
                     op.score_operands.push(self.tensor(draft, &format!("score operand {number}"), dtype, of.of_operands(spread), dims)?);
                     ScoreStep::Operand(number)
                 }
+                _ if word.starts_with("gather:") => {
+                    let [_, dtype, spread, entries, x] = word.split(':').collect::<Vec<_>>()[..] else { return wrong() };
+                    // Of a head, a query is no dim of it.
+                    let dims = if spread == "head" { Some([1, of.h, 1, 1]) } else { of.spread(spread) };
+                    let (Ok(dtype), Some([b, h, s_q, _]), Ok(entries), Ok(x)) = (dtype.parse::<DType>(), dims, entries.parse(), x.parse())
+                    else {
+                        return wrong();
+                    };
+                    let operand = op.score_operands.len() as u32;
+                    op.score_operands.push(self.tensor(
+                        draft,
+                        &format!("score table {operand}"),
+                        dtype,
+                        of.of_operands(spread),
+                        [b, h, s_q, entries],
+                    )?);
+                    ScoreStep::Gather { operand, x }
+                }
                 _ => match function(word) {
                     Some(step) => step,
                     None => return wrong(),

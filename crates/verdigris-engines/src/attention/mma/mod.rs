@@ -224,7 +224,7 @@ impl Algorithm for Mma {
             shared_bytes: 2.1 * (2.0 * rows * head + 4.0 * loaded_bytes + loaded_bytes),
             loaded_bytes,
             issued: ((1.0 + of_scores) * rows * block + 0.25 * rows * value + COPY_INSTRUCTIONS * copies) / 32.0,
-            tile_issued: rows * value / 32.0,
+            tile_issued: 8.0 * rows * value / 32.0,
             tile_loaded_bytes: 2.0 * rows * head,
             traffic_bytes: [("q", &p.q), ("k", &p.k), ("v", &p.v), ("o", &self.o)]
                 .iter()

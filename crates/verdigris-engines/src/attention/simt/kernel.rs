@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 use verdigris_kir::face::{Header, Kernel, Val, Var, build};
+use verdigris_kir::inst::CvtRound;
 use verdigris_kir::ir::{KernelBody, Target};
 use verdigris_kir::params::{Divide, Read, Write};
 use verdigris_kir::program::KernelRef;
@@ -207,6 +208,8 @@ verdigris_kir::parameters! {
         pub operands: Vec<OperandArgs> = spec.declarations(),
         /// Of the function of scores.
         pub numbers: Numbers = steps::numbers(&spec.function, spec.double),
+        /// Of its tables, the last entries.
+        pub last_entries: Vec<u32> = vec![(); function::tables(&spec.function).count()],
         /// `Σ d_o · o` of each query.
         pub sums: Option<Read> = spec.pass.reads_sums().then_some(spec.bytes()),
         pub sums_to: Option<Write> = (spec.pass == Pass::RowSums).then_some(spec.bytes()),
@@ -295,7 +298,17 @@ impl<'k, T: Compute> Operands<'k, Source> for AtScore<'_, '_, 'k, T> {
         vec![match *from {
             Source::Place(axis) => AnyVal::of(T::from_i32(self.at[axis as usize].signed())),
             Source::Tensor { number, .. } => self.run.must(Name::SCORE_OPERANDS[number as usize]).at(&self.at).first(),
+            Source::Table { .. } => unreachable!("tables are read at places"),
         }]
+    }
+
+    fn gather(&self, _: usize, from: &Source, place: AnyVal<'k>) -> AnyVal<'k> {
+        let (k, Source::Table { number, .. }) = (self.run.k, *from) else { unreachable!("a table is one") };
+        let table = function::tables(&self.run.spec.function).position(|known| known == number).expect("a table of the function");
+        let place = place.get::<T>(k).max(self.run.number(0.0)).convert::<u32>(CvtRound::IntNearest);
+        let [b, head, i, _] = self.at;
+        let at = [b, head, i, place.min(self.run.values.last_entries[table])];
+        self.run.must(Name::SCORE_OPERANDS[number as usize]).at(&at).first()
     }
 }
 

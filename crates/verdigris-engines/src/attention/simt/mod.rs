@@ -323,11 +323,17 @@ impl Simt {
             repeats: extents(repeats),
             repeated: repeats.iter().product::<u64>() as u32,
             numbers: self.function(spec.pass).filter(|_| spec.pass.has_scores()).map(function::numbers_of_chain).unwrap_or_default(),
+            last_entries: self.function(spec.pass).filter(|_| spec.pass.has_scores()).map(last_entries).unwrap_or_default(),
             operands: spec.operands.iter().map(|&(name, _)| strided::argument(view(name), &[0; 4])).collect(),
             sums: (spec.pass.reads_sums()).then_some(sums).flatten(),
             sums_to: (spec.pass == Pass::RowSums).then_some(sums).flatten(),
         }
     }
+}
+
+/// The last entries of the tables of a function.
+fn last_entries(chain: &Chain) -> Vec<u32> {
+    function::last_entries(chain).flatten().map(|last| last as u32).collect()
 }
 
 #[cfg(test)]

@@ -48,7 +48,9 @@
 //! attended to as a whole.
 //!
 //! With a `score` a function of the caller's makes `u` of `t`: straight-line steps ([`ScoreFunction`]), which read `t`, numbers, the elements that belong to the pair of up to four
-//! `score_operands`, each of which broadcasts to `[b, h, s_q, s_kv]`, and the pair's batch, head of queries, query and key as numbers. Bias, slopes and all that says which
+//! `score_operands`, each of which broadcasts to `[b, h, s_q, s_kv]`, and the pair's batch, head of queries, query and key as numbers. An operand may be a table in place of that,
+//! `[b, h, s_q, n]` or what broadcasts to it, read at a place of its last dim that steps make of coordinates, numbers and operands: `table[head, query − key + n / 2]`. The place is rounded to a whole
+//! number and brought into the table, whatever it is. Bias, slopes and all that says which
 //! keys are attended come behind it, so that a key that is not attended stays so whatever the function gives. It may give −∞, which hides a pair; ∞ and NaN make a row NaN, as
 //! a bias of them does. It comes in place of a soft cap, which would be one of its steps: beside each other nothing would say which is first. Its steps compute in the type that attention computes in,
 //! and extents whose coordinates it reads in f32 are at most 2²⁴, so that each is exact. Its gradient multiplies by its slope, whose steps follow from its own by the rules of the pointwise ops
@@ -106,7 +108,7 @@ use read::{Read, check_result};
 
 pub use build::{Attended, AttentionGradients};
 pub use dropout::DropoutMask;
-pub(crate) use score::{OPERANDS, check_steps, is_operand};
+pub(crate) use score::{OPERANDS, check_steps, entries_of, is_operand};
 pub use score::{ScoreFunction, ScorePlace, ScoreStep};
 
 const ATTRIBUTES: &[AttributeSpec] = &[
@@ -120,7 +122,7 @@ const ATTRIBUTES: &[AttributeSpec] = &[
     AttributeSpec::new("spec.longest_kv", "number or null", "below 2³², with `kv_offsets`; all rows where it is left out", "-1").or("null"),
     AttributeSpec::new(
         "score",
-        "steps in order, or null: `given`, `{number: x}`, `{operand: n}`, `{place: batch}` (`head`, `query`, `key`), `{unary: {f, x}}`, `{binary: {f, x, z}}`, `{ternary: {f, x, z, t}}`, \
+        "steps in order, or null: `given`, `{number: x}`, `{operand: n}`, `{gather: {operand: n, x}}`, `{place: batch}` (`head`, `query`, `key`), `{unary: {f, x}}`, `{binary: {f, x, z}}`, `{ternary: {f, x, z, t}}`, \
          `{round: {dtype, x}}`; `x`, `z`, `t` are positions of earlier steps",
         "1 to 64 steps, each but the last named by a later one; without `soft_cap`",
         "[]",
@@ -145,7 +147,7 @@ const BLOCK_MAP: &str = "with `mask_blocks`: i32, broadcasts to `[b, h, ⌈s_q /
 const MASK_BLOCKS: &str =
     "with a `block_map`: u8, `[n, 1, block_q, block_kv / 8]`, a bit for each pair of a block, the first key in the lowest";
 
-const SCORE_OPERANDS: &str = "with a `score`, at most 4: u8, i32, f16, bf16, f32 or f64, each broadcasts to `[b, h, s_q, s_kv]`; `{operand: n}` reads the one of that number";
+const SCORE_OPERANDS: &str = "with a `score`, at most 4: u8, i32, f16, bf16, f32 or f64, each broadcasts to `[b, h, s_q, s_kv]`; `{operand: n}` reads the one of that number; or a table that broadcasts to `[b, h, s_q, any]`, of which `{gather: {operand: n, x}}` reads the element at place `x`";
 
 const DESCALE: &str = "of 8-bit floats: f32, broadcasts to `[b, h_kv, 1, 1]`; 1 where it is left out";
 

@@ -9,7 +9,7 @@ use crate::graph::Graph;
 use crate::op::{HostScalar, Real};
 use crate::ops::pointwise::{BinaryOp, Pointwise, TernaryOp, UnaryOp};
 use crate::problem::{Chain, ChainStep, View};
-use crate::tensor::Uid;
+use crate::tensor::{TensorDesc, Uid};
 use crate::validate::{attribute, broadcasts_to, data, of_type};
 
 /// A coordinate of a score. Queries and keys of ragged tensors count from the first of their sequence.
@@ -41,6 +41,13 @@ pub enum ScoreStep {
     Number(Real),
     /// The element that belongs to the pair, of the score operand of this number.
     Operand(u32),
+    /// The element of a score operand at the pair's batch, head and query, and along its last dim at the place that a step says: `table[q_idx - kv_idx + last]`.
+    Gather {
+        /// The number of the score operand, a table of any extent along its last dim.
+        operand: u32,
+        /// The place, of coordinates, numbers and operands and not of the score; rounded to a whole number, ties to even. Below the first element it is the first, behind the last the last.
+        x: u32,
+    },
     /// A coordinate of the pair, as a number.
     Place(ScorePlace),
     /// `f(x)`.
@@ -84,16 +91,24 @@ impl ScoreStep {
     pub fn operands(&self) -> Vec<u32> {
         match *self {
             ScoreStep::Given | ScoreStep::Number(_) | ScoreStep::Operand(_) | ScoreStep::Place(_) => Vec::new(),
-            ScoreStep::Unary { x, .. } | ScoreStep::Round { x, .. } => vec![x],
+            ScoreStep::Unary { x, .. } | ScoreStep::Round { x, .. } | ScoreStep::Gather { x, .. } => vec![x],
             ScoreStep::Binary { x, z, .. } => vec![x, z],
             ScoreStep::Ternary { x, z, t, .. } => vec![x, z, t],
+        }
+    }
+
+    /// The number of the score operand that it reads.
+    pub fn operand(&self) -> Option<u32> {
+        match *self {
+            ScoreStep::Operand(number) | ScoreStep::Gather { operand: number, .. } => Some(number),
+            _ => None,
         }
     }
 
     pub(super) fn operands_mut(&mut self) -> Vec<&mut u32> {
         match self {
             ScoreStep::Given | ScoreStep::Number(_) | ScoreStep::Operand(_) | ScoreStep::Place(_) => Vec::new(),
-            ScoreStep::Unary { x, .. } | ScoreStep::Round { x, .. } => vec![x],
+            ScoreStep::Unary { x, .. } | ScoreStep::Round { x, .. } | ScoreStep::Gather { x, .. } => vec![x],
             ScoreStep::Binary { x, z, .. } => vec![x, z],
             ScoreStep::Ternary { x, z, t, .. } => vec![x, z, t],
         }
@@ -130,6 +145,8 @@ impl ScoreFunction {
     pub const MOST_OPERANDS: usize = 4;
     /// From so many on, a dim has coordinates that are no numbers of f32.
     pub const MOST_PLACES: u64 = 1 << 24;
+    /// The most elements along the last dim of a table: places up to there are numbers of f32 with a sum that tells them apart.
+    pub const MOST_ENTRIES: u64 = 1 << 23;
 
     /// Adds a step and returns its position.
     pub fn push(&mut self, step: ScoreStep) -> u32 {
@@ -147,10 +164,9 @@ impl ScoreFunction {
             return attribute(op, "the number of score operands", operands.len(), "a score function reads at most 4 tensors");
         }
         let wide = Pointwise::compute_dtype(read.floats().map(|uid| Ok(data(graph, op, uid)?.dtype)).collect::<Result<Vec<_>, Error>>()?);
-        let loaded: Vec<u32> =
-            self.steps.iter().filter_map(|step| if let ScoreStep::Operand(of) = step { Some(*of) } else { None }).collect();
-        if let Some(of) = loaded.iter().find(|&&of| of as usize >= operands.len()) {
-            return attribute(op, "score", ScoreStep::Operand(*of), "a step reads a score operand that there is, by its number from 0");
+        let loaded: Vec<u32> = self.steps.iter().filter_map(ScoreStep::operand).collect();
+        if let Some(step) = self.steps.iter().find(|step| step.operand().is_some_and(|of| of as usize >= operands.len())) {
+            return attribute(op, "score", step, "a step reads a score operand that there is, by its number from 0");
         }
         for (number, &uid) in (0..).zip(operands) {
             let tensor = data(graph, op, uid)?;
@@ -159,12 +175,22 @@ impl ScoreFunction {
                 return Err(Error::Structure { op: op.to_owned(), tensor: tensor.name.clone(), rule });
             }
             of_type(op, tensor, is_operand, OPERANDS)?;
-            broadcasts_to(op, tensor, &dims, "a score operand broadcasts to the scores, `[b, h, s_q, s_kv]`")?;
+            match self.is_table(number) {
+                false => broadcasts_to(op, tensor, &dims, "a score operand broadcasts to the scores, `[b, h, s_q, s_kv]`")?,
+                true => {
+                    let [b, h, s_q, _] = dims;
+                    let rule = "a table broadcasts to the scores but for its last dim, `[b, h, s_q, any]`";
+                    broadcasts_to(op, tensor, &[b, h, s_q, entries_of(tensor)], rule)?;
+                }
+            }
         }
         // The rest is asked of the problem's steps, which are the same.
         check_steps(
             op,
-            &self.over(|number| View { slot: crate::Slot(number), dtype: DType::F32, offset: 0, strides: vec![0; 4] }),
+            &self.over(|number| {
+                let entries = operands.get(number as usize).and_then(|&uid| data(graph, op, uid).ok()).map_or(1, entries_of);
+                (View { slot: crate::Slot(number), dtype: DType::F32, offset: 0, strides: vec![0; 4] }, entries)
+            }),
             wide,
             dims,
         )
@@ -176,6 +202,7 @@ impl ScoreFunction {
         let step = |step: &ChainStep| match *step {
             ChainStep::Scalar(HostScalar::Fixed(number)) => ScoreStep::Number(number),
             ChainStep::Load { .. } => ScoreStep::Operand(loaded.next().unwrap_or(0)),
+            ChainStep::Gather { x, .. } => ScoreStep::Gather { operand: loaded.next().unwrap_or(0), x },
             ChainStep::Index { ref strides } => ScoreStep::Place(place_of(strides).unwrap_or(ScorePlace::Batch)),
             ChainStep::Unary { f, x } => ScoreStep::Unary { f, x },
             ChainStep::Binary { f, x, z } => ScoreStep::Binary { f, x, z },
@@ -186,12 +213,21 @@ impl ScoreFunction {
         ScoreFunction { steps: chain.steps.iter().map(step).collect() }
     }
 
-    /// The steps over scores, of which `view` is where an operand lies.
-    pub(crate) fn over(&self, view: impl Fn(u32) -> View) -> Chain {
+    /// Whether a score operand is a table, and not over the scores.
+    pub fn is_table(&self, number: u32) -> bool {
+        self.steps.iter().any(|step| matches!(step, ScoreStep::Gather { operand, .. } if *operand == number))
+    }
+
+    /// The steps over scores. `operand` says where an operand lies, and how many elements it has along its last dim.
+    pub(crate) fn over(&self, operand: impl Fn(u32) -> (View, u64)) -> Chain {
         let step = |step: &ScoreStep| match *step {
             ScoreStep::Given => ChainStep::Given,
             ScoreStep::Number(number) => ChainStep::Scalar(HostScalar::Fixed(number)),
-            ScoreStep::Operand(number) => ChainStep::Load { from: view(number), window: None },
+            ScoreStep::Operand(number) => ChainStep::Load { from: operand(number).0, window: None },
+            ScoreStep::Gather { operand: number, x } => {
+                let (from, extent) = operand(number);
+                ChainStep::Gather { from, extent, x }
+            }
             ScoreStep::Place(place) => ChainStep::Index { strides: (0..4).map(|axis| u64::from(axis == place as u64)).collect() },
             ScoreStep::Unary { f, x } => ChainStep::Unary { f, x },
             ScoreStep::Binary { f, x, z } => ChainStep::Binary { f, x, z },
@@ -200,6 +236,11 @@ impl ScoreFunction {
         };
         Chain { steps: self.steps.iter().map(step).collect() }
     }
+}
+
+/// Elements along the last dim of a tensor.
+pub(crate) fn entries_of(tensor: &TensorDesc) -> u64 {
+    tensor.layout.dims().last().copied().unwrap_or(1)
 }
 
 /// What score operands are.
@@ -221,14 +262,16 @@ pub(crate) fn check_steps(op: &str, chain: &Chain, compute: DType, dims: [u64; 4
     if !(1..=ScoreFunction::MOST_STEPS).contains(&count) {
         return attribute(op, "the number of steps of the score", count, "a score function has 1 to 64 steps");
     }
-    let mut is_used = vec![false; count];
+    let (mut is_used, mut reads_score) = (vec![false; count], vec![false; count]);
     for (i, step) in steps.iter().enumerate() {
         for x in step.operands() {
             if x as usize >= i {
                 return attribute(op, "score", step, "a step of a score function names values of earlier steps");
             }
             is_used[x as usize] = true;
+            reads_score[i] |= reads_score[x as usize];
         }
+        reads_score[i] |= *step == ChainStep::Given;
         match step {
             ChainStep::Given | ChainStep::Load { window: None, .. } | ChainStep::Ternary { .. } => {}
             ChainStep::Scalar(HostScalar::Fixed(number)) if !number.0.is_nan() => {}
@@ -244,6 +287,24 @@ pub(crate) fn check_steps(op: &str, chain: &Chain, compute: DType, dims: [u64; 4
                     let rule = "coordinates that a score function reads are numbers of f32, each exact";
                     let (quantity, want) = (format!("the extent of dim {} of the scores", place as usize), ScoreFunction::MOST_PLACES);
                     return Err(Error::Mismatch { op: op.to_owned(), tensor: "score".to_owned(), quantity, got: extent, want, rule });
+                }
+            }
+            ChainStep::Gather { extent, x, .. } => {
+                if reads_score[*x as usize] {
+                    return attribute(
+                        op,
+                        "score",
+                        step,
+                        "the place of what is gathered is of coordinates, numbers and operands, not of the score",
+                    );
+                }
+                if !(1..=ScoreFunction::MOST_ENTRIES).contains(extent) {
+                    return attribute(
+                        op,
+                        "the last dim of a table of the score",
+                        extent,
+                        "a table has 1 to 8388608 elements along its last dim",
+                    );
                 }
             }
             ChainStep::Unary { f, .. } => f.check(op)?,

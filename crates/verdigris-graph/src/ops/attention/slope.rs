@@ -103,7 +103,7 @@ impl Drawn {
             let next = match *step {
                 // Several of them are one product.
                 ScoreStep::Given => graph.unary("given", UnaryOp::Identity, given)?,
-                ScoreStep::Number(_) | ScoreStep::Operand(_) | ScoreStep::Place(_) => read(&mut graph),
+                ScoreStep::Number(_) | ScoreStep::Operand(_) | ScoreStep::Gather { .. } | ScoreStep::Place(_) => read(&mut graph),
                 ScoreStep::Unary { f, x } => graph.unary(f.name(), f, of(x))?,
                 ScoreStep::Binary { f, x, z } => graph.binary(f.name(), f, of(x), of(z))?,
                 ScoreStep::Ternary { f, x, z, t } => graph.ternary(f.name(), f, of(x), of(z), of(t))?,

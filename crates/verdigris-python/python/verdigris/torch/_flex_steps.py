@@ -3,7 +3,8 @@
 A step is an op of the pointwise language on one score. What reads no score and is of queries, or of keys, or of batch and head alone is an operand, a tensor over the dims in which it differs; arithmetic
 of both queries and keys (`q_idx - kv_idx`) is steps too, of which nothing is stored. It is so where it comes to the same: whole numbers that f32 holds, and reals of the type that scores are computed in.
 Whole numbers of queries that are compared with some of keys (`document[q_idx] == document[kv_idx]`) are so by their ranks among both, which are few, whatever they are themselves.
-What is gathered by both (`table[q_idx, kv_idx]`, `table[q_idx - kv_idx]`) stays an operand.
+What is gathered at a place of both that is steps and lies within the tensor (`table[q_idx - kv_idx + last]`, `table[h, (q_idx - kv_idx).abs()]`) is read at that place of a table, an operand of all that the tensor has there; what is gathered otherwise
+by both (`table[q_idx, kv_idx]`) stays an operand.
 """
 
 import functools
@@ -18,6 +19,8 @@ from ._flex_trace import AXES, KEY, QUERY, SCORE, Value
 
 #: Most steps and operands of the op.
 _MOST_STEPS, _MOST_OPERANDS = 64, 4
+#: The most entries of a table.
+_MOST_ENTRIES = 1 << 23
 #: The longest heads of the kernel of tensor cores, and what their elements are a multiple of.
 _MOST_ELEMENTS, _STEP_OF_ELEMENTS = 256, 8
 #: Functions that kernels of tensor cores have no room for, once for each score of a thread.
@@ -70,6 +73,9 @@ class _StepGraph:
     def place(self, name):
         return self._pushed("place", name)
 
+    def gather(self, table, place):
+        return self._pushed("gather", table, place)
+
     def number(self, number):
         if math.isnan(number):
             raise _Untaken
@@ -118,7 +124,7 @@ class OpSteps(composed.Steps):
         self.bounds = {}
         if max(dims) > self.largest:
             raise _Untaken
-        super().__init__(trace, self._ranked(trace, value), self._is_operand)
+        super().__init__(trace, self._in_kernels_terms(trace, value), self._is_operand)
         if len(self.operands) > _MOST_OPERANDS:
             raise _Untaken
         g = _StepGraph()
@@ -143,16 +149,38 @@ class OpSteps(composed.Steps):
             return False
         return True
 
-    def _ranked(self, trace, value):
-        """The function with the ranks of whole numbers in place of them, where some of queries are compared with some of keys and the type of scores may not hold them."""
+    def _in_kernels_terms(self, trace, value):
+        """The function with what kernels take in place of tensors of all pairs: ranks of whole numbers, where some of queries are compared with some of keys and the type of scores may not
+        hold them, and entries of tables."""
         made = {}
         for at in trace.reached([value]):
             args = tuple(made.get(arg.number, arg) if isinstance(arg, Value) else arg for arg in at.args)
             if self._is_by_ranks(at):
                 args = trace.ranks(*at.args)
-            if any(one is not other for one, other in zip(args, at.args)):
+            axis = self._axis_of_table(trace, at, args)
+            if axis is not None:
+                made[at.number] = trace.gathered(at, args, axis)
+            elif any(one is not other for one, other in zip(args, at.args)):
                 made[at.number] = trace.made(at.op, args, at.dtype, at.reads)
         return made.get(value.number, value)
+
+    def _axis_of_table(self, trace, at, args):
+        """Of a tensor that is gathered by queries and keys, the dim whose place is of both and is steps, where that is the only one of keys and lies within; else None."""
+        if at.op != "index" or not (at.reads & QUERY and at.reads & KEY) or at.reads & SCORE:
+            return None
+        tensor = trace.captured[at.args[0].args[0]]
+        if at.dtype != torch.bool and at.dtype not in (torch.float16, torch.bfloat16, self.wide):
+            return None
+        of_keys = [axis for axis, place in enumerate(args[1:]) if place.reads & KEY]
+        if len(of_keys) != 1:
+            return None
+        (axis,) = of_keys
+        place, entries = args[1 + axis], tensor.shape[axis]
+        # A key alone is a place of an operand over keys.
+        if place.op in AXES or place.is_number or not self._is_step(place) or not 0 < entries <= _MOST_ENTRIES:
+            return None
+        bounds = self._bounds(place)
+        return axis if bounds is not None and 0 <= bounds[0] and bounds[1] < entries else None
 
     def _is_by_ranks(self, at):
         if at.op not in _COMPARED:
@@ -186,6 +214,8 @@ class OpSteps(composed.Steps):
         if not all(self._is_exact(arg) for arg in args) or not self._is_exact(at):
             return False
         kinds = [arg.dtype for arg in args if arg.dtype is not None]
+        if at.op == "gather":
+            return True
         if at.op == "cast":
             # Of a real number a whole one is what is in front of its point.
             return at.dtype in (self.wide, torch.bool) or not at.dtype.is_floating_point and not kinds[0].is_floating_point
@@ -205,7 +235,7 @@ class OpSteps(composed.Steps):
         if at.dtype == torch.bool:
             return True
         if at.dtype.is_floating_point:
-            return at.dtype == self.wide or at.op in ("captured", "index") or not (at.reads & QUERY and at.reads & KEY)
+            return at.dtype == self.wide or at.op in ("captured", "index", "gather") or not (at.reads & QUERY and at.reads & KEY)
         bounds = self._bounds(at)
         return bounds is not None and max(map(abs, bounds)) <= self.largest
 
@@ -259,7 +289,16 @@ class OpSteps(composed.Steps):
         if op in ("floor_divide", "remainder", "fmod") and (least > 0 or greatest < 0):
             # By 0, nobody says. A remainder is made of a product that is no larger than what is divided and the divisor.
             most = max(abs(low), abs(high)) + max(abs(least), abs(greatest))
-            return -most, most
+            if most > self.largest:
+                return -most, most
+            if op == "floor_divide":
+                corners = [x // z for x in (low, high) for z in (least, greatest)]
+                return min(corners), max(corners)
+            of_divisor = max(abs(least), abs(greatest)) - 1
+            if op == "remainder":
+                # With the sign of the divisor.
+                return (0, of_divisor) if least > 0 else (-of_divisor, 0)
+            return (-of_divisor if low < 0 else 0), (of_divisor if high > 0 else 0)
         return None
 
     # The steps.
@@ -269,9 +308,11 @@ class OpSteps(composed.Steps):
 
     def _entered(self, g, score, operands):
         made = {at.number: number for at, number in zip(self.operands, operands)}
+        tables = {at.args[0].number for at in self.order if at.op == "gather"}
         for at in self.order:
             if at.number in made:
-                made[at.number] = g.operand(made[at.number])
+                # A table is named by its number, and read where its places are.
+                made[at.number] = made[at.number] if at.number in tables else g.operand(made[at.number])
             elif at.op in AXES:
                 made[at.number] = g.place(at.op)
             elif at.op == "score":
@@ -279,6 +320,8 @@ class OpSteps(composed.Steps):
         return made
 
     def _op(self, g, at, args, constants):
+        if at.op == "gather":
+            return g.gather(args[0], composed._there(args[1]))
         there = functools.partial(map, composed._there)
         if at.op in ("floor_divide", "remainder", "fmod"):
             # Exact, of whole numbers that the type holds; of others a quotient may be rounded up to a whole one.

@@ -142,6 +142,13 @@ class Trace:
         of_pair = QUERY | KEY
         return tuple(self.made("ranked", (both, number), torch.int32, both.reads & ~of_pair | at.reads & of_pair) for number, at in enumerate((x, z)))
 
+    def gathered(self, index, args, axis):
+        """A tensor that is indexed, as an entry of a table: all that it has along a dim, and the place there."""
+        place, entries = args[1 + axis], self.made("entries", (self.captured[index.args[0].args[0]].shape[axis],), torch.int64, 0)
+        args = (*args[: 1 + axis], entries, *args[2 + axis :])
+        reads = functools.reduce(operator.or_, (arg.reads for arg in args))
+        return self.made("gather", (self.made("index", args, index.dtype, reads), place), index.dtype, index.reads)
+
     def score(self):
         return self.made("score", (), self.score_dtype, SCORE)
 
@@ -784,6 +791,8 @@ class Computed:
             number = value.args[0]
             # Without a type it has no dims either, so that it yields to what it meets. Beyond 64 bits it meets real numbers alone.
             return torch.tensor(number if -(1 << 63) <= number < 1 << 63 else float(number), device="cpu") if value.dtype is None else torch.full((1, 1, 1, 1), number, dtype=value.dtype, device=device)
+        if op == "entries":
+            return torch.arange(value.args[0], device=device).reshape(1, 1, 1, -1)
         if op in AXES:
             axis = AXES[op]
             shape = [1] * 4

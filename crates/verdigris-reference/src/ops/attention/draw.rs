@@ -226,7 +226,7 @@ impl Draft {
         let (mut score, mut operands) = (ScoreFunction::default(), Vec::new());
         let mut s = score.push(ScoreStep::Given);
         for _ in 0..1 + self.below(6) {
-            s = match self.below(6) {
+            s = match self.below(7) {
                 0 => {
                     let place = score.push(ScoreStep::Place(self.pick(&ScorePlace::ALL)));
                     let small = UnaryOp::Affine { scale: Real(0.0625), shift: Real(-0.5) };
@@ -252,6 +252,22 @@ impl Draft {
                     let [x, z] = [ScorePlace::Query, ScorePlace::Key].map(|place| score.push(ScoreStep::Place(place)));
                     let t = score.push(ScoreStep::Binary { f: self.pick(&[BinaryOp::Ge, BinaryOp::Ne, BinaryOp::Lt]), x, z });
                     score.push(ScoreStep::Ternary { f: TernaryOp::Select, x: s, z: hidden, t })
+                }
+                5 if operands.len() < ScoreFunction::MOST_OPERANDS => {
+                    let [x, z] = [ScorePlace::Query, ScorePlace::Key].map(|place| score.push(ScoreStep::Place(place)));
+                    let apart = score.push(ScoreStep::Binary { f: BinaryOp::Sub, x, z });
+                    // Of which some places are beyond the table.
+                    let shift = UnaryOp::Affine { scale: Real(1.0), shift: Real(self.below(dims[3] + 2) as f64) };
+                    let x = score.push(ScoreStep::Unary { f: shift, x: apart });
+                    let mut own = self.narrower(&dims);
+                    if let Some(last) = own.last_mut() {
+                        *last = 1 + self.below(dims[2] + dims[3] + 1);
+                    }
+                    let floats: Vec<DType> = types.iter().copied().filter(|dtype| dtype.is_float()).collect();
+                    let z = score.push(ScoreStep::Gather { operand: operands.len() as u32, x });
+                    let dtype = self.pick(&floats);
+                    operands.push(self.input(dtype, &own)?);
+                    score.push(ScoreStep::Binary { f: self.pick(&[BinaryOp::Add, BinaryOp::Mul, BinaryOp::Min]), x: s, z })
                 }
                 3 => {
                     let z = score.push(ScoreStep::Number(Real(self.pick(&[0.5, -1.25, 3.0]))));

@@ -41,6 +41,7 @@ pub(super) fn made(of: &Function<'_>, product: Bounded, at: [u64; 4], compute: D
             ScoreStep::Number(number) => Bounded::exact(number.0).rounded(compute, compute),
             // An integer is rounded to the type computed in.
             ScoreStep::Operand(number) => operands[number as usize].at(&at).rounded(compute, compute),
+            ScoreStep::Gather { operand, x } => gathered(&operands[operand as usize], of(x), at).rounded(compute, compute),
             ScoreStep::Place(place) => Bounded::exact(at[place as usize] as f64),
             ScoreStep::Unary { f, x } => of(x).unary(f, BITS, compute),
             ScoreStep::Binary { f, x, z } => of(x).binary(f, of(z), false, BITS, compute),
@@ -51,6 +52,15 @@ pub(super) fn made(of: &Function<'_>, product: Bounded, at: [u64; 4], compute: D
     }
     let last = values.last().copied().unwrap_or(product);
     [values.get(*score).copied().unwrap_or(product), last]
+}
+
+/// The element of a table at a place; anything, where the place may be one of several.
+fn gathered(table: &Source<'_>, place: Bounded, [b, h, i, _]: [u64; 4]) -> Bounded {
+    let last = table.dims()[3] - 1;
+    let near = |place: f64| place.round_ties_even().clamp(0.0, last as f64) as u64;
+    let value = table.at(&[b, h, i, near(place.value)]);
+    let is_one = near(place.value - place.error) == near(place.value + place.error);
+    if is_one { value } else { Bounded { error: f64::INFINITY, ..value } }
 }
 
 #[cfg(test)]
