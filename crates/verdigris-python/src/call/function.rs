@@ -5,9 +5,8 @@
 
 use pyo3::PyResult;
 use verdigris::recipe::{
-    self, AttentionBlock, AttentionGradient, BatchNormGradient, BatchNormSpec, ComposedActivation, ConvBatchNormGradient, Convolution,
-    Divisor, Dropout, ElementLoss, Extents, GatedMlpGradient, Gradient, Input, LinearLoss, LossForm, MAX_INPUTS, MlpGradient, Saved,
-    Shuffle, Targets,
+    self, AttentionBlock, AttentionGradient, BatchNormGradient, BatchNormSpec, ConvBatchNormGradient, Convolution, Divisor, Dropout,
+    ElementLoss, Extents, GatedMlpGradient, Gradient, Input, LinearLoss, LossForm, MAX_INPUTS, MlpGradient, Saved, Shuffle, Targets,
 };
 use verdigris_graph::{
     AttentionSpec, Causal, CrossEntropySpec, LossReduction, NormKind, NormSpec, PoolWindows, Precision, Real, ResponseNorm, Sampling,
@@ -15,6 +14,8 @@ use verdigris_graph::{
 };
 use verdigris_tensor::DType;
 
+use super::activation::{activation_of, unary};
+use super::autocast::Autocast;
 use super::{MAX_GRADIENTS, fused};
 use crate::errors::{Kind, raise};
 use crate::memory::unfit;
@@ -371,42 +372,6 @@ impl Function {
     }
 }
 
-/// A type that autocast casts to.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Autocast {
-    /// That of `torch.get_autocast_dtype` for the first two tensors, which are multiplied. Biases and statistics stay: they are added to sums that are wide
-    /// anyway, and a bias that is not cast costs no launch and is not rounded.
-    LowerOperands,
-    /// The same for what two linear layers multiply: the input and both weights.
-    LowerLayers,
-    /// The same for queries, keys, values and the bias; slopes stay.
-    LowerAttended,
-    /// f32.
-    F32,
-}
-
-impl Autocast {
-    /// Whether it casts the tensor at a place.
-    pub(crate) const fn casts(self, place: usize) -> bool {
-        match self {
-            Autocast::LowerOperands => place < 2,
-            Autocast::LowerLayers => matches!(place, 0 | 1 | 3),
-            Autocast::LowerAttended => place < 4,
-            Autocast::F32 => true,
-        }
-    }
-
-    /// Its word, as the package's Python half speaks of it.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Autocast::LowerOperands => "lower operands",
-            Autocast::LowerLayers => "lower layers",
-            Autocast::LowerAttended => "lower attended",
-            Autocast::F32 => "float32",
-        }
-    }
-}
-
 /// Attributes by name.
 pub(super) struct Attributes<'a>(pub(super) &'a str);
 
@@ -433,44 +398,6 @@ impl<'a> Attributes<'a> {
     fn list<T: std::str::FromStr>(&self, name: &'static str) -> PyResult<Option<Vec<T>>> {
         self.get(name).map(|text| text.split(',').map(|part| self.parse(name, part)).collect()).transpose()
     }
-}
-
-fn unary(attributes: &Attributes<'_>) -> PyResult<UnaryOp> {
-    unary_under("f", attributes)
-}
-
-/// The function that the attribute `called` names, with those beside it.
-pub(super) fn unary_under(called: &str, attributes: &Attributes<'_>) -> PyResult<UnaryOp> {
-    let name =
-        attributes.get(called).ok_or_else(|| raise(Kind::Graph, format!("attribute `{called}` is missing; it names the function")))?;
-    let mut map = serde_json::Map::new();
-    for (key, value) in attributes.0.split_ascii_whitespace().filter_map(|word| word.split_once('=')).filter(|(key, _)| *key != called) {
-        let number: f64 = value.parse().map_err(|_| raise(Kind::Graph, format!("attribute `{key}` is `{value}`; it is a number")))?;
-        map.insert(key.to_owned(), serde_json::json!(number));
-    }
-    let value = if map.is_empty() { serde_json::Value::String(name.to_owned()) } else { serde_json::json!({ name: map }) };
-    serde_json::from_value(value).map_err(|error| raise(Kind::Graph, format!("the function `{name}`: {error}")))
-}
-
-/// An activation: a function of the graph's, or one that is composed of these.
-fn activation_of(attributes: &Attributes<'_>) -> PyResult<recipe::Function> {
-    use recipe::Function as F;
-    let number = |name: &'static str| {
-        let text = attributes.get(name).ok_or_else(|| raise(Kind::Graph, format!("attribute `{name}` is missing; it is a number")))?;
-        attributes.parse(name, text).map(Real)
-    };
-    Ok(match (attributes.get("f"), attributes.get("threshold")) {
-        (Some("softplus"), Some(_)) => F::Softplus { beta: Real(attributes.one("beta", 1.0)?), threshold: number("threshold")? },
-        (Some("selu"), _) => F::Composed(ComposedActivation::Selu),
-        (Some("celu"), _) => F::Composed(ComposedActivation::Celu { alpha: number("alpha")? }),
-        (Some("log_sigmoid"), _) => F::Composed(ComposedActivation::LogSigmoid),
-        (Some("hard_shrink"), _) => F::Composed(ComposedActivation::HardShrink { lambda: number("lambda")? }),
-        (Some("soft_shrink"), _) => F::Composed(ComposedActivation::SoftShrink { lambda: number("lambda")? }),
-        (Some("tanh_shrink"), _) => F::Composed(ComposedActivation::TanhShrink),
-        (Some("soft_sign"), _) => F::Composed(ComposedActivation::SoftSign),
-        (Some("threshold"), _) => F::Composed(ComposedActivation::Threshold { bound: number("bound")?, value: number("value")? }),
-        _ => F::Activation(unary(attributes)?),
-    })
 }
 
 fn precision(policy: &Policy, a: Input, b: Input) -> PyResult<Precision> {

@@ -315,7 +315,12 @@ impl Drawing {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use verdigris_engines::arch::Arch;
+    use verdigris_engines::interpret::Parts;
     use verdigris_graph::pattern::partition;
+    use verdigris_kir::interp::{Kernels, Options};
 
     use super::super::view::in_format;
     use super::super::{Function, Gradient, Input, Saved, draw};
@@ -377,6 +382,142 @@ mod tests {
                 assert_eq!(kinds(&Function::GluBackward(axis as u32), &[dy, x]), ["map"]);
             }
         }
+    }
+
+    /// What a GPU's kernels write, on the interpreter: the result's elements as they lie in memory. Tensors are f32 in row-major order, or of i32.
+    fn interpreted(function: &Function, given: &[Option<Input>], values: &[&[f64]]) -> Vec<f64> {
+        let recipe = draw(function, given).expect("drawn");
+        let bytes = |dtype: DType, values: &[f64]| -> Vec<u8> {
+            match dtype {
+                DType::I32 => values.iter().flat_map(|value| (*value as i32).to_le_bytes()).collect(),
+                _ => values.iter().flat_map(|value| (*value as f32).to_le_bytes()).collect(),
+            }
+        };
+        let mut buffers = BTreeMap::new();
+        for (uid, place) in &recipe.inputs {
+            buffers.insert(*uid, bytes(given[*place].expect("given").dtype, values[*place]));
+        }
+        let result = &recipe.results[0];
+        // What is not written shows.
+        buffers.insert(result.uid, bytes(DType::F32, &vec![f64::NAN; result.layout.elements() as usize]));
+        let engines: Vec<_> = verdigris_engines::engines().collect();
+        let parts = Parts::all(&recipe.graph, &Arch::virtual_device(2), &engines).expect("is cut");
+        let ran = parts.interpret(0, &mut buffers, &BTreeMap::new(), &Kernels::new(), &Options::schedule(1));
+        ran.unwrap_or_else(|findings| panic!("{function:?}: {findings}"));
+        buffers[&result.uid].chunks_exact(4).map(|word| f64::from(f32::from_le_bytes(word.try_into().expect("four bytes")))).collect()
+    }
+
+    /// Some roundings of f32 of numbers about 1, and of what is taken from them.
+    fn agree(what: &dyn std::fmt::Debug, got: &[f64], want: &[f64]) {
+        assert_eq!(got.len(), want.len());
+        for (i, (got, want)) in got.iter().zip(want).enumerate() {
+            let is_alike = got == want || got.is_nan() && want.is_nan() || (got - want).abs() <= 1e-6 * (1.0 + want.abs());
+            assert!(is_alike, "{what:?}: {got} for {want} at {i}");
+        }
+    }
+
+    #[test]
+    fn kernels_compute_the_formulas() {
+        use ComposedActivation as A;
+        let x = [-3.0, -1.0, -0.5, -0.25, -0.0, 0.0, 0.25, 0.5, 0.75, 2.0, f64::INFINITY, f64::NAN];
+        let dy = [1.0, 2.0, f64::INFINITY, -1.0, 0.5, -0.5, 3.0, f64::NEG_INFINITY, 1.5, -2.0, 1.0, 1.0];
+        let line = tensor(DType::F32, &[12], false);
+        let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+        // The function, and its slope: `None` where the gradient is 0 whatever dy is.
+        type Formula = fn(f64) -> (f64, Option<f64>);
+        let all: [(A, Formula); 6] = [
+            (A::Selu, |x| {
+                let bent = SELU_SCALE * SELU_ALPHA * x.exp();
+                if x > 0.0 { (SELU_SCALE * x, Some(SELU_SCALE)) } else { (bent - SELU_SCALE * SELU_ALPHA, Some(bent)) }
+            }),
+            (A::Celu { alpha: Real(0.5) }, |x| if x > 0.0 { (x, Some(1.0)) } else { (0.5 * (2.0 * x).exp_m1(), Some((2.0 * x).exp())) }),
+            (A::LogSigmoid, |x| (-(-x).exp().ln_1p(), Some(1.0 / (1.0 + x.exp())))),
+            (A::HardShrink { lambda: Real(0.5) }, |x| if x.abs() <= 0.5 { (0.0, None) } else { (x, Some(1.0)) }),
+            (A::SoftShrink { lambda: Real(0.5) }, |x| if x.abs() <= 0.5 { (0.0, None) } else { (x - 0.5 * x.signum(), Some(1.0)) }),
+            (A::Threshold { bound: Real(0.25), value: Real(-2.0) }, |x| if x <= 0.25 { (-2.0, None) } else { (x, Some(1.0)) }),
+        ];
+        for (f, formula) in all {
+            let want: Vec<f64> = x.iter().map(|&x| formula(x).0).collect();
+            agree(&f, &interpreted(&Function::Composed(f), &[line], &[&x]), &want);
+            let pass = |(&x, &dy): (&f64, &f64)| if x.is_nan() { f64::NAN } else { formula(x).1.map_or(0.0, |slope| slope * dy) };
+            let want: Vec<f64> = x.iter().zip(&dy).map(pass).collect();
+            agree(&f, &interpreted(&gradient(Function::Composed(f), 0, 1), &[line, line], &[&dy, &x]), &want);
+        }
+        // Without infinities, of which these make differences and quotients.
+        let (x, dy) = (&x[..10], [1.0, 2.0, 0.25, -1.0, 0.5, -0.5, 3.0, 0.75, 1.5, -2.0]);
+        let line = tensor(DType::F32, &[10], false);
+        let all: [(A, Formula); 2] = [
+            (A::TanhShrink, |x| (x - x.tanh(), Some(x.tanh().powi(2)))),
+            (A::SoftSign, |x| (x / (1.0 + x.abs()), Some((1.0 + x.abs()).powi(-2)))),
+        ];
+        for (f, formula) in all {
+            let want: Vec<f64> = x.iter().map(|&x| formula(x).0).collect();
+            agree(&f, &interpreted(&Function::Composed(f), &[line], &[x]), &want);
+            let want: Vec<f64> = x.iter().zip(dy).map(|(&x, dy)| formula(x).1.unwrap_or(0.0) * dy).collect();
+            agree(&f, &interpreted(&gradient(Function::Composed(f), 0, 1), &[line, line], &[&dy, x]), &want);
+        }
+        let (pairs, slopes) = (tensor(DType::F32, &[2, 5], false), [0.25, -0.5, 2.0, 0.0, 1.0]);
+        let given = [pairs, tensor(DType::F32, &[5], false)];
+        let prelu = |i: usize| if x[i] > 0.0 { x[i] } else { slopes[i % 5] * x[i] };
+        agree(&"prelu", &interpreted(&Function::Prelu, &given, &[x, &slopes]), &(0..10).map(prelu).collect::<Vec<_>>());
+        let given = [pairs, pairs, given[1]];
+        let of_x: Vec<f64> = (0..10).map(|i| if x[i] > 0.0 { dy[i] } else { slopes[i % 5] * dy[i] }).collect();
+        agree(&"prelu, of x", &interpreted(&gradient(Function::Prelu, 0, 2), &given, &[&dy, x, &slopes]), &of_x);
+        let of_slopes: Vec<f64> = (0..5).map(|c| (0..2).map(|n| x[5 * n + c].min(0.0) * dy[5 * n + c]).sum()).collect();
+        agree(&"prelu, of slopes", &interpreted(&gradient(Function::Prelu, 1, 2), &given, &[&dy, x, &slopes]), &of_slopes);
+        for dims in [[1, 10, 1], [2, 4, 1], [1, 2, 5], [2, 2, 2]] {
+            let ([outer, extent, inner], mut half_dims) = (dims.map(|dim| dim as usize), dims);
+            half_dims[1] /= 2;
+            let (half, count) = (extent / 2, outer * extent * inner);
+            let (x, dy) = (&x[..count], &dy[..count / 2]);
+            // Where an element of the result has its value; its gate is half of the dim further.
+            let place = |i: usize| (i / (half * inner)) * extent * inner + i % (half * inner);
+            let (value, gate) = (|i: usize| x[place(i)], |i: usize| sigmoid(x[place(i) + half * inner]));
+            let (whole, result) = (tensor(DType::F32, &dims, false), tensor(DType::F32, &half_dims, false));
+            let want: Vec<f64> = (0..count / 2).map(|i| value(i) * gate(i)).collect();
+            agree(&("glu", dims), &interpreted(&Function::Glu(1), &[whole], &[x]), &want);
+            let mut want = vec![f64::NAN; count];
+            for (i, dy) in dy.iter().enumerate() {
+                want[place(i)] = dy * gate(i);
+                want[place(i) + half * inner] = dy * value(i) * gate(i) * (1.0 - gate(i));
+            }
+            agree(&("its gradient", dims), &interpreted(&Function::GluBackward(1), &[result, whole], &[dy, x]), &want);
+        }
+    }
+
+    /// Channels fall as the elements of a tensor of as many do, and slopes are those that the gradient draws.
+    #[test]
+    fn kernels_draw_the_same_numbers_again() {
+        let (state, seed) = (tensor(DType::I32, &[4], false), [7.0, -3.0, 5.0, 0.0]);
+        let (x, one_each) = (tensor(DType::F32, &[4, 9, 2, 3], false), tensor(DType::F32, &[4, 9], false));
+        let ones = [1.0; 216];
+        let dropped = |of_channels, keeps_moments, is_gradient, given: Option<Input>, count: usize| {
+            let spec = Dropout { of_channels, keeps_moments, is_gradient, ..Dropout::new(Real(0.25)) };
+            interpreted(&Function::Dropout(spec), &[given, state], &[&ones[..count], &seed])
+        };
+        let alpha = SELU_ALPHA * SELU_SCALE;
+        let factor = 1.0 / ((alpha * alpha * 0.25 + 1.0) * 0.75).sqrt();
+        let plain = dropped(false, false, false, one_each, 36);
+        assert!(plain.contains(&0.0) && plain.iter().filter(|&&y| y > 1.0).count() > 18);
+        for (keeps_moments, is_gradient) in [(false, false), (true, false), (true, true)] {
+            let want = |&y: &f64| match (keeps_moments, is_gradient, y != 0.0) {
+                (false, ..) => y,
+                (true, true, kept) => factor * f64::from(u8::from(kept)),
+                (true, false, true) => factor * (1.0 + alpha * 0.25),
+                (true, false, false) => factor * alpha * -0.75,
+            };
+            let of_elements: Vec<f64> = plain.iter().map(want).collect();
+            agree(&"elements", &dropped(false, keeps_moments, is_gradient, one_each, 36), &of_elements);
+            let of_channels: Vec<f64> = of_elements.iter().flat_map(|&y| [y; 6]).collect();
+            agree(&"channels", &dropped(true, keeps_moments, is_gradient, x, 216), &of_channels);
+        }
+        let random = Function::RandomPrelu { lower: Real(0.25), upper: Real(0.75) };
+        let below: Vec<f64> = (0..216).map(|i| if i % 3 == 0 { 1.5 } else { -2.0 }).collect();
+        let y = interpreted(&random, &[x, state], &[&below, &seed]);
+        let slopes = interpreted(&gradient(random, 0, 2), &[x, x, state], &[&ones, &below, &seed]);
+        agree(&"slopes", &y, &below.iter().zip(&slopes).map(|(x, slope)| x * slope).collect::<Vec<_>>());
+        let drawn: Vec<f64> = slopes.iter().enumerate().filter(|(i, _)| i % 3 != 0).map(|(_, slope)| *slope).collect();
+        assert!(drawn.iter().all(|slope| (0.25..0.75).contains(slope)) && drawn.iter().any(|slope| *slope > 0.6), "{drawn:?}");
     }
 
     /// Numbers of channels are drawn by a launch of their own: at each element they would cost as much as those of elements.
