@@ -228,7 +228,8 @@ def test_through_the_dispatcher():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     x, state = torch.rand(4, 6).requires_grad_(), torch.tensor([1, 2, 3, 4], dtype=torch.int32)
-    torch.library.opcheck(torch.ops.verdigris.dropout.default, (x, state, "p=0.5"))
+    for words in ("p=0.5", "p=0.5 channels=1", "p=0.5 moments=1", "p=0.5 channels=1 moments=1", "p=0.5 moments=1 gradient=1"):
+        torch.library.opcheck(torch.ops.verdigris.dropout.default, (x, state, words))
     with FakeTensorMode():
         y = vt.functional.dropout(torch.empty(4, 6, dtype=torch.bfloat16), 0.5, state=torch.empty(4, dtype=torch.int32))
         assert y.shape == (4, 6) and y.dtype == torch.bfloat16

@@ -288,6 +288,7 @@ def test_glu(shape, dim, dtype):
         close(mine.grad, other.grad, 2.0)
     leaf = x.clone().requires_grad_()
     y = vt.glu(leaf, dim)
+    torch.library.opcheck(torch.ops.verdigris.glu_backward.default, (torch.empty_like(y).fill_(1.0).detach(), leaf.detach(), f"axis={dim % leaf.dim()}"))
     assert type(y.grad_fn).__name__ == "Verdigris_gluBackward" and y.grad_fn.next_functions[0][0].variable is leaf
 
 
@@ -312,6 +313,7 @@ def test_random_slopes(dtype):
     torch.manual_seed(3)
     assert torch.equal(vt.rrelu(-torch.ones(8, 9), training=True), first)
     assert vt.rrelu(torch.empty(0, 3), training=True).shape == (0, 3)
+    torch.library.opcheck(torch.ops.verdigris.rrelu.default, (torch.randn(3, 4, requires_grad=True), state, "lower=0.1 upper=0.5"))
 
 
 #: Normalizations with vectors: the dims of the input, those of the vectors, and both functions.
@@ -551,6 +553,8 @@ OPERATORS = {
     "avg_pool": ([(2, 4, 6, 6)], ["window=2,2 pad=1"]),
     "activation": ([(2, 4)], ["f=silu"]),
     "softmax": ([(2, 4)], ["axis=1 log=0"]),
+    "prelu": ([(2, 4, 3), (4,)], [""]),
+    "glu": ([(2, 4, 6)], ["axis=1"]),
     "scan": ([(2, 4)], ["f=mul axis=1"]),
     "norm": ([(2, 4), (4,), (4,)], ["kind=layer axes=1 eps=1e-05"]),
     "class_loss": ([(2, 4), (2, 4), (4,)], ["axis=1 reduction=sum targets=probabilities"]),
@@ -565,6 +569,10 @@ GRADIENTS = {
     "linear w": ([(2, 3, 5), (2, 3, 4), (5, 4)], "of=linear wrt=1|", []),
     "avg_pool": ([(2, 4, 3, 3)], "of=avg_pool wrt=0|window=2,2 pad=1", [2, 4, 6, 6]),
     "softmax": ([(2, 4), (2, 4)], "of=softmax wrt=0|axis=1 log=0", []),
+    "softmin": ([(2, 4), (2, 4)], "of=softmax wrt=0|axis=1 log=0 negative=1", []),
+    "prelu x": ([(2, 4, 3), (2, 4, 3), (4,)], "of=prelu wrt=0|", []),
+    "prelu weight": ([(2, 4, 3), (2, 4, 3), (4,)], "of=prelu wrt=1|", []),
+    "shrink": ([(2, 4), (2, 4)], "of=activation wrt=0|f=soft_shrink lambda=0.5", []),
     "norm x": ([(2, 4), (2, 4), (4,), (4,)], "of=norm wrt=0|kind=layer axes=1 eps=1e-05", []),
     "norm scale": ([(2, 4), (2, 4), (4,), (4,)], "of=norm wrt=1|kind=layer axes=1 eps=1e-05", []),
     "of a gradient": ([(2, 4), (2, 4), (2, 4)], "of=gradient wrt=0|of=softmax wrt=0|axis=1 log=0", []),
