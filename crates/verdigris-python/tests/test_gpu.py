@@ -186,6 +186,30 @@ def test_dropout_drops_what_the_cpu_drops():
     assert torch.equal(vt.dropout(last, 0.3, state=state.cuda()).cpu(), vt.dropout(x, 0.3, state=state))
 
 
+def test_composed_activations_and_dropouts_are_those_of_the_cpu():
+    """Results and gradients, in each memory format; what is drawn is the same."""
+    state, w = torch.tensor([3, -1, 7, 2], dtype=torch.int32), torch.randn(6)
+    functions = {name: getattr(vt, name) for name in ("selu", "logsigmoid", "hardshrink", "softshrink", "tanhshrink", "softsign")}
+    functions |= {
+        "celu": lambda x: vt.celu(x, 0.3),
+        "threshold": lambda x: vt.threshold(x, 0.1, 2.0),
+        "glu": lambda x: vt.glu(x, 1),
+        "prelu": lambda x: vt.prelu(x, w.to(x)),
+        "softmin": lambda x: vt.softmin(x, 1),
+        "rrelu": lambda x: vt.rrelu(x, training=True, state=state.to(x.device)),
+        **{name: lambda x, name=name: getattr(vt, name)(x, 0.3, True, state=state.to(x.device)) for name in ("dropout2d", "alpha_dropout", "feature_alpha_dropout")},
+    }
+    for name, function in functions.items():
+        for dtype in (torch.float32, torch.float64, torch.bfloat16):
+            for format in (torch.contiguous_format, torch.channels_last):
+                x = torch.randn(5, 6, 7, 8, dtype=dtype).to(memory_format=format)
+                mine, right = (given.detach().requires_grad_() for given in (x.cuda(), x.double()))
+                y, want = function(mine), function(right)
+                dy = torch.randn_like(want).to(dtype)
+                y.backward(dy.cuda()), want.backward(dy.double())
+                close(y.cpu(), want, 4.0), close(mine.grad.cpu(), right.grad, 4.0)
+
+
 def test_dropout_in_a_captured_graph_draws_anew():
     x = torch.ones(64, 64, device="cuda", requires_grad=True)
     vt.dropout(x).sum().backward()

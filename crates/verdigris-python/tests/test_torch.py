@@ -177,6 +177,19 @@ ACTIVATIONS = {
     "softplus": (vt.softplus, F.softplus),
     "softplus_sharp": (lambda x: vt.softplus(x, 2.5, 1.0), lambda x: F.softplus(x, 2.5, 1.0)),
     "softplus_turned": (lambda x: vt.softplus(x, -1.5, 3.0), lambda x: F.softplus(x, -1.5, 3.0)),
+    "prelu": (lambda x: vt.prelu(x, torch.tensor([0.25], dtype=x.dtype)), lambda x: F.prelu(x, torch.tensor([0.25], dtype=x.dtype))),
+    "rrelu": (lambda x: vt.rrelu(x, 0.125, 0.25), lambda x: F.rrelu(x, 0.125, 0.25)),
+    "selu": (vt.selu, F.selu),
+    "celu": (vt.celu, F.celu),
+    # Of others the gradient of PyTorch's takes the inverse in f32, in f64 too.
+    "celu_narrow": (lambda x: vt.celu(x, 0.25), lambda x: F.celu(x, 0.25)),
+    "logsigmoid": (vt.logsigmoid, F.logsigmoid),
+    "hardshrink": (lambda x: vt.hardshrink(x, 0.75), lambda x: F.hardshrink(x, 0.75)),
+    "softshrink": (lambda x: vt.softshrink(x, 0.75), lambda x: F.softshrink(x, 0.75)),
+    "tanhshrink": (vt.tanhshrink, F.tanhshrink),
+    "softsign": (vt.softsign, F.softsign),
+    "threshold": (lambda x: vt.threshold(x, 0.25, -2.0), lambda x: F.threshold(x, 0.25, -2.0)),
+    "softmin": (lambda x: vt.softmin(x, 1), lambda x: F.softmin(x, 1)),
     "softmax": (lambda x: vt.softmax(x, 1), lambda x: F.softmax(x, 1)),
     "log_softmax": (lambda x: vt.log_softmax(x, -2), lambda x: F.log_softmax(x, -2)),
     "layer_norm": (lambda x: vt.layer_norm(x, (6, 4)), lambda x: F.layer_norm(x, (6, 4))),
@@ -194,6 +207,113 @@ def test_activations(name, dtype):
     for given in (x, x.to(memory_format=torch.channels_last)):
         y, _ = compare(ours, theirs, [given], 2.0)
         assert y.stride() == given.stride()
+
+
+EDGES = [0.0, -0.0, 0.5, -0.5, 1.0, -1.0, float("inf"), -float("inf"), 0.3, -0.3, 100.0, -100.0, 1e-3, -1e-3]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["prelu", "rrelu", "selu", "celu", "logsigmoid", "hardshrink", "softshrink", "tanhshrink", "softsign", "threshold"])
+def test_edges_of_activations(name, dtype):
+    """Zeros of both signs, infinities, and what stands at a kink or a step, where the gradient is that of PyTorch's side; in the type itself, in which PyTorch compares too. 0.3 of
+    f16 and bf16 is above 0.3."""
+    weight, beside = torch.tensor([0.25], dtype=dtype), {"hardshrink": [(0.5,), (0.3,), (0.0,), (-1.0,)], "softshrink": [(0.5,), (0.3,), (0.0,)]}
+    beside |= {"threshold": [(0.5, 2.0), (0.3, -1.0), (0.0, 0.0)], "prelu": [(weight,)]}
+    for run in beside.get(name, [()]):
+        mine, other = (torch.tensor(EDGES, dtype=dtype, requires_grad=True) for _ in range(2))
+        y, right = getattr(vt, name)(mine, *run), getattr(F, name)(other, *run)
+        # PyTorch rounds each function that it composes others of.
+        slack = dict(rtol=4 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps, equal_nan=True)
+        torch.testing.assert_close(y, right, **slack)
+        (gradient,), (wanted,) = torch.autograd.grad(y.sum(), mine), torch.autograd.grad(right.sum(), other)
+        if name == "softshrink":
+            # PyTorch's gradient compares with a lambda of the type, its result with one that is not rounded to it; ours is 1 where the result is not 0.
+            wanted = (right != 0).to(dtype)
+        torch.testing.assert_close(gradient, wanted, **slack)
+        nothing = getattr(vt, name)(torch.tensor([float("nan")], dtype=dtype), *run)
+        assert nothing.isnan().all()
+    if name in ("hardshrink", "softshrink", "threshold"):
+        # What is constant lets nothing of its gradient through, not even an infinite one.
+        x = torch.zeros(3, dtype=dtype, requires_grad=True)
+        assert torch.equal(torch.autograd.grad(getattr(vt, name)(x, *beside[name][0]), x, torch.full_like(x, float("inf")))[0], torch.zeros_like(x))
+
+
+PRELUS = [((2, 4, 6), 4), ((2, 4, 6), 1), ((3, 4, 2, 5), 4), ((5, 3), 3), ((5,), 1), ((), 1), ((1, 1), 1), ((0, 4, 6), 4), ((0, 4, 6), 1), ((3, 0, 2), 0), ((2, 3, 2, 2, 3), 3)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape, slopes", PRELUS, ids=str)
+def test_prelu(shape, slopes, dtype):
+    x, w = torch.randn(shape, dtype=dtype), torch.randn(slopes, dtype=dtype)
+    wide = torch.randn(*shape[:-1], 2 * shape[-1], dtype=dtype)[..., ::2] if shape else x
+    for given in [x, x.mT if x.dim() == 2 and shape[0] == shape[1] else x, wide, *([x.to(memory_format=torch.channels_last)] if len(shape) == 4 else [])]:
+        y, truth = compare(vt.prelu, F.prelu, [given, w], 4.0)
+        assert y.stride() == F.prelu(given, w).stride() or 0 in shape
+    if dtype == torch.float64 and 0 not in shape:
+        assert torch.autograd.gradcheck(vt.prelu, (x.requires_grad_(), w.requires_grad_()))
+
+
+def test_prelu_is_one_node_and_its_gradients_one_call():
+    x, w = torch.randn(3, 4, 5, requires_grad=True), torch.full((4,), 0.25, requires_grad=True)
+    y = vt.prelu(x, w)
+    assert type(y.grad_fn).__name__ == "Verdigris_preluBackward" and len({next for next, _ in y.grad_fn.next_functions}) == 2
+    for asked in ([x], [w], [x, w]):
+        for mine, right in zip(torch.autograd.grad(y, asked, torch.ones_like(y), retain_graph=True), torch.autograd.grad(F.prelu(x, w), asked, torch.ones_like(y))):
+            torch.testing.assert_close(mine, right)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = vt.prelu(x, w)
+    assert y.dtype == torch.bfloat16
+    # Parameters have gradients in their own type, rounded once.
+    gradients = torch.autograd.grad(y.sum(), (x, w))
+    assert [gradient.dtype for gradient in gradients] == [torch.float32] * 2
+    low = x.detach().bfloat16().double()
+    torch.testing.assert_close(gradients[1], torch.where(low > 0, 0.0, low).sum((0, 2)).float(), rtol=1e-6, atol=1e-6)
+    assert vt.prelu(x, torch.tensor(0.5)).shape == x.shape
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape, dim", [((4, 6), -1), ((2, 4, 3, 5), 1), ((2, 4, 3, 6), -1), ((2, 4, 3, 6), 0), ((2,), 0), ((0, 4), 1), ((3, 0), 1), ((3, 2, 0), 1), ((2, 3, 4, 2, 3), 2)])
+def test_glu(shape, dim, dtype):
+    x = 3 * torch.randn(shape, dtype=dtype)
+    wide = torch.randn(*shape[:-1], 3 * shape[-1], dtype=dtype)[..., ::3]
+    for given in [x, wide, *([x.to(memory_format=torch.channels_last), x.transpose(2, 3).contiguous().transpose(2, 3)] if len(shape) == 4 else [])]:
+        y, _ = compare(lambda x: vt.glu(x, dim), lambda x: F.glu(x, dim), [given], 2.0)
+        assert y.stride() == F.glu(given, dim).stride() or 0 in shape
+    # The gradient of the result may lie in another way.
+    if len(shape) == 4:
+        mine, other = x.clone().requires_grad_(), x.double().clone().requires_grad_()
+        y = vt.glu(mine, dim)
+        dy = torch.randn_like(y).to(memory_format=torch.channels_last)
+        y.backward(dy), F.glu(other, dim).backward(dy.double())
+        close(mine.grad, other.grad, 2.0)
+    leaf = x.clone().requires_grad_()
+    y = vt.glu(leaf, dim)
+    torch.library.opcheck(torch.ops.verdigris.glu_backward.default, (torch.empty_like(y).fill_(1.0).detach(), leaf.detach(), f"axis={dim % leaf.dim()}"))
+    assert type(y.grad_fn).__name__ == "Verdigris_gluBackward" and y.grad_fn.next_functions[0][0].variable is leaf
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_random_slopes(dtype):
+    """Each follows from the state and the element's number as what dropout drops, in every memory format, and is drawn again in the gradient."""
+    from test_dropout import uniform
+
+    state = torch.tensor([5, -7, 3, 0], dtype=torch.int32)
+    x = torch.randn(3, 5, 4, 6, dtype=dtype)
+    slopes = 0.1 + torch.tensor(uniform(state.tolist(), x.numel()), dtype=torch.float64).reshape(x.shape) * 0.4
+    for given in (x, x.to(memory_format=torch.channels_last)):
+        run = lambda x: vt.rrelu(x, 0.1, 0.5, training=True, state=state)
+        y, _ = compare(run, lambda x: torch.where(x > 0, x, slopes * x), [given], 2.0)
+        assert y.stride() == given.stride()
+    leaf = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: vt.rrelu(x, 0.1, 0.5, True, state=state), (leaf,))
+    assert torch.autograd.gradgradcheck(lambda x: vt.rrelu(x, 0.1, 0.5, True, state=state).pow(3), (leaf,))
+    torch.manual_seed(3)
+    first, second = (vt.rrelu(-torch.ones(8, 9), training=True) for _ in range(2))
+    assert not torch.equal(first, second) and -1 / 3 <= first.min() < first.max() <= -1 / 8
+    torch.manual_seed(3)
+    assert torch.equal(vt.rrelu(-torch.ones(8, 9), training=True), first)
+    assert vt.rrelu(torch.empty(0, 3), training=True).shape == (0, 3)
+    torch.library.opcheck(torch.ops.verdigris.rrelu.default, (torch.randn(3, 4, requires_grad=True), state, "lower=0.1 upper=0.5"))
 
 
 #: Normalizations with vectors: the dims of the input, those of the vectors, and both functions.
@@ -391,6 +511,17 @@ GRADCHECKS = {
     "softmax": (lambda x: vt.softmax(x, 1), [(2, 4)], True),
     "log_softmax": (lambda x: vt.log_softmax(x, 0), [(2, 4)], True),
     "softplus": (lambda x: vt.softplus(x, 2.0, 1.0), [(2, 4)], False),
+    "selu": (vt.selu, [(2, 4)], False),
+    "celu": (lambda x: vt.celu(x, 0.3), [(2, 4)], False),
+    "logsigmoid": (vt.logsigmoid, [(2, 4)], False),
+    "hardshrink": (lambda x: vt.hardshrink(x).pow(2), [(2, 4)], True),
+    "softshrink": (lambda x: vt.softshrink(x).pow(2), [(2, 4)], True),
+    "tanhshrink": (vt.tanhshrink, [(2, 4)], False),
+    "softsign": (vt.softsign, [(2, 4)], True),
+    "threshold": (lambda x: vt.threshold(x, 0.1, 2.0).pow(2), [(2, 4)], True),
+    "glu": (lambda x: vt.glu(x, 1), [(2, 4, 3)], False),
+    "prelu": (vt.prelu, [(2, 4, 3), (4,)], True),
+    "softmin": (lambda x: vt.softmin(x, 1), [(2, 4)], True),
     "probabilities": (lambda x, t: vt.cross_entropy(x, t, label_smoothing=0.1), [(3, 4), (3, 4)], True),
     "layer_norm": (lambda x, w, b: vt.layer_norm(x, (4,), w, b), [(3, 4), (4,), (4,)], False),
     "group_norm": (lambda x, w, b: vt.group_norm(x, 2, w, b), [(2, 4, 3), (4,), (4,)], False),
@@ -422,6 +553,8 @@ OPERATORS = {
     "avg_pool": ([(2, 4, 6, 6)], ["window=2,2 pad=1"]),
     "activation": ([(2, 4)], ["f=silu"]),
     "softmax": ([(2, 4)], ["axis=1 log=0"]),
+    "prelu": ([(2, 4, 3), (4,)], [""]),
+    "glu": ([(2, 4, 6)], ["axis=1"]),
     "scan": ([(2, 4)], ["f=mul axis=1"]),
     "norm": ([(2, 4), (4,), (4,)], ["kind=layer axes=1 eps=1e-05"]),
     "class_loss": ([(2, 4), (2, 4), (4,)], ["axis=1 reduction=sum targets=probabilities"]),
@@ -436,6 +569,10 @@ GRADIENTS = {
     "linear w": ([(2, 3, 5), (2, 3, 4), (5, 4)], "of=linear wrt=1|", []),
     "avg_pool": ([(2, 4, 3, 3)], "of=avg_pool wrt=0|window=2,2 pad=1", [2, 4, 6, 6]),
     "softmax": ([(2, 4), (2, 4)], "of=softmax wrt=0|axis=1 log=0", []),
+    "softmin": ([(2, 4), (2, 4)], "of=softmax wrt=0|axis=1 log=0 negative=1", []),
+    "prelu x": ([(2, 4, 3), (2, 4, 3), (4,)], "of=prelu wrt=0|", []),
+    "prelu weight": ([(2, 4, 3), (2, 4, 3), (4,)], "of=prelu wrt=1|", []),
+    "shrink": ([(2, 4), (2, 4)], "of=activation wrt=0|f=soft_shrink lambda=0.5", []),
     "norm x": ([(2, 4), (2, 4), (4,), (4,)], "of=norm wrt=0|kind=layer axes=1 eps=1e-05", []),
     "norm scale": ([(2, 4), (2, 4), (4,), (4,)], "of=norm wrt=1|kind=layer axes=1 eps=1e-05", []),
     "of a gradient": ([(2, 4), (2, 4), (2, 4)], "of=gradient wrt=0|of=softmax wrt=0|axis=1 log=0", []),
@@ -531,6 +668,21 @@ def test_modules_with_padding_of_other_kinds(mode):
 
 MODULES = {
     "softplus": (torch.nn.Softplus(2.0, 1.5), (2, 5)),
+    "prelu": (torch.nn.PReLU(), (2, 5)),
+    "prelu of channels": (torch.nn.PReLU(5, 0.1), (2, 5, 3)),
+    "selu": (torch.nn.SELU(), (2, 5)),
+    "celu": (torch.nn.CELU(0.5), (2, 5)),
+    "glu": (torch.nn.GLU(1), (2, 6, 3)),
+    "logsigmoid": (torch.nn.LogSigmoid(), (2, 5)),
+    "hardshrink": (torch.nn.Hardshrink(0.75), (2, 5)),
+    "softshrink": (torch.nn.Softshrink(0.75), (2, 5)),
+    "tanhshrink": (torch.nn.Tanhshrink(), (2, 5)),
+    "softsign": (torch.nn.Softsign(), (2, 5)),
+    "threshold": (torch.nn.Threshold(0.25, -1.0), (2, 5)),
+    "rrelu": (torch.nn.RReLU(0.25, 0.75).eval(), (2, 5)),
+    "softmin": (torch.nn.Softmin(1), (2, 5)),
+    "softmax of channels": (torch.nn.Softmax2d(), (2, 5, 3, 2)),
+    "softmax of channels without a batch": (torch.nn.Softmax2d(), (5, 3, 2)),
     "average": (torch.nn.AvgPool2d(3, 2, 1, ceil_mode=True, divisor_override=7), (2, 3, 8, 7)),
     "ceil": (torch.nn.AvgPool2d(3, 2, 1, ceil_mode=True), (2, 3, 8, 7)),
     "transposed": (torch.nn.ConvTranspose2d(3, 4, 3, dilation=4, output_padding=2), (1, 3, 5, 5)),
@@ -576,6 +728,12 @@ POINTWISE = {
     "hardtanh": lambda x: vt.hardtanh(x, -0.5, 0.7),
     "elu": lambda x: vt.elu(x, 1.5),
     "softplus": lambda x: vt.softplus(x, 2.0, 1.5),
+    **{name: getattr(vt, name) for name in ("selu", "logsigmoid", "hardshrink", "softshrink", "tanhshrink", "softsign", "rrelu")},
+    "celu": lambda x: vt.celu(x, 0.5),
+    "threshold": lambda x: vt.threshold(x, 0.1, 2.0),
+    "glu": lambda x: vt.glu(x, 1),
+    "prelu": lambda x: vt.prelu(x, torch.full((4,), 0.25)),
+    "softmin": lambda x: vt.softmin(x, 1),
     "softmax": lambda x: vt.softmax(x, 1),
     "log_softmax": lambda x: vt.log_softmax(x, 0),
 }

@@ -179,12 +179,36 @@ def pools():
 
 def elements():
     names = ["relu", "relu6", "leaky_relu", "gelu", "silu", "hardswish", "hardsigmoid", "hardtanh", "mish", "sigmoid", "tanh", "elu", "softplus"]
+    names += ["selu", "celu", "logsigmoid", "hardshrink", "softshrink", "rrelu"]
     for name in names:
         for shape in [(3, 5), (), (0,), (2, 0, 3)]:
             yield name, (3 * t(*shape),), {}
         for dtype in (torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool):
             yield name, (torch.arange(-4, 4).to(dtype),), {}
+    for shape in [(3, 5), (), (0,), (2, 0, 3)]:
+        for name in ("tanhshrink", "softsign"):
+            yield name, (3 * t(*shape),), {}
+        yield "threshold", (3 * t(*shape), 0.5, 2.0), {}
+    for weight in [t(1), t(5), t(3), t(), t(1, 1), t(1, 5), t(0), t(5, dtype=torch.float64), t(5, dtype=torch.bfloat16), torch.ones(5, dtype=torch.int64)]:
+        for shape in [(3, 5), (3, 5, 2), (5,), (3,), (1,), (), (0, 5), (3, 0), (3, 1)]:
+            yield "prelu", (t(*shape), weight), {}
+        yield "prelu", (labels(3, 5), weight), {}
+    for shape in [(4, 6), (4, 5), (6,), (3,), (), (0, 4), (4, 0), (2, 4, 6)]:
+        for dim in (-1, 0, 1, 2, -3, -4):
+            yield "glu", (t(*shape),), dict(dim=dim)
+        yield "glu", (t(*shape),), {}
+    yield "glu", (labels(4, 6),), {}
     x = 3 * t(4, 6)
+    for alpha in (0.0, 1.0, 2.5, 0.1):
+        yield "celu", (x,), dict(alpha=alpha)
+    for lambd in (0.0, -0.5, 0.3, 2.0):
+        yield "hardshrink", (x,), dict(lambd=lambd)
+        yield "softshrink", (x,), dict(lambd=lambd)
+    for lower, upper in ((0.1, 0.2), (0.2, 0.1), (0.2, 0.2), (-0.5, 0.5)):
+        yield "rrelu", (x,), dict(lower=lower, upper=upper)
+    yield "rrelu", (x,), dict(lower=0.2, upper=0.2, training=True)
+    yield "rrelu", (x,), dict(lower=0.2, upper=0.1, training=True)
+    yield "rrelu", (x.long(),), dict(lower=0.2, upper=0.2, training=True)
     yield "gelu", (x,), dict(approximate="tanh")
     yield "gelu", (x,), dict(approximate="erf")
     yield "hardtanh", (x,), dict(min_val=1.0, max_val=-1.0)
@@ -194,7 +218,7 @@ def elements():
     for beta, threshold in itertools.product((1.0, 2.5, 0.1, -1.5), (20.0, 1.0, 0.0, -3.0, 100.0)):
         for dtype in (torch.float32, torch.float64):
             yield "softplus", (x.to(dtype),), dict(beta=beta, threshold=threshold)
-    for name in ("softmax", "log_softmax"):
+    for name in ("softmax", "log_softmax", "softmin"):
         for shape, dim in [((3, 5), 0), ((3, 5), 1), ((3, 5), -1), ((3, 5), -2), ((3, 5), 2), ((3, 5), -3), ((), 0), ((), -1), ((), 1), ((), -2)]:
             yield name, (t(*shape),), dict(dim=dim)
         for shape in [(), (4,), (3, 4), (2, 3, 4), (2, 3, 4, 5)]:

@@ -99,6 +99,8 @@ ACTIVATIONS = [
     nn.Sigmoid(),
     nn.Tanh(),
     nn.ELU(1.5),
+    nn.CELU(),
+    nn.Threshold(0.0, 0.0),
 ]
 
 
@@ -107,6 +109,26 @@ def test_activations(activation):
     model = filled(nn.Sequential(nn.Conv2d(3, 5, 3, stride=2), nn.BatchNorm2d(5, eps=0.1), activation))
     _, report = agrees(model, torch.randn(2, 3, 9, 8))
     assert report.chains == {"": ["0 + 1 + 2"]}
+
+
+@pytest.mark.parametrize("activation", [nn.SELU(), nn.CELU(0.5), nn.PReLU(5), nn.Softshrink(), nn.Threshold(0.5, 1.0)], ids=str)
+def test_activations_that_are_no_step_stand_behind_the_chain(activation):
+    ours, report = agrees(filled(nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5, eps=0.1), activation)), torch.randn(2, 3, 9, 8))
+    assert report.chains == {"": ["0 + 1"]}
+    with torch.no_grad():
+        assert "verdigris::conv_norm" in calls_of(lambda: ours(torch.randn(2, 3, 9, 8)))
+
+
+def test_random_slopes_are_no_part_of_a_chain_that_trains():
+    model = filled(nn.Sequential(nn.Conv2d(3, 5, 3, bias=False), nn.BatchNorm2d(5), nn.RReLU(0.2, 0.4)))
+    ours, report = vt.convert(model.eval())
+    assert report.chains == {"": ["0 + 1 + 2"]}
+    x = torch.randn(2, 3, 9, 8)
+    ours[2].train()
+    with torch.no_grad():
+        y, normalized = ours(x), model[1](model[0](x))
+    slopes = (y / normalized)[normalized < -1e-3]
+    assert slopes.unique().numel() > 50 and 0.19 < slopes.min() < slopes.max() < 0.41
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])

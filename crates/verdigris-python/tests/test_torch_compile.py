@@ -87,6 +87,11 @@ ACTIVATIONS = {
     "sigmoid": (torch.sigmoid, "f=sigmoid"),
     "tanh": (torch.tanh, "f=tanh"),
     "ours": (vt.gelu, "f=gelu_erf"),
+    "rrelu": (vt.rrelu, f"f=leaky_relu slope={(1 / 8 + 1 / 3) / 2}"),
+    "selu": (vt.selu, "f=elu alpha=1.6732632423543772;f=affine scale=1.0507009873554805 shift=0.0"),
+    "celu": (vt.celu, "f=elu alpha=1.0"),
+    "celu narrow": (lambda x: vt.celu(x, 0.25), "f=affine scale=4.0 shift=0.0;f=elu alpha=1.0;f=affine scale=0.25 shift=0.0"),
+    "threshold at 0": (lambda x: vt.threshold(x, 0.0, 0.0), "f=relu"),
 }
 
 
@@ -107,8 +112,25 @@ def test_gradients_of_activations(name):
     compiler = compare(lambda x, w, b, v: vt.linear(activation(vt.linear(x, w, b)), v), [X(), W(), B(), torch.randn(8, 24) / 4])
     told = fused(compiler)
     assert ("linear", (words,)) in told, compiler.report
-    if name not in ("sigmoid", "tanh"):
+    # What stands in front of a function has no place in a step of its gradient.
+    if name not in ("sigmoid", "tanh", "celu narrow"):
         assert ("gradient of linear", ("d=" + words[2:],)) in told, compiler.report
+
+
+@pytest.mark.parametrize("slopes", [1, 4])
+def test_prelu_is_a_step_with_its_weight_beside(slopes):
+    x, w, slope = torch.randn(2, 3, 6, 5), torch.randn(4, 3, 3, 3) / 4, torch.rand(slopes)
+    function = lambda x, w, slope: vt.prelu(vt.conv2d(x, w, padding=1), slope)
+    compiler = compare_inference(function, [x, w, slope])
+    assert fused(compiler) == [("conv_fprop", ("b=prelu",))], compiler.report
+    compiler = compare(function, [x, w, slope])
+    assert fused(compiler) == [("conv_fprop", ("b=prelu",))], compiler.report
+    # Of slopes that a product gives it is none.
+    compiler = compare(lambda x, w, z: vt.prelu(x, vt.linear(z, w)[0]), [torch.randn(5, 4), torch.randn(4, 3), torch.randn(1, 3)])
+    assert fused(compiler) == []
+    # Where there is no product, a compiler has it in its own words.
+    compiler = compare(lambda x, slope: vt.prelu(x, slope) + 1, [torch.randn(2, 4, 3), slope])
+    assert fused(compiler) == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])

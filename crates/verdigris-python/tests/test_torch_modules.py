@@ -39,7 +39,7 @@ class Statement(nn.Module):
         return y
 
 
-IN_PLACE = [nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.SiLU, nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh, nn.Mish, nn.ELU]
+IN_PLACE = [nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.SiLU, nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh, nn.Mish, nn.ELU, nn.SELU, nn.CELU]
 
 
 @pytest.mark.parametrize("kind", [Skip, Statement])
@@ -108,6 +108,11 @@ def test_inputs_have_the_names_that_they_have_in_pytorch():
         (nn.Softplus(threshold=INFINITY), (4, 5)),
         (nn.ELU(INFINITY), (4, 5)),
         (nn.LeakyReLU(INFINITY), (4, 5)),
+        (nn.CELU(INFINITY), (4, 5)),
+        (nn.CELU(-0.5), (4, 5)),
+        (nn.Hardshrink(INFINITY), (4, 5)),
+        (nn.Threshold(-INFINITY, 0.0), (4, 5)),
+        (nn.Threshold(0.0, -INFINITY), (4, 5)),
     ],
     ids=str,
 )

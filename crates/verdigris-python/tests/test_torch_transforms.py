@@ -157,6 +157,12 @@ def test_autocast_widens_what_pytorch_widens():
         "area": lambda f, x: f.interpolate(x, scale_factor=2, mode="area"),
         "relu": lambda f, x: f.relu(x),
         "gelu": lambda f, x: f.gelu(x),
+        **{name: lambda f, x, name=name: getattr(f, name)(x) for name in ("selu", "celu", "logsigmoid", "hardshrink", "softshrink", "tanhshrink", "softsign", "rrelu", "glu")},
+        "threshold": lambda f, x: f.threshold(x, 0.5, 2.0),
+        "softmin": lambda f, x: f.softmin(x, 1),
+        "prelu": lambda f, x: f.prelu(x.float(), x.new_empty(4, dtype=torch.float32)),
+        "alpha_dropout": lambda f, x: f.alpha_dropout(x, 0.5, True),
+        "dropout2d": lambda f, x: f.dropout2d(x),
         "max_pool": lambda f, x: f.max_pool2d(x, 2),
         "softmax": lambda f, x: f.softmax(x, 1),
         "layer_norm": lambda f, x: f.layer_norm(x, (6,)),
@@ -172,7 +178,7 @@ def test_autocast_widens_what_pytorch_widens():
             torch.set_autocast_enabled(kind, True), torch.set_autocast_dtype(kind, torch.bfloat16)
             try:
                 for name, function in functions.items():
-                    if kind == "cuda" or name in ("softplus", "nearest", "bilinear", "bicubic"):
+                    if kind == "cuda" or name in ("softplus", "prelu", "glu", "logsigmoid", "nearest", "bilinear", "bicubic"):
                         assert function(vt, x).dtype == function(F, x).dtype, (kind, name)
             finally:
                 torch.set_autocast_enabled(kind, before), torch.set_autocast_dtype(kind, dtype)

@@ -123,7 +123,7 @@ use verdigris_tensor::{DType, Layout};
 use crate::device::{Device, Tensor, row_major};
 use crate::error::Error;
 use crate::plan::{Plan, Workspace};
-use crate::recipe::{Convolution, Divisor, Extents, Function, Gradient, Input, LossForm, Outcome, Saved, draw};
+use crate::recipe::{Convolution, Divisor, Dropout, Extents, Function, Gradient, Input, LossForm, Outcome, Saved, draw};
 
 /// Attributes of a convolution over two spatial dims, `[height, width]`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -286,7 +286,7 @@ pub fn select(t: &Tensor, x: &Tensor, z: &Tensor) -> Result<Tensor, Error> {
 /// # Errors
 /// See [`matmul`]; `p` outside of [0, 1], a state of another type or other dims.
 pub fn dropout(x: &Tensor, state: &Tensor, p: f64) -> Result<Tensor, Error> {
-    one(Call::Dropout(Real(p)), &[x, state], || Function::Dropout(Real(p)))
+    one(Call::Dropout(Real(p)), &[x, state], || Function::Dropout(Dropout::new(Real(p))))
 }
 
 /// `max(x, 0)`.

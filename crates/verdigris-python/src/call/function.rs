@@ -5,8 +5,8 @@
 
 use pyo3::PyResult;
 use verdigris::recipe::{
-    self, AttentionBlock, AttentionGradient, BatchNormGradient, BatchNormSpec, ConvBatchNormGradient, Convolution, Divisor, ElementLoss,
-    Extents, GatedMlpGradient, Gradient, Input, LinearLoss, LossForm, MAX_INPUTS, MlpGradient, Saved, Shuffle, Targets,
+    self, AttentionBlock, AttentionGradient, BatchNormGradient, BatchNormSpec, ConvBatchNormGradient, Convolution, Divisor, Dropout,
+    ElementLoss, Extents, GatedMlpGradient, Gradient, Input, LinearLoss, LossForm, MAX_INPUTS, MlpGradient, Saved, Shuffle, Targets,
 };
 use verdigris_graph::{
     AttentionSpec, Causal, CrossEntropySpec, LossReduction, NormKind, NormSpec, PoolWindows, Precision, Real, ResponseNorm, Sampling,
@@ -14,6 +14,8 @@ use verdigris_graph::{
 };
 use verdigris_tensor::DType;
 
+use super::activation::{activation_of, unary};
+use super::autocast::Autocast;
 use super::{MAX_GRADIENTS, fused};
 use crate::errors::{Kind, raise};
 use crate::memory::unfit;
@@ -36,9 +38,10 @@ pub(crate) enum Function {
     /// `x` → y. As `MaxPool` without an index, and what is divided by: `pad=0|1`, whether padding counts, within `within=` behind the last
     /// element; or `divisor=`.
     AveragePool,
-    /// `x` → f(x). `f=` and its attributes.
+    /// `x` → f(x). `f=` and its attributes: a function of the graph's, `softplus` with a `threshold=`, or one that is composed (`selu`, `celu alpha=`, `log_sigmoid`,
+    /// `hard_shrink lambda=`, `soft_shrink lambda=`, `tanh_shrink`, `soft_sign`, `threshold bound= value=`).
     Activation,
-    /// `x` → softmax along `axis=`, its logarithm with `log=1`.
+    /// `x` → softmax along `axis=`, its logarithm with `log=1`; that of −x with `negative=1`.
     Softmax,
     /// `x, scale?, bias?` → x normalized. `kind=layer|rms axes= groups= eps=`; `channel=1`: scale and bias have an element for each channel.
     Norm,
@@ -72,7 +75,8 @@ pub(crate) enum Function {
     Attention,
     /// `d_o, q, k, v, o, log_sum_exp, bias or mask?, slopes?, q_offsets?, kv_offsets?, dropout state?, block_map?, mask_blocks?` → the gradients of `q`, `k`, `v` and the bias, each with a 1 in `wanted=1110`. As `Attention`.
     AttentionBackward,
-    /// `x, state` → x with elements dropped. `p=`. Its gradient is the same call with dy in the place of x.
+    /// `x, state` → x with elements dropped. `p=`, `channels=1` for whole channels, `moments=1` where mean and variance stay. Its gradient is the same call with dy in the
+    /// place of x and `gradient=1`.
     Dropout,
     /// `x, target, weight?, positive weight?` → loss. `loss=squared|absolute|huber|smooth_l1|binary_cross_entropy|likelihood|soft_margin|divergence`, `bend=` of the two that have one,
     /// `log=1` for targets of a divergence that are logarithms; `reduction=`.
@@ -133,10 +137,18 @@ pub(crate) enum Function {
     MaxPoolValues,
     /// `x, samples` → y and the index of each maximum. `window= fractional=`, the latter the size of y, `index=i32|i64`.
     FractionalMaxPool,
+    /// `x, weight` → x where it is above 0, else the weight times x.
+    Prelu,
+    /// `x, state` → x where it is above 0, else a random slope times x. `lower= upper=`.
+    Rrelu,
+    /// `x` → the first half along `axis=` times the sigmoid of the second one.
+    Glu,
+    /// `dy, x` → the gradient of x of the same. `axis=`.
+    GluBackward,
 }
 
 impl Function {
-    pub(crate) const ALL: [Function; 43] = [
+    pub(crate) const ALL: [Function; 47] = [
         Function::ConvFprop,
         Function::ConvNorm,
         Function::ConvDgrad,
@@ -180,6 +192,10 @@ impl Function {
         Function::WindowPick,
         Function::MaxPoolValues,
         Function::FractionalMaxPool,
+        Function::Prelu,
+        Function::Rrelu,
+        Function::Glu,
+        Function::GluBackward,
     ];
 
     pub(crate) fn numbered(number: u8) -> Option<Function> {
@@ -200,8 +216,10 @@ impl Function {
             | Function::ScanWithPlace
             | Function::Shuffle
             | Function::WindowSums
+            | Function::Glu
             | Function::ResponseNorm => (1, false),
             Function::CrossEntropy | Function::Dropout | Function::Scaled | Function::FractionalMaxPool => (2, false),
+            Function::Prelu | Function::Rrelu | Function::GluBackward => (2, false),
             Function::ConvFprop | Function::Linear | Function::ClassLoss | Function::Norm | Function::WindowPick | Function::Rotary => {
                 (3, false)
             }
@@ -226,6 +244,7 @@ impl Function {
             Function::ConvFprop | Function::ConvDgrad | Function::Linear | Function::ConvNorm | Function::ConvBatchNorm => {
                 Some(Autocast::LowerOperands)
             }
+            Function::Prelu => Some(Autocast::LowerOperands),
             Function::MlpInference | Function::Mlp => Some(Autocast::LowerLayers),
             Function::GatedMlpInference | Function::GatedMlp => Some(Autocast::LowerAttended),
             Function::Attention => Some(Autocast::LowerAttended),
@@ -238,7 +257,7 @@ impl Function {
             | Function::ResponseNorm => Some(Autocast::F32),
             Function::MaxPool | Function::AveragePool | Function::Activation | Function::Dropout | Function::Gradient => None,
             Function::Resample | Function::Pad | Function::Shuffle | Function::ScanWithPlace => None,
-            Function::MaxPoolValues | Function::FractionalMaxPool => None,
+            Function::MaxPoolValues | Function::FractionalMaxPool | Function::Rrelu | Function::Glu | Function::GluBackward => None,
             // Statistics are f32 whatever the input is.
             Function::BatchNorm | Function::BatchNormBackward | Function::BatchNormInference => None,
             // Its tensors are what the forward call kept, cast already.
@@ -260,6 +279,7 @@ impl Function {
                 | Function::ConvDgrad
                 | Function::Linear
                 | Function::Norm
+                | Function::Prelu
                 | Function::ConvBatchNorm
                 | Function::Mlp
                 | Function::GatedMlp
@@ -280,6 +300,7 @@ impl Function {
             // Their gradients are functions of their own, or none.
             Function::BatchNorm | Function::BatchNormBackward | Function::ConvBatchNorm | Function::ConvBatchNormBackward => &[],
             Function::Attention | Function::AttentionBackward | Function::Dropout | Function::ScanWithPlace => &[],
+            Function::Glu | Function::GluBackward => &[],
             Function::MlpInference | Function::Mlp | Function::MlpBackward => &[],
             Function::GatedMlpInference | Function::GatedMlp | Function::GatedMlpBackward | Function::Rotary | Function::AttentionBlock => {
                 &[]
@@ -289,6 +310,7 @@ impl Function {
             Function::BatchNormInference => &[Tensor(0), Tensor(1), Tensor(2), Tensor(3), Tensor(4)],
             Function::ElementLoss => &[Tensor(0), Tensor(1), Tensor(2), Tensor(3)],
             Function::Activation | Function::Scan | Function::ResponseNorm => &[Tensor(0)],
+            Function::Prelu | Function::Rrelu => &[Tensor(0), Tensor(1)],
             Function::Softmax => &[Result(0)],
             Function::CrossEntropy => &[Tensor(0), Tensor(1), Result(1)],
             // The gradient of a gradient has one more tensor in front, so the last place is not saved.
@@ -342,42 +364,10 @@ impl Function {
             Function::WindowPick => "window_pick",
             Function::MaxPoolValues => "max_pool_values",
             Function::FractionalMaxPool => "fractional_max_pool",
-        }
-    }
-}
-
-/// A type that autocast casts to.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Autocast {
-    /// That of `torch.get_autocast_dtype` for the first two tensors, which are multiplied. Biases and statistics stay: they are added to sums that are wide
-    /// anyway, and a bias that is not cast costs no launch and is not rounded.
-    LowerOperands,
-    /// The same for what two linear layers multiply: the input and both weights.
-    LowerLayers,
-    /// The same for queries, keys, values and the bias; slopes stay.
-    LowerAttended,
-    /// f32.
-    F32,
-}
-
-impl Autocast {
-    /// Whether it casts the tensor at a place.
-    pub(crate) const fn casts(self, place: usize) -> bool {
-        match self {
-            Autocast::LowerOperands => place < 2,
-            Autocast::LowerLayers => matches!(place, 0 | 1 | 3),
-            Autocast::LowerAttended => place < 4,
-            Autocast::F32 => true,
-        }
-    }
-
-    /// Its word, as the package's Python half speaks of it.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Autocast::LowerOperands => "lower operands",
-            Autocast::LowerLayers => "lower layers",
-            Autocast::LowerAttended => "lower attended",
-            Autocast::F32 => "float32",
+            Function::Prelu => "prelu",
+            Function::Rrelu => "rrelu",
+            Function::Glu => "glu",
+            Function::GluBackward => "glu_backward",
         }
     }
 }
@@ -408,23 +398,6 @@ impl<'a> Attributes<'a> {
     fn list<T: std::str::FromStr>(&self, name: &'static str) -> PyResult<Option<Vec<T>>> {
         self.get(name).map(|text| text.split(',').map(|part| self.parse(name, part)).collect()).transpose()
     }
-}
-
-fn unary(attributes: &Attributes<'_>) -> PyResult<UnaryOp> {
-    unary_under("f", attributes)
-}
-
-/// The function that the attribute `called` names, with those beside it.
-pub(super) fn unary_under(called: &str, attributes: &Attributes<'_>) -> PyResult<UnaryOp> {
-    let name =
-        attributes.get(called).ok_or_else(|| raise(Kind::Graph, format!("attribute `{called}` is missing; it names the function")))?;
-    let mut map = serde_json::Map::new();
-    for (key, value) in attributes.0.split_ascii_whitespace().filter_map(|word| word.split_once('=')).filter(|(key, _)| *key != called) {
-        let number: f64 = value.parse().map_err(|_| raise(Kind::Graph, format!("attribute `{key}` is `{value}`; it is a number")))?;
-        map.insert(key.to_owned(), serde_json::json!(number));
-    }
-    let value = if map.is_empty() { serde_json::Value::String(name.to_owned()) } else { serde_json::json!({ name: map }) };
-    serde_json::from_value(value).map_err(|error| raise(Kind::Graph, format!("the function `{name}`: {error}")))
 }
 
 fn precision(policy: &Policy, a: Input, b: Input) -> PyResult<Precision> {
@@ -658,12 +631,8 @@ impl Function {
                 after: attributes.list("after")?.unwrap_or_default(),
                 value: Real(attributes.one("value", 0.0)?),
             },
-            Function::Activation => match attributes.get("threshold") {
-                Some(threshold) => {
-                    F::Softplus { beta: Real(attributes.one("beta", 1.0)?), threshold: Real(attributes.parse("threshold", threshold)?) }
-                }
-                None => F::Activation(unary(attributes)?),
-            },
+            Function::Activation => activation_of(attributes)?,
+            Function::Softmax if attributes.one("negative", 0_u8)? != 0 => F::Softmin(attributes.one("axis", 0)?),
             Function::Softmax => F::Softmax(attributes.one("axis", 0)?, attributes.one("log", 0_u8)? != 0),
             Function::Scan => F::Scan(scan(attributes)?, attributes.one("axis", 0)?, attributes.one("reverse", 0_u8)? != 0),
             Function::ScanWithPlace => F::ScanWithPlace(extremum(attributes)?, attributes.one("axis", 0)?),
@@ -739,7 +708,18 @@ impl Function {
                 is_interleaved: attributes.one("interleaved", 0_u8)? != 0,
                 has_positions_first: attributes.one("first", 0_u8)? != 0,
             }),
-            Function::Dropout => F::Dropout(Real(attributes.one("p", 0.5)?)),
+            Function::Dropout => F::Dropout(Dropout {
+                p: Real(attributes.one("p", 0.5)?),
+                of_channels: attributes.one("channels", 0_u8)? != 0,
+                keeps_moments: attributes.one("moments", 0_u8)? != 0,
+                is_gradient: attributes.one("gradient", 0_u8)? != 0,
+            }),
+            Function::Prelu => F::Prelu,
+            Function::Rrelu => {
+                F::RandomPrelu { lower: Real(attributes.one("lower", 1.0 / 8.0)?), upper: Real(attributes.one("upper", 1.0 / 3.0)?) }
+            }
+            Function::Glu => F::Glu(attributes.one("axis", 0)?),
+            Function::GluBackward => F::GluBackward(attributes.one("axis", 0)?),
             Function::LinearLoss => F::LinearLoss(linear_loss(attributes, precision()?)?),
             Function::WindowSums => F::WindowSums(attributes.one("sum", 0)?),
             Function::WindowPick => F::WindowPick(attributes.one("sum", 0)?),
@@ -820,10 +800,19 @@ impl Function {
             (Function::Dropout, Some(x), ..) if !x.dtype.is_float() => {
                 Err(unfit(format_args!("dropout of elements of {}", x.dtype), "they are floating-point"))
             }
-            (Function::Activation, Some(x), ..) if !x.dtype.is_float() => match unary(attributes)? {
-                UnaryOp::Relu => Ok(()),
-                UnaryOp::Clamp { lower, .. } if x.dtype != DType::U8 || lower.0 >= 0.0 => Ok(()),
-                f => Err(unfit(format_args!("`{}` of elements of {}", f.name(), x.dtype), "they are floating-point")),
+            (Function::Prelu | Function::GluBackward, Some(x), Some(other), _) if x.dtype != other.dtype || !x.dtype.is_float() => {
+                Err(unfit(format_args!("{} of {} and {}", self.name(), x.dtype, other.dtype), "they are of one floating-point type"))
+            }
+            (Function::Rrelu | Function::Glu, Some(x), ..) if !x.dtype.is_float() => {
+                Err(unfit(format_args!("{} of elements of {}", self.name(), x.dtype), "they are floating-point"))
+            }
+            (Function::Activation, Some(x), ..) if !x.dtype.is_float() => match activation_of(attributes)? {
+                recipe::Function::Activation(UnaryOp::Relu) => Ok(()),
+                recipe::Function::Activation(UnaryOp::Clamp { lower, .. }) if x.dtype != DType::U8 || lower.0 >= 0.0 => Ok(()),
+                _ => {
+                    let name = attributes.get("f").unwrap_or_default();
+                    Err(unfit(format_args!("`{name}` of elements of {}", x.dtype), "they are floating-point"))
+                }
             },
             _ => Ok(()),
         }
@@ -847,6 +836,9 @@ fn gradient(attributes: &str, place: u64, given: &[Option<Input>], extents: Vec<
     if let Function::MlpInference | Function::GatedMlpInference = of {
         let with = name.trim_end_matches("_inference");
         return Err(raise(Kind::Unsupported, format!("{name} has no gradient; call {with}")));
+    }
+    if matches!(of, Function::Glu | Function::GluBackward) {
+        return Err(raise(Kind::Unsupported, format!("the gradient of {name} is a function of its own")));
     }
     if matches!(of, Function::Fused | Function::FusedKeeping) {
         return Err(raise(

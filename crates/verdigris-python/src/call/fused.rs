@@ -7,8 +7,9 @@ use verdigris_engines::arch::Arch;
 use verdigris_graph::{BinaryOp, Problem, pattern};
 use verdigris_tensor::DType;
 
+use super::activation::unary_under;
 use super::current;
-use super::function::{Attributes, Function, unary_under};
+use super::function::{Attributes, Function};
 use crate::errors::{Kind, library, raise};
 use crate::memory::{layout_of, unfit};
 use crate::policy::{self, Policy};

@@ -7,6 +7,8 @@
 //! graph ([`verdigris::recipe`], told by [`function`] what the attributes say) and plans it. Results and workspace come from PyTorch's
 //! own allocator, on its current stream.
 
+mod activation;
+mod autocast;
 mod function;
 mod fused;
 mod key;
@@ -34,7 +36,8 @@ use crate::dlpack::{self, DLTensor};
 use crate::errors::{Kind, library, raise};
 use crate::memory::{Place, binding, layout_of, unfit};
 use crate::policy::{self, Policy};
-use function::{Autocast, Function};
+use autocast::Autocast;
+use function::Function;
 use key::Key;
 use labels::Labels;
 use torch::{Hooks, hooks};

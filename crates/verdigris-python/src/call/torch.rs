@@ -7,7 +7,7 @@ use pyo3::types::{PyDict, PyList, PyTuple};
 use pyo3::{ffi, intern};
 use verdigris_tensor::DType;
 
-use crate::call::function::Autocast;
+use crate::call::autocast::Autocast;
 use crate::dlpack::{self, DLTensor, ExchangeApi};
 use crate::errors::{Kind, raise};
 use crate::memory::{Place, exchange_api};

@@ -210,7 +210,7 @@ mod tests {
     use verdigris_graph::PoolWindows;
     use verdigris_tensor::Layout;
 
-    use super::super::{Convolution, Divisor, ElementLoss, Extents, Function, Gradient, Input, Saved, draw};
+    use super::super::{ComposedActivation, Convolution, Divisor, Dropout, ElementLoss, Extents, Function, Gradient, Input, Saved, draw};
     use super::*;
 
     fn input(dtype: DType, dims: &[u64]) -> Option<Input> {
@@ -260,11 +260,39 @@ mod tests {
                 let gradient = Gradient { of, with_respect_to: 0, saved: Vec::new(), dims: Some(vec![2, 3, 7, 6]), dtype: None };
                 is_taken(&Function::Gradient(Box::new(gradient)), &[input(dtype, &[2, 3, 3, 2])]);
             }
-            is_taken(&Function::Dropout(Real(0.25)), &[x, input(DType::I32, &[4])]);
-            let of = Function::Softplus { beta: Real(-1.5), threshold: Real(2.0) };
-            is_taken(&of, &[x]);
-            let gradient = Gradient { of, with_respect_to: 0, saved: vec![Saved::Tensor(0)], dims: None, dtype: None };
-            is_taken(&Function::Gradient(Box::new(gradient)), &[x, x]);
+            let state = input(DType::I32, &[4]);
+            for (of_channels, keeps_moments) in [(false, false), (true, false), (false, true), (true, true)] {
+                is_taken(&Function::Dropout(Dropout { of_channels, keeps_moments, ..Dropout::new(Real(0.25)) }), &[x, state]);
+            }
+            let composed = [
+                ComposedActivation::Selu,
+                ComposedActivation::Celu { alpha: Real(0.5) },
+                ComposedActivation::LogSigmoid,
+                ComposedActivation::HardShrink { lambda: Real(0.5) },
+                ComposedActivation::SoftShrink { lambda: Real(0.5) },
+                ComposedActivation::TanhShrink,
+                ComposedActivation::SoftSign,
+                ComposedActivation::Threshold { bound: Real(0.5), value: Real(2.0) },
+            ];
+            let softplus = Function::Softplus { beta: Real(-1.5), threshold: Real(2.0) };
+            for of in composed.map(Function::Composed).into_iter().chain([softplus]) {
+                is_taken(&of, &[x]);
+                let gradient = Gradient { of, with_respect_to: 0, saved: vec![Saved::Tensor(0)], dims: None, dtype: None };
+                is_taken(&Function::Gradient(Box::new(gradient)), &[x, x]);
+            }
+            is_taken(&Function::Softmin(1), &[x]);
+            let (even, half) = (input(dtype, &[2, 4, 7, 6]), input(dtype, &[2, 2, 7, 6]));
+            is_taken(&Function::Glu(1), &[even]);
+            is_taken(&Function::GluBackward(1), &[half, even]);
+            let random = Function::RandomPrelu { lower: Real(0.1), upper: Real(0.4) };
+            for (of, beside) in [(Function::Prelu, input(dtype, &[3])), (Function::Prelu, input(dtype, &[1])), (random, state)] {
+                is_taken(&of, &[x, beside]);
+                for with_respect_to in 0..1 + usize::from(of == Function::Prelu) {
+                    let saved = vec![Saved::Tensor(0), Saved::Tensor(1)];
+                    let gradient = Gradient { of: of.clone(), with_respect_to, saved, dims: None, dtype: None };
+                    is_taken(&Function::Gradient(Box::new(gradient)), &[x, x, beside]);
+                }
+            }
         }
         let conv = Convolution { strides: vec![1], pads_before: vec![1], pads_after: vec![1], dilations: vec![5], groups: 1, precision };
         let (y, w, bias) = (input(DType::F16, &[2, 4, 6]), input(DType::F16, &[4, 3, 2]), input(DType::F16, &[3]));

@@ -56,6 +56,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod activation;
 mod attention;
 mod attention_block;
 mod batch_norm;
@@ -83,6 +84,7 @@ use verdigris_graph::{
 use verdigris_tensor::{DType, Layout};
 
 use crate::error::Error;
+pub use activation::{ComposedActivation, Dropout};
 pub use attention::AttentionGradient;
 pub use attention_block::AttentionBlock;
 pub use batch_norm::{BatchNormGradient, BatchNormSpec};
@@ -146,9 +148,26 @@ pub enum Function {
         /// From where on the result is x.
         threshold: Real,
     },
-    /// `x, state` → x with each element 0 with this probability, and the others over `1 − p`. The state is four i32, seed and offset with their low halves
-    /// first ([`verdigris_graph::Pointwise::Random`]). Which elements are dropped depends on state and index alone: the gradient is the same function of dy.
-    Dropout(Real),
+    /// `x` → an activation of it that is composed of ops.
+    Composed(ComposedActivation),
+    /// `x, weight` → `x` if `x > 0`, else the weight times x. The weight has one element, or one for each index of dim 1.
+    Prelu,
+    /// `x, state` → `x` if `x > 0`, else x times a random slope between both bounds. The state is that of [`Function::Dropout`]; slopes depend on state and index
+    /// alone, and are drawn again in the gradient.
+    RandomPrelu {
+        /// The least slope.
+        lower: Real,
+        /// Slopes are below it.
+        upper: Real,
+    },
+    /// `x` → `a · sigmoid(b)` of the first half of x along an axis, a, and the second one, b.
+    Glu(u32),
+    /// `dy, x` → the gradient of x of the same. It has no gradient.
+    GluBackward(u32),
+    /// `x, state` → x with each element, or each channel, 0 with a probability p, and the others over `1 − p`. The state is four i32, seed and offset with their low
+    /// halves first ([`verdigris_graph::Pointwise::Random`]). Which elements are dropped depends on state and index alone: the gradient is the same function of dy, of
+    /// [`Dropout::is_gradient`].
+    Dropout(Dropout),
     /// `x, z` → `f(x, z)`, broadcast.
     Binary(BinaryOp),
     /// `x, z, t` → x where t is not 0, else z; broadcast.
@@ -168,6 +187,8 @@ pub enum Function {
     ResponseNorm(ResponseNorm),
     /// `x` → softmax along the axis; its logarithm, where that is said. A tensor without dims is a row of one element.
     Softmax(u32, bool),
+    /// `x` → softmax of −x along the axis, as [`Function::Softmax`].
+    Softmin(u32),
     /// `x, scale?, bias?` → x normalized by the statistics of its rows. With `per_channel` scale and bias are vectors over dim 1; else they broadcast
     /// to x. The gradients of several of its tensors, drawn together, are one op.
     Norm {
@@ -411,6 +432,11 @@ impl Function {
             Function::Pad { .. } => "pad",
             Function::Activation(_) => "activation",
             Function::Softplus { .. } => "softplus",
+            Function::Composed(f) => f.name(),
+            Function::Prelu => "prelu",
+            Function::RandomPrelu { .. } => "rrelu",
+            Function::Glu(_) => "glu",
+            Function::GluBackward(_) => "glu_backward",
             Function::Dropout(_) => "dropout",
             Function::Binary(_) => "binary",
             Function::Select => "select",
@@ -421,6 +447,7 @@ impl Function {
             Function::Shuffle(_) => "shuffle",
             Function::ResponseNorm(_) => "local_response_norm",
             Function::Softmax(..) => "softmax",
+            Function::Softmin(_) => "softmin",
             Function::Norm { .. } => "norm",
             Function::CrossEntropy(..) => "cross_entropy",
             Function::ClassLoss(..) => "class_loss",
@@ -612,6 +639,12 @@ impl Drawing {
             Function::Rotary { is_gradient } => d.rotary(*is_gradient)?,
             Function::Attention(_) | Function::LatentAttention(..) | Function::AttentionBackward(_) => d.attentions(function)?,
             Function::AttentionBlock(block) => d.attention_block(block)?,
+            Function::Composed(f) => d.composed(*f)?,
+            Function::Prelu => d.prelu()?,
+            Function::RandomPrelu { lower, upper } => d.random_prelu(lower.0, upper.0)?,
+            Function::Glu(axis) => d.glu(*axis as usize)?,
+            Function::GluBackward(axis) => d.glu_backward(*axis as usize)?,
+            Function::Dropout(spec) => d.dropout(*spec)?,
             Function::Gradient(gradient) => d = gradient::draw(gradient, d.given)?,
             Function::Fused(fused) => d = fused::draw(fused, given)?,
             _ => d.elements(function)?,
@@ -730,11 +763,6 @@ impl Drawing {
                 let y = self.softplus(x, given.dtype, beta.0, threshold.0)?;
                 self.store(y, "y", given.dtype, like(&given.layout)?)
             }
-            Function::Dropout(p) => {
-                let (x, state) = (self.input(0, "x")?, self.input(1, "state")?);
-                let y = self.g.dropout("dropout", x, state, p.0)?;
-                self.store(y, "y", given.dtype, like(&given.layout)?)
-            }
             Function::Binary(f) => {
                 let (x, z) = (self.input(0, "x")?, self.input(1, "z")?);
                 let y = self.g.binary("binary", f, x, z)?;
@@ -786,6 +814,15 @@ impl Drawing {
                 let view = if given.layout.rank() == 0 { View::One { rank: 1 } } else { View::Same };
                 let x = self.input_as(0, "x", view)?;
                 let y = self.g.softmax("softmax", x, axis, log)?;
+                self.store_as(y, "y", given.dtype, like(&given.layout)?, view)
+            }
+            Function::Softmin(axis) => {
+                let view = if given.layout.rank() == 0 { View::One { rank: 1 } } else { View::Same };
+                let x = self.input_as(0, "x", view)?;
+                // Which is exact, so that the gradient follows from the result.
+                let turned = self.g.unary("turned", UnaryOp::Neg, x)?;
+                self.g.round_to(turned, given.dtype)?;
+                let y = self.g.softmax("softmin", turned, axis, false)?;
                 self.store_as(y, "y", given.dtype, like(&given.layout)?, view)
             }
             Function::Norm { ref spec, per_channel } => {

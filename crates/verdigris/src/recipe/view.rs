@@ -20,6 +20,8 @@ pub(super) enum View {
     Behind { ones: usize },
     /// The last dim in pairs: `[2, n / 2]`, or neighbours together, `[n / 2, 2]`.
     Pairs { is_interleaved: bool },
+    /// A dim of an even extent as its halves: `[2, n / 2]`.
+    Halves { axis: usize },
     /// One element in `rank` dims.
     One { rank: usize },
 }
@@ -69,6 +71,16 @@ impl View {
                 let half = last / 2;
                 let (of, by) = if is_interleaved { ([half, 2], [2 * stride, stride]) } else { ([2, half], [half * stride, stride]) };
                 layout(&[lead, &of].concat(), &[lead_strides, &by].concat()).map(Some)
+            }
+            View::Halves { axis } => {
+                let (mut dims, mut strides) = (dims.to_vec(), strides.to_vec());
+                let (Some(dim), Some(&stride)) = (dims.get_mut(axis), strides.get(axis)) else {
+                    return Err(unfit(format_args!("halves of dim {axis} of {:?}", given.dims()), "the dim is there"));
+                };
+                *dim /= 2;
+                strides.insert(axis, *dim * stride);
+                dims.insert(axis, 2);
+                layout(&dims, &strides).map(Some)
             }
             View::One { rank } => {
                 if given.elements() != 1 {

@@ -35,7 +35,7 @@ _PLAIN_NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d
 _ADDS = {operator.add, torch.add}
 _RELUS = {torch.relu, torch.relu_, torch.nn.functional.relu, torch.nn.functional.relu_, functional.relu}
 
-#: Modules that are activations, with what the operators call them.
+#: Modules that are activations, with what the operators call them; None where a function that has a kernel of its own computes what the module's options say.
 _ACTIVATIONS = {
     torch.nn.ReLU: lambda m: "f=relu",
     torch.nn.ReLU6: lambda m: "f=clamp lower=0.0 upper=6.0",
@@ -49,6 +49,9 @@ _ACTIVATIONS = {
     torch.nn.Sigmoid: lambda m: "f=sigmoid",
     torch.nn.Tanh: lambda m: "f=tanh",
     torch.nn.ELU: lambda m: f"f=elu alpha={float(m.alpha)!r}",
+    torch.nn.CELU: lambda m: "f=elu alpha=1.0" if m.alpha == 1 else None,
+    torch.nn.Threshold: lambda m: "f=relu" if m.threshold == 0 and m.value == 0 else None,
+    torch.nn.RReLU: lambda m: None if m.training else f"f=leaky_relu slope={(m.lower + m.upper) / 2!r}",
 }
 
 

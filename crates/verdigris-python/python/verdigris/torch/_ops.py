@@ -20,7 +20,7 @@ from torch._prims_common import suggest_memory_format
 from torch.nn import functional
 
 from .. import _native
-from .._errors import ConstantError, UnsupportedError
+from .._errors import ConstantError, OutOfRangeError, UnsupportedError
 from . import _decompositions, _policy
 from . import _hooks  # noqa: F401
 
@@ -99,6 +99,14 @@ def is_empty(dims):
         if type(dim) is int and dim == 0:
             return True
     return False
+
+
+def axis(tensor, dim):
+    """A dim of a tensor, counted from the first; one without dims has a dim of one element."""
+    rank = max(tensor.dim(), 1)
+    if not -rank <= dim < rank:
+        raise OutOfRangeError(f"dim is {dim} for a tensor of {tensor.dim()} dims; it is from {-rank} to {rank - 1}")
+    return dim % rank
 
 
 def has_no_outputs(weight):
@@ -627,6 +635,14 @@ _ACTIVATIONS = {
     "tanh": lambda x, a: torch.tanh(x),
     "elu": lambda x, a: functional.elu(x, float(a["alpha"])),
     "softplus": lambda x, a: functional.softplus(x, float(a["beta"]), float(a["threshold"])),
+    "selu": lambda x, a: functional.selu(x),
+    "celu": lambda x, a: functional.celu(x, float(a["alpha"])),
+    "log_sigmoid": lambda x, a: functional.logsigmoid(x),
+    "hard_shrink": lambda x, a: functional.hardshrink(x, float(a["lambda"])),
+    "soft_shrink": lambda x, a: functional.softshrink(x, float(a["lambda"])),
+    "tanh_shrink": lambda x, a: functional.tanhshrink(x),
+    "soft_sign": lambda x, a: functional.softsign(x),
+    "threshold": lambda x, a: functional.threshold(x, float(a["bound"]), float(a["value"])),
 }
 
 
@@ -637,6 +653,8 @@ def _activation_decomposed(x, attributes):
 
 def _softmax_decomposed(x, attributes):
     a = parse(attributes)
+    if a.get("negative") == "1":
+        return functional.softmin(x, int(a["axis"]))
     return (functional.log_softmax if a["log"] == "1" else functional.softmax)(x, int(a["axis"]))
 
 
@@ -689,6 +707,11 @@ pad = _operator("pad", ["Tensor x"], "Tensor", False, _pad_fake, _pad_decomposed
 shuffle = _operator("shuffle", ["Tensor x"], "Tensor", False, _shuffle_fake)
 local_response_norm = _operator("local_response_norm", ["Tensor x"], "Tensor", False, _elements_fake)
 activation = _operator("activation", ["Tensor x"], "Tensor", False, _elements_fake, _activation_decomposed)
+prelu = _operator(
+    "prelu", ["Tensor x", "Tensor weight"], "Tensor", False, lambda x, weight, attributes: torch.empty_like(x), lambda x, weight, attributes: functional.prelu(x, weight)
+)
+#: As PReLU, by slopes that a state draws, again in the gradient.
+rrelu = _operator("rrelu", ["Tensor x", "Tensor state"], "Tensor", False, lambda x, state, attributes: torch.empty_like(x))
 softmax = _operator("softmax", ["Tensor x"], "Tensor", False, _elements_fake, _softmax_decomposed)
 norm = _operator("norm", ["Tensor x", "Tensor? scale", "Tensor? bias"], "Tensor", False, _norm_fake)
 cross_entropy = _operator("cross_entropy", ["Tensor logits", "Tensor labels"], "(Tensor, Tensor)", False, _cross_entropy_fake)
@@ -1090,7 +1113,51 @@ def _keep_of_dropout(ctx, inputs, used, output):
 
 def _gradient_of_dropout(ctx, dy, *_):
     (state,) = ctx.saved_tensors
-    return dropout.again(ctx.policy, dy, state, ctx.attributes), None, None
+    # The same mask and factor, without what is added.
+    words = ctx.attributes + " gradient=1" if " moments=1" in ctx.attributes and " gradient=1" not in ctx.attributes else ctx.attributes
+    return dropout.again(ctx.policy, dy, state, words), None, None
+
+
+# Gated linear units. The gradient of both halves is one pass, which no rule of differentiation gives.
+
+
+def _glu_fake(x, attributes):
+    axis = int(parse(attributes)["axis"])
+    return _in_order_of(x, (*x.shape[:axis], x.shape[axis] // 2, *x.shape[axis + 1 :]))
+
+
+def _keep_of_glu(ctx, inputs, used, output):
+    x, attributes = inputs
+    ctx.save_for_backward(x)
+    ctx.attributes, ctx.policy = attributes, _current_policy()
+    return output
+
+
+def _gradient_of_glu(ctx, dy, *_):
+    return glu_backward.again(ctx.policy, dy, *ctx.saved_tensors, ctx.attributes), None
+
+
+def _refuse_gradients_of_glu(ctx, *_):
+    raise UnsupportedError("the gradient of a gated linear unit has no gradient; compose the unit from a sigmoid and a product to have one")
+
+
+glu = _operator(
+    "glu",
+    ["Tensor x"],
+    "Tensor",
+    False,
+    _glu_fake,
+    lambda x, attributes: functional.glu(x, int(parse(attributes)["axis"])),
+    gradients=(_keep_of_glu, _gradient_of_glu),
+)
+glu_backward = _operator(
+    "glu_backward",
+    ["Tensor dy", "Tensor x"],
+    "Tensor",
+    False,
+    lambda dy, x, attributes: torch.empty_like(x),
+    gradients=(_keep_nothing, _refuse_gradients_of_glu),
+)
 
 
 def _scan_decomposed(x, attributes):

@@ -32,8 +32,26 @@ def _leaky_relu(a):
     return _with("leaky_relu", slope=a["negative_slope"])
 
 
+def _scaled(words, scale):
+    """A function with a factor behind it, as two steps."""
+    factor = _with("f=affine", scale=scale, shift=0.0)
+    return words if scale == 1 or words is None else factor and f"{words};{factor}"
+
+
 def _elu(a):
-    return _with("elu", alpha=a["alpha"]) if a["scale"] == 1 and a["input_scale"] == 1 else None
+    """`scale * x` above 0, else `scale * alpha * (e^(input_scale * x) - 1)`: SELU has the first factor, CELU the second."""
+    inner = a["input_scale"]
+    if inner == 1:
+        return _scaled(_with("elu", alpha=a["alpha"]), a["scale"])
+    if _number(inner) is None or inner <= 0:
+        return None
+    narrow, bent = _with("affine", scale=inner, shift=0.0), _with("f=elu", alpha=a["alpha"] * inner)
+    return narrow and bent and _scaled(f"{narrow};{bent}", a["scale"] / inner)
+
+
+def _celu(a):
+    alpha = a["alpha"]
+    return _elu({"alpha": alpha, "scale": 1, "input_scale": 1 / alpha}) if _number(alpha) is not None and alpha > 0 else None
 
 
 def _hardtanh(a):
@@ -59,6 +77,7 @@ _UNARY = {
     aten.gelu.default: _gelu,
     aten.leaky_relu.default: _leaky_relu,
     aten.elu.default: _elu,
+    aten.celu.default: _celu,
     aten.hardtanh.default: _hardtanh,
     aten.softplus.default: _softplus,
 }
@@ -74,7 +93,8 @@ def _leaky_relu_gradient(a):
 
 
 def _elu_gradient(a):
-    return None if a["is_result"] else _elu(a)
+    # The slope is that of the tensor beside it, which no step stands in front of.
+    return None if a["is_result"] or a["input_scale"] != 1 else _elu(a)
 
 
 #: Gradients of such functions: the name of the argument beside the gradient, and the function.
@@ -92,10 +112,10 @@ _BACKWARD = {
 }
 
 #: Functions of two.
-_BINARY = {aten.add.Tensor: "add", aten.sub.Tensor: "sub", aten.mul.Tensor: "mul", aten.div.Tensor: "div"}
+_BINARY = {aten.add.Tensor: "add", aten.sub.Tensor: "sub", aten.mul.Tensor: "mul", aten.div.Tensor: "div", aten._prelu_kernel.default: "prelu"}
 
 #: What stands in decomposition tables and is a step while it is whole.
-HELD = frozenset((*_UNARY, *_BACKWARD)) - {aten.relu.default}
+HELD = frozenset((*_UNARY, *_BACKWARD, aten._prelu_kernel.default)) - {aten.relu.default}
 
 #: Element types that values may have.
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -158,6 +178,9 @@ def _of_two(node, value, name):
     if arguments(node).get("alpha", 1) != 1 or left is right:
         return None
     is_right = right is value
+    if is_right and name == "prelu":
+        # Of slopes there is no such step.
+        return None
     other = left if is_right else right
     if isinstance(other, torch.fx.Node):
         return f"b={name}" + (" value=right" if is_right and name in ("sub", "div") else ""), other

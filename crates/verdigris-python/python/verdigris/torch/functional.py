@@ -18,8 +18,10 @@ import torch
 
 from .._errors import GraphError, OutOfRangeError, UnsupportedError
 from . import _ops, _policy
+from ._activations import celu, glu, hardshrink, logsigmoid, prelu, rrelu, selu, softshrink, softsign, tanhshrink, threshold
 from ._channels import channel_shuffle, local_response_norm, pixel_shuffle, pixel_unshuffle
 from ._decoder import gated_mlp, rotary_embedding
+from ._dropouts import alpha_dropout, drawn_state, dropout, dropout1d, dropout2d, dropout3d, feature_alpha_dropout
 from ._fold import fold, unfold
 from ._linear_loss import linear_cross_entropy
 from ._resample import interpolate, pad
@@ -465,26 +467,6 @@ def softplus(input, beta=1.0, threshold=20.0):
     return _ops.activation(input, f"f=softplus beta={float(beta)!r} threshold={float(threshold)!r}")
 
 
-def dropout(input, p=0.5, training=True, inplace=False, *, state=None):
-    """`input` with each element 0 with probability `p`, and the others divided by `1 - p`; without `training`, and with `p` 0, `input` itself.
-
-    Which elements are dropped follows from `state`, four int32 on the tensor's device (seed and offset, low halves first), and from an element's
-    number in row-major order: the same in every memory format, on every device, and again in the gradient, which keeps those 16 bytes in place of a mask.
-    Without a state PyTorch's default generator of the device draws one, by `Tensor.random_`: `torch.manual_seed`, `fork_rng` and checkpointing hold,
-    and a captured CUDA graph draws anew in every replay, as PyTorch's generator does there. The mask is another than PyTorch's own of that seed. What
-    `torch.compile` compiles is PyTorch's own dropout unless a state is given. `inplace` is taken and the result is new all the same.
-    """
-    if not 0.0 <= p <= 1.0:
-        raise GraphError(f"the probability of dropout is {p}; it is from 0 to 1")
-    if not training or p == 0.0:
-        return input
-    if state is None:
-        if torch.compiler.is_compiling():
-            return torch.nn.functional.dropout(input, p, True)
-        state = _drawn_state(input.device)
-    return _ops.dropout(input, state, f"p={float(p)!r}")
-
-
 # Normalization.
 
 
@@ -704,10 +686,7 @@ def _axis(x, dim, name):
     if dim is None:
         dim = 0 if x.dim() in (0, 1, 3) else 1
         warnings.warn(f"{name} of a tensor of {x.dim()} dims takes dim {dim}, since none is named; name it", stacklevel=3)
-    rank = max(x.dim(), 1)
-    if not -rank <= dim < rank:
-        raise OutOfRangeError(f"dim is {dim} for a tensor of {x.dim()} dims; it is from {-rank} to {rank - 1}")
-    return dim % rank
+    return _ops.axis(x, dim)
 
 
 def softmax(input, dim=None, _stacklevel=3, dtype=None):
@@ -720,6 +699,12 @@ def log_softmax(input, dim=None, _stacklevel=3, dtype=None):
     """The logarithm of softmax along `dim`."""
     input = input if dtype is None else input.to(dtype)
     return _ops.softmax(input, f"axis={_axis(input, dim, 'log_softmax')} log=1")
+
+
+def softmin(input, dim=None, _stacklevel=3, dtype=None):
+    """Softmax of `-x` along `dim`; of the input as `dtype` where that is given."""
+    input = input if dtype is None else input.to(dtype)
+    return _ops.softmax(input, f"axis={_axis(input, dim, 'softmin')} log=0 negative=1")
 
 
 # Scans.
@@ -968,18 +953,13 @@ def _attention_words(scale, causal, left, right, cap, dropout=None):
     return words
 
 
-def _drawn_state(device):
-    """A random state by PyTorch's default generator of the device: four int32."""
-    return torch.empty(4, dtype=torch.int32, device=device).random_()
-
-
 def _dropout_of(dropout_p, state, q):
     """The probability as the operator takes it, and the state that it is drawn from."""
     if not 0.0 <= dropout_p <= 1.0:
         raise GraphError(f"dropout_p is {dropout_p}; it is from 0 to 1")
     if dropout_p == 0.0:
         return None, None
-    return float(dropout_p), _drawn_state(q.device) if state is None else state
+    return float(dropout_p), drawn_state(q.device) if state is None else state
 
 
 def attention_dropout_mask(state, dims, dropout_p):
@@ -1224,6 +1204,8 @@ def flash_attn_varlen_func(
 __all__ = [name for name, value in list(globals().items()) if callable(value) and getattr(value, "__module__", None) == __name__ and name[0] != "_"]
 #: What stands in files of its own.
 _ELSEWHERE = (
+    *(celu, glu, hardshrink, logsigmoid, prelu, rrelu, selu, softshrink, softsign, tanhshrink, threshold),
+    *(alpha_dropout, dropout, dropout1d, dropout2d, dropout3d, feature_alpha_dropout),
     *(channel_shuffle, local_response_norm, pixel_shuffle, pixel_unshuffle),
     *(gated_mlp, rotary_embedding),
     *(fold, interpolate, linear_cross_entropy, max_unpool1d, max_unpool2d, max_unpool3d, pad, unfold),

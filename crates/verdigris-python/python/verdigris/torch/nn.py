@@ -218,7 +218,28 @@ Sigmoid = _module(_nn.Sigmoid, lambda m, x: F.sigmoid(x))
 Tanh = _module(_nn.Tanh, lambda m, x: F.tanh(x))
 ELU = _module(_nn.ELU, lambda m, x: F.elu(x, m.alpha))
 Softplus = _module(_nn.Softplus, lambda m, x: F.softplus(x, m.beta, m.threshold))
-Dropout = _module(_nn.Dropout, lambda m, x: F.dropout(x, m.p, m.training))
+PReLU = _module(_nn.PReLU, lambda m, x: F.prelu(x, m.weight))
+RReLU = _module(_nn.RReLU, lambda m, x: F.rrelu(x, m.lower, m.upper, m.training))
+SELU = _module(_nn.SELU, lambda m, x: F.selu(x))
+CELU = _module(_nn.CELU, lambda m, x: F.celu(x, m.alpha))
+GLU = _module(_nn.GLU, lambda m, x: F.glu(x, m.dim))
+LogSigmoid = _module(_nn.LogSigmoid, lambda m, x: F.logsigmoid(x))
+Hardshrink = _module(_nn.Hardshrink, lambda m, x: F.hardshrink(x, m.lambd))
+Softshrink = _module(_nn.Softshrink, lambda m, x: F.softshrink(x, m.lambd))
+Tanhshrink = _module(_nn.Tanhshrink, lambda m, x: F.tanhshrink(x))
+Softsign = _module(_nn.Softsign, lambda m, x: F.softsign(x))
+Threshold = _module(_nn.Threshold, lambda m, x: F.threshold(x, m.threshold, m.value))
+Dropout, Dropout1d, Dropout2d, Dropout3d, AlphaDropout, FeatureAlphaDropout = (
+    _module(base, lambda m, x, function=function: function(x, m.p, m.training))
+    for base, function in (
+        (_nn.Dropout, F.dropout),
+        (_nn.Dropout1d, F.dropout1d),
+        (_nn.Dropout2d, F.dropout2d),
+        (_nn.Dropout3d, F.dropout3d),
+        (_nn.AlphaDropout, F.alpha_dropout),
+        (_nn.FeatureAlphaDropout, F.feature_alpha_dropout),
+    )
+)
 LayerNorm = _module(_nn.LayerNorm, lambda m, x: F.layer_norm(x, m.normalized_shape, m.weight, m.bias, m.eps))
 # PyTorch calls its input x.
 RMSNorm = _module_of_more(_nn.RMSNorm, lambda self, x: F.rms_norm(x, self.normalized_shape, self.weight, self.eps))
@@ -242,6 +263,16 @@ BatchNorm1d, BatchNorm2d, BatchNorm3d = (
 )
 MultiheadAttention = _module_of_more(_nn.MultiheadAttention, _multihead.multi_head_attention)
 Softmax = _module(_nn.Softmax, lambda m, x: F.softmax(x, m.dim))
+Softmin = _module(_nn.Softmin, lambda m, x: F.softmin(x, m.dim))
+
+
+def _softmax_of_channels(m, x):
+    if x.dim() not in (3, 4):
+        raise GraphError(f"Softmax2d of an input of {tuple(x.shape)}; it is [n, c, h, w] or [c, h, w]")
+    return F.softmax(x, -3)
+
+
+Softmax2d = _module(_nn.Softmax2d, _softmax_of_channels)
 LogSoftmax = _module(_nn.LogSoftmax, lambda m, x: F.log_softmax(x, m.dim))
 CrossEntropyLoss = _module_of_more(
     _nn.CrossEntropyLoss,
@@ -317,6 +348,19 @@ def _refused_softplus(m):
     return None if is_taken else f"its beta is {m.beta} and its threshold {m.threshold}, and ours takes finite ones, beta above 0"
 
 
+def _refused_celu(m):
+    return None if _is_finite(m.alpha) and m.alpha > 0 else f"its alpha is {m.alpha}, and that of ours finite and above 0"
+
+
+def _refused_lambda(m):
+    return None if _is_finite(m.lambd) else f"its lambda is {m.lambd}, and that of ours finite"
+
+
+def _refused_threshold(m):
+    is_taken = _is_finite(m.threshold, m.value)
+    return None if is_taken else f"its threshold is {m.threshold} and its value {m.value}, and those of ours finite"
+
+
 def _refused_size(m):
     return None if 1 <= m.size <= MAX_RESPONSES else f"its size is {m.size}, and that of ours at most {MAX_RESPONSES}"
 
@@ -326,6 +370,9 @@ for _kinds, _refused in (
     ((Hardtanh,), _refused_clamp),
     ((ELU,), _refused_alpha),
     ((LeakyReLU,), _refused_slope),
+    ((CELU,), _refused_celu),
+    ((Hardshrink, Softshrink), _refused_lambda),
+    ((Threshold,), _refused_threshold),
     ((Softplus,), _refused_softplus),
     ((LocalResponseNorm,), _refused_size),
 ):
