@@ -154,8 +154,7 @@ impl<'a> Scores<'a> {
             _ => None,
         };
         let masks = op.mask_blocks.map(|uid| at.source(uid)).transpose()?;
-        let last_dim = |uid: &Uid| Ok::<_, GraphError>(at.source(*uid)?.dims().last().copied().unwrap_or(1));
-        let entries = op.score_operands.iter().map(last_dim).collect::<Result<Vec<_>, _>>()?;
+        let score = op.score.clone().map(|score| Function::new(score, &op.score_operands, scores, at)).transpose()?;
         let mut over = |uid: Option<Uid>, dims: [u64; 4]| uid.map(|uid| Ok::<_, GraphError>(at.source(uid)?.broadcast(&dims))).transpose();
         let ([b, h, ..], h_kv) = (scores, keys[1]);
         let blocks = masks.map(|masks| {
@@ -165,11 +164,6 @@ impl<'a> Scores<'a> {
         });
         let of_heads = [b, h_kv, 1, 1];
         let descales = [over(op.q_descale, of_heads)?, over(op.k_descale, of_heads)?, over(op.v_descale, of_heads)?];
-        let mut read = Vec::new();
-        for (number, (&uid, entries)) in (0..).zip(op.score_operands.iter().zip(&entries)) {
-            let is_table = op.score.as_ref().is_some_and(|score| score.is_table(number));
-            read.extend(over(Some(uid), [b, h, scores[2], if is_table { *entries } else { scores[3] }])?);
-        }
         Ok(Scores {
             spec: op.spec,
             scale,
@@ -184,7 +178,7 @@ impl<'a> Scores<'a> {
             blocks: blocks.transpose()?.flatten(),
             dropout: op.spec.dropout.map(|p| p.0).zip(state),
             descales,
-            score: op.score.clone().map(|score| Function::new(score, read)),
+            score,
             extents,
             q,
             k,

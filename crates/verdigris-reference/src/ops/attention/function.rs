@@ -1,8 +1,9 @@
 //! The function of scores.
 
-use verdigris_graph::{ScoreFunction, ScoreStep};
+use verdigris_graph::{ScoreFunction, ScoreStep, Uid};
 use verdigris_tensor::DType;
 
+use crate::operation::{Evaluation, GraphError};
 use crate::source::Source;
 use crate::tolerance::Bounded;
 
@@ -19,7 +20,20 @@ pub(super) struct Function<'a> {
 }
 
 impl<'a> Function<'a> {
-    pub(super) fn new(own: ScoreFunction, operands: Vec<Source<'a>>) -> Function<'a> {
+    /// Of scores of these dims.
+    pub(super) fn new(own: ScoreFunction, operands: &[Uid], scores: [u64; 4], at: &mut Evaluation<'a>) -> Result<Function<'a>, GraphError> {
+        let mut read = Vec::new();
+        for (number, &uid) in (0..).zip(operands) {
+            let (source, mut dims) = (at.source(uid)?, scores);
+            if own.is_table(number) {
+                dims[3] = source.dims().last().copied().unwrap_or(1);
+            }
+            read.push(source.broadcast(&dims));
+        }
+        Ok(Function::of(own, read))
+    }
+
+    fn of(own: ScoreFunction, operands: Vec<Source<'a>>) -> Function<'a> {
         Function { score: own.steps.len().saturating_sub(1), steps: own, operands }
     }
 
@@ -148,7 +162,7 @@ mod tests {
 
         let mut compared = 0;
         for own in functions {
-            let function = Function::new(own.clone(), Vec::new()).sloped();
+            let function = Function::of(own.clone(), Vec::new()).sloped();
             assert!(function.steps.steps.len() > own.steps.len(), "{own:?}");
             for t in [-1.3, -0.41, 0.37, 0.52, 1.7] {
                 let (at, h) = ([0, 0, 0, 1], 1e-6);
