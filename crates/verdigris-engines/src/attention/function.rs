@@ -1,5 +1,7 @@
 //! The function of scores: steps of the pointwise language, run for one score after the other.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::fmt::Write;
 
 use serde::{Deserialize, Serialize};
@@ -20,12 +22,42 @@ use crate::layout::space::element;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Source {
-    /// An element of the operand of this number, and how its keys lie.
-    Tensor { number: u32, dtype: DType, keys: Walk },
+    /// An element of the operand of this number, and how it lies.
+    Tensor { number: u32, dtype: DType, lies: Lies },
     /// An element of a table, the operand of this number, and how its entries lie: side by side, or apart.
     Table { number: u32, dtype: DType, is_apart: bool },
     /// A coordinate: batch, head, query or key.
     Place(u32),
+}
+
+/// How an operand lies over the pairs.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub(super) struct Lies {
+    keys: Walk,
+    /// Whether it may be another for each query; else what is read for one is read for all.
+    by_query: bool,
+}
+
+impl Lies {
+    /// Anyhow.
+    pub(super) const ANY: Lies = Lies { keys: Walk::Strided, by_query: true };
+
+    /// By strides over batch, head, query and key.
+    pub(super) fn of(strides: &[u64]) -> Lies {
+        let stride = |dim: usize| strides.get(dim).copied().unwrap_or(0);
+        Lies { keys: Walk::of(stride(3)), by_query: stride(2) > 0 }
+    }
+
+    const fn word(self) -> &'static str {
+        match (self.keys, self.by_query) {
+            (Walk::Row, true) => "row",
+            (Walk::PerRow, true) => "one",
+            (Walk::Strided, true) => "apart",
+            (Walk::Row, false) => "key",
+            (Walk::PerRow, false) => "only",
+            (Walk::Strided, false) => "keyapart",
+        }
+    }
 }
 
 impl OperandWord for Source {
@@ -38,36 +70,26 @@ impl OperandWord for Source {
 
     fn word(&self, _: bool) -> String {
         match *self {
-            Source::Tensor { number, dtype, keys } => {
-                let walk = match keys {
-                    Walk::Row => "row",
-                    Walk::PerRow => "one",
-                    Walk::Strided => "apart",
-                };
-                format!("{dtype}{walk}{number}")
-            }
+            Source::Tensor { number, dtype, lies } => format!("{dtype}{}{number}", lies.word()),
             Source::Table { number, dtype, is_apart } => format!("{dtype}{}{number}", if is_apart { "tableapart" } else { "table" }),
             Source::Place(axis) => ["batch", "head", "query", "key"][axis as usize].to_owned(),
         }
     }
 }
 
-/// The steps of a problem as they shape code; none where it has no function. `keys` says how those of an operand lie, by the stride.
-pub(super) fn steps_of(p: &AttentionProblem, keys: impl Fn(u64) -> Walk) -> Vec<Step<Source>> {
-    p.score.as_ref().map_or_else(Vec::new, |chain| steps_of_chain(chain, keys))
+/// The steps of a problem as they shape code; none where it has no function. `lies` says how an operand does, by its strides.
+pub(super) fn steps_of(p: &AttentionProblem, lies: impl Fn(&[u64]) -> Lies) -> Vec<Step<Source>> {
+    p.score.as_ref().map_or_else(Vec::new, |chain| steps_of_chain(chain, lies))
 }
 
 /// Those of a function, with its slope or without.
-pub(super) fn steps_of_chain(chain: &Chain, keys: impl Fn(u64) -> Walk) -> Vec<Step<Source>> {
+pub(super) fn steps_of_chain(chain: &Chain, lies: impl Fn(&[u64]) -> Lies) -> Vec<Step<Source>> {
     let (mut numbers, all) = (0.., Steps::of_chain(chain));
     let mut number = || numbers.next().unwrap_or(0);
     let one = |(step, own): (&Step<_>, &ChainStep)| match own {
-        ChainStep::Load { from, .. } => {
-            let stride = from.strides.last().copied().unwrap_or(0);
-            Step::Load(Source::Tensor { number: number(), dtype: from.dtype, keys: keys(stride) })
-        }
+        ChainStep::Load { from, .. } => Step::Load(Source::Tensor { number: number(), dtype: from.dtype, lies: lies(&from.strides) }),
         ChainStep::Gather { from, x, .. } => {
-            let is_apart = keys(from.strides.last().copied().unwrap_or(0)) != Walk::Row;
+            let is_apart = lies(&from.strides).keys != Walk::Row;
             Step::Gather(Source::Table { number: number(), dtype: from.dtype, is_apart }, *x)
         }
         ChainStep::Index { strides } => Step::Load(Source::Place(strides.iter().position(|&stride| stride == 1).unwrap_or(0) as u32)),
@@ -79,7 +101,7 @@ pub(super) fn steps_of_chain(chain: &Chain, keys: impl Fn(u64) -> Walk) -> Vec<S
 
 /// Steps of each kind, of which catalogs have kernels: `t + (query − key) · number + table[query, key]`.
 pub(super) fn sample() -> Vec<Step<Source>> {
-    let table = Source::Tensor { number: 0, dtype: DType::F32, keys: Walk::Row };
+    let table = Source::Tensor { number: 0, dtype: DType::F32, lies: Lies { keys: Walk::Row, by_query: true } };
     vec![
         Step::Given,
         Step::Load(Source::Place(2)),
@@ -95,7 +117,7 @@ pub(super) fn sample() -> Vec<Step<Source>> {
 
 /// As [`sample`], with steps of a slope that no number is: `20 · tanh(t / 20) + (query − key) · number + table[query, key]`, and the step that is the score.
 pub(super) fn sloped_sample() -> (Vec<Step<Source>>, u32) {
-    let table = Source::Tensor { number: 0, dtype: DType::F32, keys: Walk::Row };
+    let table = Source::Tensor { number: 0, dtype: DType::F32, lies: Lies { keys: Walk::Row, by_query: true } };
     let steps = vec![
         Step::Given,
         Step::Scalar,
@@ -204,7 +226,7 @@ pub(super) struct Declared {
 /// The operands of steps in the order of their numbers.
 fn declared(steps: &[Step<Source>]) -> Vec<Declared> {
     let of = |step: &Step<Source>| match *step {
-        Step::Load(Source::Tensor { dtype, keys, .. }) => Some(Declared { dtype, keys, is_table: false }),
+        Step::Load(Source::Tensor { dtype, lies, .. }) => Some(Declared { dtype, keys: lies.keys, is_table: false }),
         Step::Gather(Source::Table { dtype, is_apart, .. }, _) => {
             Some(Declared { dtype, keys: if is_apart { Walk::Strided } else { Walk::Row }, is_table: true })
         }
@@ -287,10 +309,23 @@ enum Reach<'k> {
     From([Val<'k, u64>; 2], Option<Val<'k, u64>>),
 }
 
+/// What was read of an operand for more than one score: by its number and, where it is another for each, one of the thread's two rows and a column.
+#[derive(Default)]
+struct Shared<'k>(RefCell<HashMap<(u32, Option<usize>, Option<u32>), AnyVal<'k>>>);
+
+impl<'k> Shared<'k> {
+    /// Read at the first score that asks for it, as a number that steps compute with.
+    fn read(&self, k: Kernel<'k>, at: (u32, Option<usize>, Option<u32>), read: impl FnOnce() -> AnyVal<'k>) -> AnyVal<'k> {
+        *self.0.borrow_mut().entry(at).or_insert_with(|| AnyVal::of(read().get::<f32>(k)))
+    }
+}
+
 /// What the steps read at one score.
 struct AtScore<'a, 'k> {
     k: Kernel<'k>,
     reaches: &'a [Reach<'k>],
+    shared: &'a Shared<'k>,
+    column: u32,
     operands: &'a [Operand<'k>],
     places: [Val<'k, f32>; 4],
     half: usize,
@@ -303,17 +338,21 @@ impl<'k> Operands<'k, Source> for AtScore<'_, 'k> {
         vec![match *from {
             Source::Place(axis) => AnyVal::of(self.places[axis as usize]),
             Source::Table { .. } => unreachable!("tables are read at places"),
-            Source::Tensor { number, dtype, .. } => match &self.reaches[number as usize] {
+            Source::Tensor { number, dtype, lies } => match &self.reaches[number as usize] {
                 Reach::Known(values) => values[self.half],
                 Reach::From(rows, stride) => {
-                    let (row, bytes) = (rows[self.half], dtype.bytes() as u32);
-                    let at = match (self.key, stride) {
-                        (Ok(column), None) => row + u64::from(column * bytes),
-                        (Ok(column), Some(stride)) => row + *stride * u64::from(column),
-                        (Err(key), None) => row + key.mul_wide(bytes),
-                        (Err(key), Some(stride)) => row + key.widen() * *stride,
+                    let read = || {
+                        let (row, bytes) = (rows[self.half], dtype.bytes() as u32);
+                        let at = match (self.key, stride) {
+                            (Ok(column), None) => row + u64::from(column * bytes),
+                            (Ok(column), Some(stride)) => row + *stride * u64::from(column),
+                            (Err(key), None) => row + key.mul_wide(bytes),
+                            (Err(key), Some(stride)) => row + key.widen() * *stride,
+                        };
+                        AnyVal::Stored(dtype, load_raw(self.k, dtype, at, 1)[0])
                     };
-                    AnyVal::Stored(dtype, load_raw(self.k, dtype, at, 1)[0])
+                    // Both rows of a thread have the same column.
+                    if lies.by_query { read() } else { self.shared.read(self.k, (number, None, Some(self.column)), read) }
                 }
             },
         }]
@@ -343,7 +382,11 @@ struct AtKey<'a, 'k> {
     /// The operands at the head.
     starts: &'a [Pointer<'k>],
     operands: &'a [Operand<'k>],
+    shared: &'a Shared<'k>,
     places: [Val<'k, f32>; 4],
+    /// Which of the thread's rows the key is, and which column the query.
+    half: usize,
+    column: u32,
     query: Val<'k, u32>,
     key: Val<'k, u32>,
 }
@@ -353,16 +396,24 @@ impl<'k> Operands<'k, Source> for AtKey<'_, 'k> {
         vec![match *from {
             Source::Place(axis) => AnyVal::of(self.places[axis as usize]),
             Source::Table { .. } => unreachable!("tables are read at places"),
-            Source::Tensor { number, dtype, keys } => {
+            Source::Tensor { number, dtype, lies } => {
                 let (start, operand) = (&self.starts[number as usize], &self.operands[number as usize]);
                 let [_, _, of_query] = operand.strides;
-                let row = start.moved(self.query.widen() * of_query).address();
-                let at = match (keys, operand.key_stride) {
-                    (Walk::PerRow, _) => row,
-                    (_, None) => row + self.key.mul_wide(dtype.bytes() as u32),
-                    (_, Some(stride)) => row + self.key.widen() * stride,
+                let read = || {
+                    let row = if lies.by_query { start.moved(self.query.widen() * of_query).address() } else { start.address() };
+                    let at = match (lies.keys, operand.key_stride) {
+                        (Walk::PerRow, _) => row,
+                        (_, None) => row + self.key.mul_wide(dtype.bytes() as u32),
+                        (_, Some(stride)) => row + self.key.widen() * stride,
+                    };
+                    AnyVal::Stored(dtype, load_raw(self.k, dtype, at, 1)[0])
                 };
-                AnyVal::Stored(dtype, load_raw(self.k, dtype, at, 1)[0])
+                match (lies.keys, lies.by_query) {
+                    (Walk::PerRow, true) => self.shared.read(self.k, (number, None, Some(self.column)), read),
+                    (Walk::PerRow, false) => self.shared.read(self.k, (number, None, None), read),
+                    (_, false) => self.shared.read(self.k, (number, Some(self.half), None), read),
+                    (_, true) => read(),
+                }
             }
         }]
     }
@@ -389,10 +440,21 @@ impl<'k> OfHead<'_, 'k> {
         let number = |place: Val<'k, u32>| place.convert::<f32>(CvtRound::Nearest);
         let [batch, head] = self.places.map(number);
         let code = Code { steps: self.steps, numbers: &self.function.numbers, computed: Some(DType::F32), lanes: 1 };
+        let shared = Shared::default();
         for (&(element, half, column), slope) in elements.iter().zip(slopes) {
             let (query, key) = ((at.first_query + column).min(at.last_query), at.keys[half as usize]);
             let places = [batch, head, number(query), number(key)];
-            let operands = AtKey { k, starts: &self.starts, operands: &self.function.operands, places, query, key };
+            let operands = AtKey {
+                k,
+                starts: &self.starts,
+                operands: &self.function.operands,
+                shared: &shared,
+                places,
+                half: half as usize,
+                column,
+                query,
+                key,
+            };
             let values = code.run(k, &[AnyVal::of(element * factor)], &operands);
             let of_step = |step: usize| values[step][0].get::<f32>(k);
             let (made, last) = (of_step(score as usize), of_step(values.len() - 1));
@@ -425,12 +487,13 @@ impl<'k> OfHead<'_, 'k> {
             }
         };
         let reaches: Vec<Reach<'k>> = all.map(reach).collect();
+        let shared = Shared::default();
         let code = Code { steps: self.steps, numbers: &self.function.numbers, computed: Some(DType::F32), lanes: 1 };
         for &(score, half, column) in elements {
             let half = half as usize;
             let places = [batch, head, queries[half], first_key + column as f32];
             let key = at.last_key.map_or(Ok(column), |last| Err((at.first_key + column).min(last)));
-            let operands = AtScore { k, reaches: &reaches, operands: &self.function.operands, places, half, key };
+            let operands = AtScore { k, reaches: &reaches, shared: &shared, column, operands: &self.function.operands, places, half, key };
             let values = code.run(k, &[AnyVal::of(score * factor)], &operands);
             let made = values.last().and_then(|value| value.first()).expect("a function has steps");
             score.set(made.get::<f32>(k));

@@ -40,7 +40,7 @@ use verdigris_tensor::DType;
 
 use super::blocks::{self, ListOf};
 use super::dropout::{self, DropoutArgs};
-use super::function::{self, FunctionArgs};
+use super::function::{self, FunctionArgs, Lies};
 use super::half::Half;
 use super::mapped::{self, UNBOUNDED};
 use super::order::OrderArgs;
@@ -50,7 +50,6 @@ use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::cost::{Loop, Stream, Traffic, Work, wgmma_cycles};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal, empty_program};
-use crate::fuse::operand::Walk;
 use crate::fuse::steps::host_number;
 use crate::layout::space::element;
 
@@ -181,7 +180,7 @@ impl Algorithm for Backward {
         let listed = self.problem.block_map.is_some();
         // Lists say which blocks a tile adds to, not how many others do.
         let orders: &[bool] = if listed { &[false] } else { &[false, true] };
-        let function = self.function.as_ref().map_or_else(Vec::new, |chain| function::steps_of_chain(chain, Walk::of));
+        let function = self.function.as_ref().map_or_else(Vec::new, |chain| function::steps_of_chain(chain, Lies::of));
         let score = self.problem.score.as_ref().map_or(0, |own| own.steps.len() as u32 - 1);
         let plain = Spec { ty, head, value, stages: STAGES, mask, in_order: false, score_mod, ragged, dropout, listed, function, score };
         orders.iter().map(|&in_order| Spec { in_order, ..plain.clone() }).collect()

@@ -44,7 +44,7 @@ use super::band::{self, BandArgs, SinkArgs};
 use super::blocks::{self, ListOf, ListedArgs};
 use super::descale::DescaleArgs;
 use super::dropout::{self, DropoutArgs};
-use super::function::{self, FunctionArgs};
+use super::function::{self, FunctionArgs, Lies};
 use super::half::Half;
 use super::mapped::{self, UNBOUNDED};
 use super::order::OrderArgs;
@@ -55,7 +55,6 @@ use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::cost::{Loop, Stream, Traffic, Work, wgmma_cycles};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal, empty_program};
-use crate::fuse::operand::Walk;
 use crate::layout::space::element;
 
 use kernel::ParamsArgs;
@@ -320,7 +319,7 @@ impl Algorithm for Forward {
         let is_paged = self.problem.is_paged();
         let has_dropout = self.problem.dropout.is_some();
         let is_listed = self.problem.block_map.is_some();
-        let function = function::steps_of(&self.problem, Walk::of);
+        let function = function::steps_of(&self.problem, Lies::of);
         let with_function = |spec: Spec| if function.is_empty() { spec } else { spec.with_function(function.clone()) };
         let is_alone = self.problem.is_ragged() || is_paged || has_dropout || is_listed;
         let of_two = self.score_mod || self.problem.is_ragged() || is_paged || is_listed;

@@ -39,7 +39,7 @@ use super::band::{self, BandArgs, SinkArgs};
 use super::blocks;
 use super::combine::{self, CombineArgs, Parts};
 use super::dropout::{self, DropoutIfAnyArgs};
-use super::function::{self, FunctionArgs};
+use super::function::{self, FunctionArgs, Lies};
 use super::half::Half;
 use super::mapped;
 use super::order::OrderArgs;
@@ -50,7 +50,6 @@ use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::cost::{Join, Loop, Work};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal, empty_program};
-use crate::fuse::operand::Walk;
 use crate::layout::space::element;
 use crate::split_k::MOST_PARTS_BYTES;
 
@@ -362,7 +361,7 @@ impl Mma {
     fn specs(&self) -> impl Iterator<Item = Spec> {
         let p = &self.problem;
         let class = CLASSES.iter().find(|class| u64::from(class.head) >= p.d && u64::from(class.value) >= p.d_v);
-        let function = function::steps_of(p, Walk::of);
+        let function = function::steps_of(p, Lies::of);
         let (score_mod, drops) = (self.score_mod, p.dropout.is_some());
         let plain = class.map_or(Vec::new(), |class| class.specs(self.ty));
         let all = plain.into_iter().map(move |spec| Spec { score_mod, function: function.clone(), ..spec });

@@ -29,12 +29,11 @@ use verdigris_kir::program::{Address, KernelRef, Launch, Program};
 use verdigris_tensor::DType;
 
 use super::dropout::DropoutArgs;
-use super::function;
+use super::function::{self, Lies};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::cost::{Loop, Work};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
-use crate::fuse::operand::Walk;
 use crate::fuse::steps::host_number;
 use crate::fuse::strided;
 use crate::layout::space::divisor;
@@ -208,7 +207,7 @@ impl Simt {
             spec.dropout = p.dropout.is_some();
             // One kernel for all strides.
             if let Some(chain) = self.function(pass) {
-                spec.function = function::steps_of_chain(chain, |_| Walk::Strided);
+                spec.function = function::steps_of_chain(chain, |_| Lies::ANY);
                 spec.score = pass.has_slope().then(|| p.score.as_ref().map_or(0, |own| own.steps.len() as u32 - 1));
             }
         }
