@@ -871,6 +871,56 @@ def test_tables_are_read_in_gradients_too(graphs, calls, name):
     assert [ops_of(graph) for graph in graphs] == [["attention"], ["attention_backward"]] and not calls
 
 
+SMALL = torch.randint(0, 256, (S,), generator=torch.Generator().manual_seed(17), dtype=torch.uint8)
+SIGNED = torch.randint(-128, 128, (S,), generator=torch.Generator().manual_seed(18), dtype=torch.int8)
+LONG = torch.randn(H, 1000, generator=torch.Generator().manual_seed(19))
+#: What is made of entries by more than steps, tables that are read at two places, and whole numbers that wrap around in their type.
+BESIDE_TABLES = {
+    "of 16 bits": lambda s, b, h, q, kv: s * s + BY_DISTANCE[(q - kv).abs(), h] * 0.5,
+    "rounded": lambda s, b, h, q, kv: s * s + LONG[h, q - kv + S].to(torch.bfloat16),
+    "as float64": lambda s, b, h, q, kv: s * s + LONG[h, q - kv + S].double() * 0.5,
+    "as whole numbers": lambda s, b, h, q, kv: s * s + (LONG[h, q - kv + S] * 4).to(torch.int64),
+    "a remainder": lambda s, b, h, q, kv: s * s + LONG[h, q - kv + S] % 0.3,
+    "a power": lambda s, b, h, q, kv: s * s + LONG[h, q - kv + S].abs() ** 1.5,
+    "a question": lambda s, b, h, q, kv: torch.where(torch.isinf(LONG[h, q - kv + S]), s, s * s),
+    "at two places": lambda s, b, h, q, kv: s + LONG[h, q - kv + S] + LONG[h, (q - kv).abs()],
+    "at five places": lambda s, b, h, q, kv: s + sum(LONG[h, (q - kv).abs() + n] for n in range(5)),
+    "far behind the first": lambda s, b, h, q, kv: s + LONG[h, (q - kv).abs() + 900],
+    "bytes that wrap": lambda s, b, h, q, kv: s + LONG[h, (SMALL[q] + SMALL[kv]).to(torch.int64)],
+    "signed bytes that wrap": lambda s, b, h, q, kv: s + LONG[h, (SIGNED[q] - SIGNED[kv]).to(torch.int64) + 128],
+    "a product that wraps": lambda s, b, h, q, kv: torch.where(SIGNED[q].to(torch.int16) * 300 * SIGNED[kv] > 0, s, -math.inf),
+    "a sum that wraps": lambda s, b, h, q, kv: torch.where((SMALL[q] + SMALL[kv]) > 100, s, -math.inf),
+    "a cast that wraps": lambda s, b, h, q, kv: s + LONG[h, (q * 3 + kv + 64).to(torch.int8).to(torch.int64) + 128] + (q * 3 + kv).to(torch.int8) * 0.01,
+}
+
+
+@pytest.mark.parametrize("is_trained", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("name", BESIDE_TABLES)
+def test_what_stands_beside_tables(name, is_trained):
+    score_mod, inputs = BESIDE_TABLES[name], drawn((B, H, S, 16), requires_grad=is_trained)
+    if is_trained:
+        return trained(inputs, score_mod, slack=10.0)
+    close(vt.flex_attention(*inputs, score_mod), reference(*(x.double() for x in inputs), score_mod)[0], 10.0)
+
+
+def test_tables_are_no_larger_than_what_is_read_of_them(graphs):
+    """Of a long tensor the part that may be read, and of one of which each query has a line no more than there are pairs."""
+    long, lines, row = torch.randn(4, 1 << 16), torch.randn(S, 1 << 12), torch.arange(S) % 4
+
+    def read(score_mod):
+        graphs.clear()
+        inputs = drawn((1, 1, S, 16), requires_grad=False)
+        close(vt.flex_attention(*inputs, score_mod), reference(*(x.double() for x in inputs), score_mod)[0], 8.0)
+        (told,) = [graph["nodes"][0]["op"]["attention"] for graph in graphs]
+        return max(math.prod(tensor["layout"]["dims"]) for tensor in graphs[0]["tensors"] if tensor["uid"] in told["score_operands"])
+
+    assert read(lambda s, b, h, i, j: s * s + long[1, i + j]) == 2 * S - 1
+    assert read(lambda s, b, h, i, j: s * s + long[1, i + j + 50000]) == 2 * S - 1
+    # Lines of each query are as many entries as twice the pairs; pairs are fewer.
+    assert read(lambda s, b, h, i, j: s * s + long[row[i], i + j]) == S * S
+    assert read(lambda s, b, h, i, j: s * s + lines[i, (i + j) % 7]) == 7 * S
+
+
 def test_what_is_no_table_is_an_operand_of_all_pairs(graphs, calls):
     def of(score_mod):
         graphs.clear()
@@ -1346,6 +1396,28 @@ def test_on_a_gpu(name):
             close(one, other, 24.0)
     if mask_mod is None or name == "causal":
         _capture_and_replay(own, moved[0], mask)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("name", [*TABLES, *BESIDE_TABLES, *_hidden_by_captured(None, None)])
+def test_tables_and_ranks_on_a_gpu(name):
+    """Results, gradients without a log-sum-exp, and a captured graph, in which what is sorted and gathered for an operand is made again."""
+    many = 1 << 40
+    hidden = _hidden_by_captured(torch.randint(many, many + 4, (S,)), torch.randint(many, many + 4, (B, H)))
+    score_mod = hidden.get(name) or BESIDE_TABLES.get(name) or TABLES[name][0]
+    for dtype in (torch.float32, torch.bfloat16):
+        inputs = drawn((B, H, S, 64), dtype)
+        wide = [x.detach().double().requires_grad_() for x in inputs]
+        truth, _ = reference(*wide, score_mod)
+        own, moved = [x.detach().cuda().requires_grad_() for x in inputs], _moved(score_mod)
+        o = vt.flex_attention(*own, moved)
+        close(o, truth, 12.0)
+        gradient = torch.randn_like(truth).to(dtype)
+        found = torch.autograd.grad(o, own, gradient.cuda())
+        for one, other in zip(found, torch.autograd.grad(truth, wide, gradient.double())):
+            close(one, other, 24.0)
+    with torch.no_grad():
+        _capture_and_replay(own, moved, None)
 
 
 def _moved(function):

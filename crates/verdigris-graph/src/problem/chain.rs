@@ -335,6 +335,7 @@ impl Chain {
             }
             match step {
                 ChainStep::Given if !has_given => return structure("only what stands behind a reduction is given a value"),
+                ChainStep::Gather { .. } => return structure("a table is read by functions of scores alone"),
                 ChainStep::Scalar(factor) => finite(op, "factor", factor)?,
                 ChainStep::Random { state, .. } => {
                     let is_word = |&x: &u32| {

@@ -57,16 +57,14 @@ fn chips_without_wgmma_have_tensor_cores_too() {
     }
 }
 
-/// Not told of tiles of 128 queries that are mostly empty (up to 64 queries, and 130), where measured times of both are within 15 % of each other, nor of a query beside a soft cap, which
-/// `attention.decode` does not take.
+/// Not told of tiles of 128 queries that are mostly empty (17, 64 and 130 queries), nor of one query beside a soft cap, which `attention.decode` does not take: on an H200 this engine took
+/// 0.57 to 1.15 times as long as the fastest other one in eleven of twelve such rows. Nor of one head alone, whose keys it cuts into parts, as `attention.forward` does not.
 #[test]
 fn where_wgmma_takes_a_problem_it_is_preferred() {
     let mut others = Vec::new();
-    for heads in ["b=1 h=1", "b=1 h=8", "b=2 h=32 h_kv=8", "b=32 h=16"] {
+    for heads in ["b=1 h=8", "b=2 h=32 h_kv=8", "b=32 h=16"] {
         for rows in ["s_q=1 s_kv=40", "s_q=1 s_kv=8192", "s_q=1000 s_kv=1000", "s_q=4096 s_kv=4096"] {
-            for of_head in
-                ["d=64", "d=96", "d=128 right=0", "d=192 d_v=128", "d=256 left=100 right=0", "d=64 soft_cap=30", "d=128 soft_cap=30"]
-            {
+            for of_head in ["d=64", "d=96", "d=128 right=0", "d=192 d_v=128", "d=256 right=0", "d=64 soft_cap=30", "d=128 soft_cap=30"] {
                 if rows.starts_with("s_q=1 ") && of_head.contains("soft_cap") {
                     continue;
                 }

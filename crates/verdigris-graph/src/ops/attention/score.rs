@@ -259,6 +259,7 @@ pub(crate) fn place_of(strides: &[u64]) -> Option<ScorePlace> {
 /// Checks the steps of a score function over scores of these dims, computed in `compute`.
 pub(crate) fn check_steps(op: &str, chain: &Chain, compute: DType, dims: [u64; 4]) -> Result<(), Error> {
     let (steps, count) = (&chain.steps, chain.steps.len());
+    let told = ScoreFunction::under(chain);
     if !(1..=ScoreFunction::MOST_STEPS).contains(&count) {
         return attribute(op, "the number of steps of the score", count, "a score function has 1 to 64 steps");
     }
@@ -266,7 +267,7 @@ pub(crate) fn check_steps(op: &str, chain: &Chain, compute: DType, dims: [u64; 4
     for (i, step) in steps.iter().enumerate() {
         for x in step.operands() {
             if x as usize >= i {
-                return attribute(op, "score", step, "a step of a score function names values of earlier steps");
+                return attribute(op, "score", &told.steps[i], "a step of a score function names values of earlier steps");
             }
             is_used[x as usize] = true;
             reads_score[i] |= reads_score[x as usize];
@@ -280,7 +281,12 @@ pub(crate) fn check_steps(op: &str, chain: &Chain, compute: DType, dims: [u64; 4
             }
             ChainStep::Index { strides } => {
                 let Some(place) = place_of(strides) else {
-                    return attribute(op, "score", step, "an index of a score function is the batch, the head, the query or the key");
+                    return attribute(
+                        op,
+                        "score",
+                        &told.steps[i],
+                        "an index of a score function is the batch, the head, the query or the key",
+                    );
                 };
                 let extent = dims[place as usize];
                 if compute == DType::F32 && extent > ScoreFunction::MOST_PLACES {
@@ -326,7 +332,7 @@ pub(crate) fn check_steps(op: &str, chain: &Chain, compute: DType, dims: [u64; 4
         }
     }
     match is_used.iter().rev().skip(1).rev().position(|is_used| !is_used) {
-        Some(unused) => attribute(op, "score", &steps[unused], "every step of a score function but the last is named by a later one"),
+        Some(unused) => attribute(op, "score", &told.steps[unused], "every step of a score function but the last is named by a later one"),
         None => Ok(()),
     }
 }

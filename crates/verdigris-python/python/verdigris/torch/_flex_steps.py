@@ -157,15 +157,16 @@ class OpSteps(composed.Steps):
             args = tuple(made.get(arg.number, arg) if isinstance(arg, Value) else arg for arg in at.args)
             if self._is_by_ranks(at):
                 args = trace.ranks(*at.args)
-            axis = self._axis_of_table(trace, at, args)
-            if axis is not None:
-                made[at.number] = trace.gathered(at, args, axis)
+            table = self._table(trace, at, args)
+            if table is not None:
+                made[at.number] = trace.gathered(at, args, *table)
             elif any(one is not other for one, other in zip(args, at.args)):
                 made[at.number] = trace.made(at.op, args, at.dtype, at.reads)
         return made.get(value.number, value)
 
-    def _axis_of_table(self, trace, at, args):
-        """Of a tensor that is gathered by queries and keys, the dim whose place is of both and is steps, where that is the only one of keys and lies within; else None."""
+    def _table(self, trace, at, args):
+        """Of a tensor that is gathered by queries and keys, the dim whose place is of both and is steps, where that is the only one of keys and lies within, with the first entry that may be
+        read and the one behind the last; else None."""
         if at.op != "index" or not (at.reads & QUERY and at.reads & KEY) or at.reads & SCORE:
             return None
         tensor = trace.captured[at.args[0].args[0]]
@@ -175,12 +176,20 @@ class OpSteps(composed.Steps):
         if len(of_keys) != 1:
             return None
         (axis,) = of_keys
-        place, entries = args[1 + axis], tensor.shape[axis]
+        place = args[1 + axis]
         # A key alone is a place of an operand over keys.
-        if place.op in AXES or place.is_number or not self._is_step(place) or not 0 < entries <= _MOST_ENTRIES:
+        if place.op in AXES or place.is_number or not self._is_step(place):
             return None
         bounds = self._bounds(place)
-        return axis if bounds is not None and 0 <= bounds[0] and bounds[1] < entries else None
+        if bounds is None or bounds[0] < 0 or bounds[1] >= tensor.shape[axis]:
+            return None
+        first, end = bounds[0], bounds[1] + 1
+        # What is in front is left out where it is more than what is read.
+        first = first if first > end - first else 0
+        *_, queries, keys = self.dims
+        of_queries = any(own.reads & QUERY for number, own in enumerate(args[1:]) if number != axis)
+        is_less = (end - first) * (queries if of_queries else 1) <= queries * keys
+        return (axis, first, end) if is_less and end - first <= _MOST_ENTRIES else None
 
     def _is_by_ranks(self, at):
         if at.op not in _COMPARED:
@@ -242,7 +251,12 @@ class OpSteps(composed.Steps):
     def _bounds(self, at):
         """The least and the greatest that a whole number may be; None where nobody knows."""
         if at.number not in self.bounds:
-            self.bounds[at.number] = self._bounded(at)
+            bounds = self._bounded(at)
+            if bounds is not None and at.dtype is not None and not at.dtype.is_floating_point and at.dtype != torch.bool:
+                # Beyond its type a number wraps around.
+                told = torch.iinfo(at.dtype)
+                bounds = bounds if told.min <= bounds[0] and bounds[1] <= told.max else None
+            self.bounds[at.number] = bounds
         return self.bounds[at.number]
 
     def _bounded(self, at):

@@ -142,10 +142,13 @@ class Trace:
         of_pair = QUERY | KEY
         return tuple(self.made("ranked", (both, number), torch.int32, both.reads & ~of_pair | at.reads & of_pair) for number, at in enumerate((x, z)))
 
-    def gathered(self, index, args, axis):
-        """A tensor that is indexed, as an entry of a table: all that it has along a dim, and the place there."""
-        place, entries = args[1 + axis], self.made("entries", (self.captured[index.args[0].args[0]].shape[axis],), torch.int64, 0)
+    def gathered(self, index, args, axis, first, end):
+        """A tensor that is indexed, as an entry of a table: what it has along a dim from `first` to before `end`, and the place there."""
+        place = args[1 + axis]
+        # One table for each place: an operand is read by one step.
+        entries = self.made("entries", (first, end, place.number), torch.int64, 0)
         args = (*args[: 1 + axis], entries, *args[2 + axis :])
+        place = self.binary("sub", place, self.number(first)) if first else place
         reads = functools.reduce(operator.or_, (arg.reads for arg in args))
         return self.made("gather", (self.made("index", args, index.dtype, reads), place), index.dtype, index.reads)
 
@@ -746,7 +749,7 @@ _COMPUTED = {"silu": torch.nn.functional.silu, "softsign": torch.nn.functional.s
 def _ranks(x, z):
     """Of each of two tensors of four dims the places of its numbers among the different ones of both, for each batch and head. Nothing is waited for."""
     batches = torch.broadcast_shapes(x.shape[:2], z.shape[:2])
-    rows = [given.expand(*batches, *given.shape[2:]).flatten(2) for given in (x, z)]
+    rows = [given.long().expand(*batches, *given.shape[2:]).flatten(2) for given in (x, z)]
     in_order, order = torch.cat(rows, -1).sort(-1)
     is_new = in_order[..., 1:] != in_order[..., :-1]
     counted = torch.nn.functional.pad(is_new.cumsum(-1, dtype=torch.int32), (1, 0))
@@ -792,7 +795,8 @@ class Computed:
             # Without a type it has no dims either, so that it yields to what it meets. Beyond 64 bits it meets real numbers alone.
             return torch.tensor(number if -(1 << 63) <= number < 1 << 63 else float(number), device="cpu") if value.dtype is None else torch.full((1, 1, 1, 1), number, dtype=value.dtype, device=device)
         if op == "entries":
-            return torch.arange(value.args[0], device=device).reshape(1, 1, 1, -1)
+            first, end, _ = value.args
+            return torch.arange(first, end, device=device).reshape(1, 1, 1, -1)
         if op in AXES:
             axis = AXES[op]
             shape = [1] * 4
@@ -813,6 +817,11 @@ class Computed:
         args = [self._operand(arg, value.args) for arg in value.args]
         if op == "ranks":
             return _ranks(*args)
+        if op == "gather":
+            # Where what is made of the entry is no step.
+            table, place = args
+            dims = torch.broadcast_shapes(table.shape[:3], place.shape[:3])
+            return table.expand(*dims, -1).gather(3, place.long().expand(*dims, -1))
         if op == "cast":
             return args[0].to(value.dtype)
         try:
