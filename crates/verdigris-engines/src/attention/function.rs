@@ -309,13 +309,16 @@ enum Reach<'k> {
     From([Val<'k, u64>; 2], Option<Val<'k, u64>>),
 }
 
-/// What was read of an operand for more than one score: by its number and, where it is another for each, one of the thread's two rows and a column.
+/// For which scores an operand of this number was read: where it is another for each, those of one of the thread's two rows, or of a column.
+type ReadFor = (u32, Option<usize>, Option<u32>);
+
+/// What was read of operands for more than one score.
 #[derive(Default)]
-struct Shared<'k>(RefCell<HashMap<(u32, Option<usize>, Option<u32>), AnyVal<'k>>>);
+struct Shared<'k>(RefCell<HashMap<ReadFor, AnyVal<'k>>>);
 
 impl<'k> Shared<'k> {
     /// Read at the first score that asks for it, as a number that steps compute with.
-    fn read(&self, k: Kernel<'k>, at: (u32, Option<usize>, Option<u32>), read: impl FnOnce() -> AnyVal<'k>) -> AnyVal<'k> {
+    fn read(&self, k: Kernel<'k>, at: ReadFor, read: impl FnOnce() -> AnyVal<'k>) -> AnyVal<'k> {
         *self.0.borrow_mut().entry(at).or_insert_with(|| AnyVal::of(read().get::<f32>(k)))
     }
 }
