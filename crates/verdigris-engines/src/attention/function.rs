@@ -411,10 +411,11 @@ impl<'k> Operands<'k, Source> for AtKey<'_, 'k> {
                     };
                     AnyVal::Stored(dtype, load_raw(self.k, dtype, at, 1)[0])
                 };
+                let (half, column) = (Some(self.half), Some(self.column));
                 match (lies.keys, lies.by_query) {
-                    (Walk::PerRow, true) => self.shared.read(self.k, (number, None, Some(self.column)), read),
+                    (Walk::PerRow, true) => self.shared.read(self.k, (number, None, column), read),
                     (Walk::PerRow, false) => self.shared.read(self.k, (number, None, None), read),
-                    (_, false) => self.shared.read(self.k, (number, Some(self.half), None), read),
+                    (_, false) => self.shared.read(self.k, (number, half, None), read),
                     (_, true) => read(),
                 }
             }
