@@ -60,6 +60,19 @@ pub enum ComposedActivation {
 }
 
 impl ComposedActivation {
+    /// One of each, for tests.
+    #[cfg(test)]
+    pub(super) const EACH: [ComposedActivation; 8] = [
+        ComposedActivation::Selu,
+        ComposedActivation::Celu { alpha: Real(0.5) },
+        ComposedActivation::LogSigmoid,
+        ComposedActivation::HardShrink { lambda: Real(0.5) },
+        ComposedActivation::SoftShrink { lambda: Real(0.5) },
+        ComposedActivation::TanhShrink,
+        ComposedActivation::SoftSign,
+        ComposedActivation::Threshold { bound: Real(0.5), value: Real(2.0) },
+    ];
+
     /// The name used in attributes.
     pub const fn name(self) -> &'static str {
         match self {
@@ -348,16 +361,7 @@ mod tests {
     #[test]
     fn activations_and_their_gradients_are_one_map_each() {
         let (x, state) = (half(&[2, 4, 6, 5]), tensor(DType::I32, &[4], false));
-        for f in [
-            ComposedActivation::Selu,
-            ComposedActivation::Celu { alpha: Real(0.5) },
-            ComposedActivation::LogSigmoid,
-            ComposedActivation::HardShrink { lambda: Real(0.5) },
-            ComposedActivation::SoftShrink { lambda: Real(0.5) },
-            ComposedActivation::TanhShrink,
-            ComposedActivation::SoftSign,
-            ComposedActivation::Threshold { bound: Real(0.5), value: Real(2.0) },
-        ] {
+        for f in ComposedActivation::EACH {
             assert_eq!(kinds(&Function::Composed(f), &[x]), ["map"], "{f:?}");
             assert_eq!(kinds(&gradient(Function::Composed(f), 0, 1), &[x, x]), ["map"], "{f:?}");
         }

@@ -264,18 +264,8 @@ mod tests {
             for (of_channels, keeps_moments) in [(false, false), (true, false), (false, true), (true, true)] {
                 is_taken(&Function::Dropout(Dropout { of_channels, keeps_moments, ..Dropout::new(Real(0.25)) }), &[x, state]);
             }
-            let composed = [
-                ComposedActivation::Selu,
-                ComposedActivation::Celu { alpha: Real(0.5) },
-                ComposedActivation::LogSigmoid,
-                ComposedActivation::HardShrink { lambda: Real(0.5) },
-                ComposedActivation::SoftShrink { lambda: Real(0.5) },
-                ComposedActivation::TanhShrink,
-                ComposedActivation::SoftSign,
-                ComposedActivation::Threshold { bound: Real(0.5), value: Real(2.0) },
-            ];
             let softplus = Function::Softplus { beta: Real(-1.5), threshold: Real(2.0) };
-            for of in composed.map(Function::Composed).into_iter().chain([softplus]) {
+            for of in ComposedActivation::EACH.map(Function::Composed).into_iter().chain([softplus]) {
                 is_taken(&of, &[x]);
                 let gradient = Gradient { of, with_respect_to: 0, saved: vec![Saved::Tensor(0)], dims: None, dtype: None };
                 is_taken(&Function::Gradient(Box::new(gradient)), &[x, x]);

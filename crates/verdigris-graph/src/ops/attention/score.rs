@@ -300,7 +300,7 @@ pub(crate) fn check_steps(op: &str, chain: &Chain, compute: DType, dims: [u64; 4
                     return attribute(
                         op,
                         "score",
-                        step,
+                        &told.steps[i],
                         "the place of what is gathered is of coordinates, numbers and operands, not of the score",
                     );
                 }
