@@ -160,6 +160,15 @@ def test_tables_are_of_one_source_and_one_method():
     assert render.current([old, first], "conv") == [old] and render.current([first], "conv") == [first]
 
 
+def test_a_sample_of_rows_puts_no_suite_off_the_page():
+    whole = run([row(name, 1.0) for name in "abcd"])
+    probe = run([row("a", 2.0), row("b", 2.0, timed_s=0.1)], date="2026-01-02T00:00:00Z")
+    whole.head["source"], probe.head["source"] = {"hash": "old"}, {"hash": "new"}
+    assert render.current([whole, probe], "conv") == [whole], "one row is evidence, of four"
+    probe.rows.update({name: row(name, 2.0) for name in "bc"})
+    assert render.current([whole, probe], "conv") == [probe]
+
+
 def test_ceilings_are_one_set_for_a_chip():
     limits = [dict(gemm_tflops=700.0, copy_gb_per_s=4000.0), dict(gemm_tflops=800.0, copy_gb_per_s=4200.0, launch_us=2.0)]
     limits.append(dict(gemm_tflops=790.0, copy_gb_per_s=4300.0))

@@ -2,10 +2,12 @@
 //! those that are attended to in part.
 //!
 //! A launch in front makes of each row of the map a list of the kernel's own blocks of keys, in their order, each with its entry: so that a tile of queries goes
-//! through those alone; and for gradients of each column one of blocks of queries. A row without any has one, all of which is left out.
+//! through those alone; and for gradients of each column one of blocks of queries. A row without any has one, all of which is left out. A second launch puts the
+//! tiles of a head in an order, those of the longest lists first, for a long one that begins last is waited for by all.
 
 use verdigris_graph::{AttentionProblem, View};
 use verdigris_kir::face::{Header, Kernel, Pointer, Val, build};
+use verdigris_kir::inst::Redux;
 use verdigris_kir::ir::Target;
 use verdigris_kir::params::{Divide, Read, Write};
 use verdigris_kir::program::{Address, KernelRef, Launch, Program};
@@ -38,6 +40,24 @@ verdigris_kir::parameters! {
 }
 
 verdigris_kir::parameters! {
+    /// Tiles of a head by the lengths of their lists.
+    struct Ranking / RankingArgs of () as _spec {
+        counts: Read = 4,
+        ranked: Write = 4,
+        /// Rows in all that are put in an order, of one order, and orders of a batch.
+        all: u32,
+        rows: Divide,
+        orders: Divide,
+        /// Lists from one batch and order to the next, and heads whose lists a tile goes through, `rows` lists apart.
+        strides: [u32; 2],
+        heads: u32,
+        /// Tiles of a head, and of a row.
+        tiles: u32,
+        of_row: u32,
+    }
+}
+
+verdigris_kir::parameters! {
     /// Where a kernel finds the blocks of a tile of queries, and the bits of those that are attended to in part.
     pub(super) struct Listed / #[derive(Clone, Copy, Debug)] ListedArgs of () as _spec {
         lists: Read = 8,
@@ -51,6 +71,9 @@ verdigris_kir::parameters! {
         rows: u32,
         strides: [u32; 2],
         columns: u32,
+        /// Tiles, the longest first; from one batch and head to the next.
+        ranked: Read = 4,
+        ranked_strides: [u32; 2],
     }
 }
 
@@ -94,26 +117,27 @@ fn maps(p: &AttentionProblem, map: &View) -> [u64; 2] {
     [(0, p.b), (1, p.h)].map(|(dim, extent)| if map.strides[dim] == 0 { 1 } else { extent })
 }
 
-/// What lists are of, with the positions of a block of the kernel.
+/// What lists are of, with the positions of a block of the kernel and those of a tile that goes through them.
 #[derive(Clone, Copy)]
 pub(super) enum ListOf {
-    /// Of a row of the map, blocks of keys.
-    Keys(u32),
-    /// Of a column of the map, blocks of queries.
-    Queries(u32),
+    /// Of a row of the map, blocks of keys for tiles of a head of queries.
+    Keys { block: u32, tile: u32 },
+    /// Of a column of the map, blocks of queries for tiles of a head of keys, which go through the lists of all its heads of queries.
+    Queries { block: u32, tile: u32 },
 }
 
-/// Adds the launch that makes lists, and gives what a kernel is told of them; `None` without a map of blocks.
+/// Adds the launches that make lists and the order of tiles, and gives what a kernel is told of them; `None` without a map of blocks.
 pub(super) fn list(p: &AttentionProblem, program: &mut Program, of: ListOf) -> Option<ListedArgs> {
     let (map, masks) = (p.block_map.as_ref()?, p.mask_blocks.as_ref()?);
     let [batches, heads] = maps(p, map);
     let [of_batch, of_head, of_row, of_column] = std::array::from_fn(|dim| map.strides[dim]);
-    let (rows, columns, of_block, [of_row, of_column]) = match of {
-        ListOf::Keys(keys) => (p.s_q.div_ceil(p.block_q), p.s_kv.div_ceil(keys.into()), p.block_kv / u64::from(keys), [of_row, of_column]),
-        ListOf::Queries(queries) => {
-            (p.s_kv.div_ceil(p.block_kv), p.s_q.div_ceil(queries.into()), p.block_q / u64::from(queries), [of_column, of_row])
-        }
+    let along_queries = (p.s_q, p.block_q);
+    let along_keys = (p.s_kv, p.block_kv);
+    let (tiled, listed, [of_row, of_column], [block, tile], group) = match of {
+        ListOf::Keys { block, tile } => (along_queries, along_keys, [of_row, of_column], [block, tile].map(u64::from), 1),
+        ListOf::Queries { block, tile } => (along_keys, along_queries, [of_column, of_row], [block, tile].map(u64::from), p.group()),
     };
+    let (rows, columns, of_block) = (tiled.0.div_ceil(tiled.1), listed.0.div_ceil(block), listed.1 / block);
     let all = batches * heads * rows;
     let lists = program.add_scratch("lists of blocks", all * columns * ENTRY_BYTES);
     let counts = program.add_scratch("lengths of lists", all * 4);
@@ -130,6 +154,22 @@ pub(super) fn list(p: &AttentionProblem, program: &mut Program, of: ListOf) -> O
     };
     program.launch(Launch::new(listing(), [all.div_ceil(WARPS.into()) as u32, 1, 1], args.bound(&())).overlapping());
     let far = |own: u64, stride: u64| if own > 1 { stride as u32 } else { 0 };
+
+    let (tiles, members) = (tiled.0.div_ceil(tile), if heads > 1 { group } else { 1 });
+    let orders = heads / members;
+    let ranked = program.add_scratch("order of tiles", batches * orders * tiles * 4);
+    let args = RankingArgs {
+        counts,
+        ranked,
+        all: (batches * orders * rows) as u32,
+        rows: rows as u32,
+        orders: orders as u32,
+        strides: [heads * rows, members * rows].map(|lists| lists as u32),
+        heads: members as u32,
+        tiles: tiles as u32,
+        of_row: (tiled.1 / tile) as u32,
+    };
+    program.launch(Launch::new(ranking(), [args.all.div_ceil(WARPS), 1, 1], args.bound(&())).overlapping());
     let masks: Address = element(masks, []);
     Some(ListedArgs {
         lists,
@@ -141,13 +181,26 @@ pub(super) fn list(p: &AttentionProblem, program: &mut Program, of: ListOf) -> O
         rows: rows as u32,
         strides: [far(batches, heads * rows), far(heads, rows)],
         columns: columns as u32,
+        ranked,
+        ranked_strides: [far(batches, orders * tiles), far(orders, tiles)],
     })
 }
 
-/// The kernel in front.
-pub(super) fn listing() -> KernelRef {
-    let header = || Header { name: "attention_blocks".to_owned(), target: Target::Sm90, threads: 32 * WARPS, ..Header::default() };
-    KernelRef::new(header().name, move || build(header(), list_rows))
+/// The kernels in front.
+pub(super) fn catalog() -> [KernelRef; 2] {
+    [listing(), ranking()]
+}
+
+fn in_front(name: &str) -> Header {
+    Header { name: name.to_owned(), target: Target::Sm90, threads: 32 * WARPS, ..Header::default() }
+}
+
+fn listing() -> KernelRef {
+    KernelRef::new("attention_blocks", || build(in_front("attention_blocks"), list_rows))
+}
+
+fn ranking() -> KernelRef {
+    KernelRef::new("attention_blocks_order", || build(in_front("attention_blocks_order"), rank_tiles))
 }
 
 fn list_rows(k: Kernel<'_>) {
@@ -180,6 +233,42 @@ fn list_rows(k: Kernel<'_>) {
     });
 }
 
+/// Each warp counts the tiles in front of those of its row: of rows with longer lists, and of as long ones those behind it, since under a diagonal the last begin first.
+fn rank_tiles<'k>(k: Kernel<'k>) {
+    let params = Ranking::declare(k, &());
+    k.griddep_wait();
+    k.griddep_launch();
+    let number = k.cta() * WARPS + k.warp();
+    k.when(number.lt(params.all), || {
+        let (order, own) = params.rows.split(number);
+        let (batch, of_batch) = params.orders.split(order);
+        let rows = params.rows.value();
+        let first_list = batch * params.strides[0] + of_batch * params.strides[1];
+        let length = |row: Val<'k, u32>| {
+            let length = k.var_named("length", 0u32);
+            k.range(params.heads, |head| length.set(length + k.ld_global::<u32>(params.counts.at(first_list + head * rows + row, 4), 0)));
+            length.get()
+        };
+        let tiles_of = |row: Val<'k, u32>| (params.tiles - row * params.of_row).min(params.of_row);
+        let own_length = length(own);
+        let (lane, last) = (k.lane(), rows - 1);
+        let in_front = k.var_named("in_front", 0u32);
+        k.range_step(0, rows, 32, |first| {
+            let row = first + lane;
+            let other = row.min(last);
+            let other_length = length(other);
+            let is_in_front = other_length.gt(own_length) | (other_length.eq(own_length) & row.gt(own));
+            in_front.set(in_front + k.select(is_in_front & row.le(last), tiles_of(other), 0u32));
+        });
+        let place = order * params.tiles + k.redux(Redux::Add, in_front);
+        let (first, count) = (own * params.of_row, tiles_of(own));
+        k.range_step(0, count, 32, |done| {
+            let tile = done + lane;
+            k.when(tile.lt(count), || k.st_global(params.ranked.at(place + tile, 4), 0, first + (count - 1 - tile)));
+        });
+    });
+}
+
 /// The list of a tile of queries.
 #[derive(Clone, Copy)]
 pub(super) struct List<'k> {
@@ -196,6 +285,12 @@ pub(super) struct Entry<'k> {
 }
 
 impl<'k> Listed<'k> {
+    /// The tile of a head that stands in the order at `rank`.
+    pub(super) fn tile(&self, k: Kernel<'k>, [batch, head, rank]: [Val<'k, u32>; 3]) -> Val<'k, u32> {
+        let [of_batch, of_head] = self.ranked_strides;
+        k.ld_global::<u32>(self.ranked.at(batch * of_batch + head * of_head + rank, 4), 0)
+    }
+
     /// The list of the tile that begins with a query.
     pub(super) fn of_tile(&self, k: Kernel<'k>, [batch, head, query]: [Val<'k, u32>; 3]) -> List<'k> {
         self.numbered(k, batch, head, self.block_q.quotient(query))
@@ -278,5 +373,48 @@ impl<'k> Columns<'k> {
         let word = k.ld_global::<u32>(self.row.moved((self.bytes_of_row * query).widen()).address(), 0);
         let word = k.select(self.is_out, 0u32, word).shr(self.key);
         [0, 8].map(|bit| (word & (1 << bit)).eq(0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use verdigris_kir::interp::{self, Kernels, Memory, Options};
+
+    use super::*;
+
+    /// Two batches of four heads, two and two of which share an order: 37 rows of three tiles, the last of which has one; lists of 1 to 9 blocks, many of one length.
+    #[test]
+    fn tiles_of_long_lists_are_first_and_each_stands_once() {
+        let [batches, orders, members, rows, tiles, of_row] = [2usize, 2, 2, 37, 109, 3];
+        let counts: Vec<u32> = (0..batches * orders * members * rows).map(|list| (list * 7919 % 97 % 9 + 1) as u32).collect();
+        let mut wanted = Vec::new();
+        for order in 0..batches * orders {
+            let length = |row: usize| (0..members).map(|head| counts[(order * members + head) * rows + row]).sum::<u32>();
+            let mut own: Vec<usize> = (0..tiles).rev().collect();
+            own.sort_by_key(|tile| std::cmp::Reverse(length(tile / of_row)));
+            assert!(length(own[0] / of_row) > length(own[tiles - 1] / of_row), "lists of one length show no order");
+            wanted.extend(own.into_iter().map(|tile| tile as u32));
+        }
+        let bytes = |numbers: &[u32]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>();
+        let mut memory = Memory::new();
+        memory.add(&bytes(&counts));
+        memory.add(&vec![0xA5; 4 * wanted.len()]);
+        let args = RankingArgs {
+            counts: Address::buffer(0),
+            ranked: Address::buffer(1),
+            all: (batches * orders * rows) as u32,
+            rows: rows as u32,
+            orders: orders as u32,
+            strides: [orders * members * rows, members * rows].map(|lists| lists as u32),
+            heads: members as u32,
+            tiles: tiles as u32,
+            of_row: of_row as u32,
+        };
+        let mut program = Program { buffer_alignment_bytes: vec![4; 2], ..Program::default() };
+        program.launch(Launch::new(ranking(), [args.all.div_ceil(WARPS), 1, 1], args.bound(&())));
+        if let Err(findings) = interp::run(&program, &Kernels::new(), &mut memory, &Options::schedule(3)) {
+            panic!("{findings}");
+        }
+        assert_eq!(memory.to_vec(1), bytes(&wanted));
     }
 }

@@ -185,6 +185,10 @@ impl<'k> Tile<'k> {
         let place = params.order.place(k, number);
         // The first keys have the most queries where there is a diagonal, and are first; but in order, whoever is first has nobody to wait for.
         let place = if spec.in_order { place } else { Place { row: params.order.rows - 1 - place.row, ..place } };
+        let place = match &params.listed {
+            None => place,
+            Some(listed) => Place { row: listed.tile(k, [place.batch, place.head, place.row]), ..place },
+        };
         let first_key = place.row * keys;
         let own = params.ragged.as_ref().map(|ragged| ragged.sequences.of_batch(k, place.batch));
         if let Some(own) = &own {

@@ -316,7 +316,7 @@ impl Algorithm for Backward {
         let grid = [tiles as u32, 1, 1];
         program.launch(Launch::new(Around::Before(self.ty, spec.ragged).kernel(), grid, before.bound(&spec.ragged)));
 
-        let listed = blocks::list(p, &mut program, ListOf::Queries(QUERIES));
+        let listed = blocks::list(p, &mut program, ListOf::Queries { block: QUERIES, tile: spec.keys() });
         let map = |name: &str, view: &View, decl| mapped::map(decl, view, p.dims(name, view));
         // Each sequence has its own corner.
         let corner = if p.corner == Corner::BottomRight && !spec.ragged { p.s_kv as i32 - p.s_q as i32 } else { 0 };
@@ -432,7 +432,7 @@ impl Algorithm for Backward {
             let of = Spec { head, value: head, mask: Mask::Band, score_mod: true, in_order, listed, ..Spec::plain(ty) };
             Spec { function: function.clone(), score, ..of }.kernel()
         }));
-        kernels.push(blocks::listing());
+        kernels.extend(blocks::catalog());
         kernels.extend(BiasGradient::catalog());
         kernels
     }
@@ -468,7 +468,7 @@ impl Backward {
     fn section(&self, spec: &Spec) -> u32 {
         let p = &self.problem;
         if !spec.in_order {
-            return if p.left.is_some() || p.right.is_some() { TOGETHER } else { 1 };
+            return if p.left.is_some() || p.right.is_some() || p.block_map.is_some() { TOGETHER } else { 1 };
         }
         let head_bytes = (p.s_q * (p.d + p.d_v) * 4 * p.group()).max(1);
         (self.arch.l2_bytes / 2 / head_bytes).clamp(1, 1 << 16) as u32

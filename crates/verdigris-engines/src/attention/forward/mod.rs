@@ -455,7 +455,7 @@ impl Algorithm for Forward {
             true => fp8::add_turning(p, &mut program, spec.v_map()),
             false => paged::map(p, "v", &p.v, spec.v_tile()),
         };
-        let listed: Option<ListedArgs> = blocks::list(p, &mut program, ListOf::Keys(spec.block));
+        let listed: Option<ListedArgs> = blocks::list(p, &mut program, ListOf::Keys { block: spec.block, tile: spec.queries() });
         let strides_bytes = |view: &View| [0, 1, 2].map(|i| view.strides[i] * view.dtype.bytes() as u64);
         let args = ParamsArgs {
             q: map("q", &p.q, spec.q_tile().map(Access::Read)),
@@ -542,7 +542,7 @@ impl Algorithm for Forward {
             .chain(listing)
             .chain(of_8_bits)
             .chain(of_function);
-        specs.map(Spec::kernel).chain([fp8::turning(), blocks::listing()]).collect()
+        specs.map(Spec::kernel).chain([fp8::turning()]).chain(blocks::catalog()).collect()
     }
 }
 

@@ -144,6 +144,8 @@ impl<'k> Tiles<'k> {
         let k = self.kernel;
         let Place { row, head, batch } = self.order.place(k, number);
         let kv_head = self.group.quotient(head);
+        // Where there is an order, row 0 is the last of it, as it is the last that is begun elsewhere.
+        let row = self.listed.as_ref().map_or(row, |listed| listed.tile(k, [batch, head, self.order.rows - 1 - row]));
         let first_query = row * self.spec.queries();
         let (zero, none) = (k.constant(0u32), k.constant(0i32));
         let whole = Tile {

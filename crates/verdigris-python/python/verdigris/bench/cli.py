@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     for name in layers.SUITES:
         one = commands.add_parser(name, help=f"measures the suite {name} of layers.toml: what lies between the products")
         _add_rows_options(one, ", ".join(layers.PEERS))
+        one.add_argument("--class", dest="classes", type=_list, default=[], help="only these classes of the list, or functions (softmax, max_pool, …)")
         one.add_argument("--sample", type=int, metavar="N", help="N of the rows, drawn from all alike: the same ones each time that the rows are the same")
         one.add_argument("--workers", type=int, default=0, metavar="N", help="processes in which torch.compile works before rows are measured (0: none)")
         one.add_argument("--compile-share", help=argparse.SUPPRESS)

@@ -453,6 +453,7 @@ def _selection(arguments, device: torch.device, seed: Optional[int]) -> List[str
     """The command line that selects the same rows."""
     command = [arguments.command, "--filter", arguments.filter, "--device", str(device)]
     command += [] if arguments.sample is None else ["--sample", str(arguments.sample)]
+    command += ["--class", ",".join(arguments.classes)] if arguments.classes else []
     command += ["--only-drawn"] if arguments.only_drawn else []
     return command + (["--no-drawn"] if seed is None else ["--seed", str(seed)])
 
@@ -574,9 +575,11 @@ def run(arguments, device: torch.device, seed: Optional[int], say: Callable[[str
         raise ListError("no bench/lists in this folder or above it: run in a checkout")
     rows = [row for row in load(folder / "layers.toml", arguments.command, seed) if arguments.filter in row.key]
     rows = [row for row in rows if not (arguments.only_drawn and not row.cls.startswith(DRAWN))]
+    if arguments.classes:
+        rows = [row for row in rows if row.cls in arguments.classes or row.op in arguments.classes]
     rows = _sampled(rows, arguments.sample)
     if not rows:
-        raise ListError("no row is left by --filter")
+        raise ListError("no row is left by --filter and --class")
     if arguments.dry_run:
         for row in rows:
             say(row.key)

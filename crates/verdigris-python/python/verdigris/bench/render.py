@@ -32,7 +32,7 @@ take these numbers on another machine.
   interquartile range. Operands and results rotate. Where a side is shorter than 50 µs, all are replayed as CUDA graphs.
 - **A bar is met** when it passes in two separate leases of a machine, in both columns, on the lists and on drawn rows; passed in one alone it says so. A
   row that is wrong or refused fails its bar; where no peer is right, the row is counted and has no ratio. Rows that were timed for less than 0.3 s are no
-  evidence. All runs of a table are of the same sources.
+  evidence. All runs of a table are of the same sources: the newest of which at least half as many rows are evidence as of any other's.
 - Rates differ by 15 % between chips of one type, so ratios compare across runs and rates do not.
 """
 
@@ -96,12 +96,22 @@ def _listed(suite: str) -> List[dict]:
     return [identity(row) for row in rows_of(SUITES[suite])]
 
 
+#: A source of which fewer rows are evidence than this part of the fullest one's is a sample: a probe of some rows puts no suite off the page.
+LEAST_OF_FULLEST = 0.5
+
+
 def current(runs: Sequence[Run], suite: str) -> List[Run]:
-    """The runs that tables of a suite are made from: those of the newest run's sources, by today's method; by the first where there is no other."""
+    """The runs that tables of a suite are made from: by today's method (by the first where there is no other), those of the newest sources of which enough rows
+    are evidence (`LEAST_OF_FULLEST`)."""
     mine = [run for run in runs if run.suite == suite and run.rows]
     latest = max((run.method for run in mine), default=1)
     mine = [run for run in mine if run.method == latest]
-    return [run for run in mine if run.source == mine[-1].source]
+    evidence: Dict[str, set] = {}
+    for run in mine:
+        evidence.setdefault(run.source, set()).update(key for key, row in run.rows.items() if bars.is_evidence(row))
+    enough = LEAST_OF_FULLEST * max((len(keys) for keys in evidence.values()), default=0)
+    shown = next((run.source for run in reversed(mine) if len(evidence[run.source]) >= enough), None)
+    return [run for run in mine if run.source == shown]
 
 
 def _standings(runs: Sequence[Run], names: Dict[str, str]) -> str:
