@@ -323,12 +323,14 @@ impl ConvProblem {
     /// The product that a graph of this convolution is cut into; `None` where it stays a convolution.
     ///
     /// A filter's gradient of f32 does: both of its operands are strided along the depth, tensor cores read 32-bit types along it alone, and engines for
-    /// convolutions have ways to turn them, or to split them into terms, that those for products have not. The product is among its ways even so.
+    /// convolutions have ways to turn them, or to split them into terms, that those for products have not. So does a depthwise one, whose products have a single
+    /// column of depth one each, a batch of as many as there are channels. The product is among the ways of either even so.
     pub fn cut_as_gemm(&self) -> Option<GemmProblem> {
         let turns = self.direction == Direction::Wgrad
             && (self.x.dtype, self.y.dtype) == (DType::F32, DType::F32)
             && matches!(self.precision, Precision::Fp32 | Precision::Tf32);
-        if turns { None } else { self.as_gemm() }
+        let is_depthwise = self.groups > 1 && self.groups == self.c;
+        if turns || is_depthwise { None } else { self.as_gemm() }
     }
 
     /// The matrix product that a convolution with a filter of one element is, where strides allow; canonical, with the same slots.

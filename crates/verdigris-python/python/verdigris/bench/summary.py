@@ -3,7 +3,7 @@
 import math
 from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
-from . import bars, columns
+from . import bars, columns, record
 from .bars import geometric_mean
 
 #: How many of the worst rows are shown.
@@ -172,6 +172,8 @@ def text(rows: Sequence[dict], suite: str) -> str:
     elif rows:
         timed = [[row["key"], number(row.get("us"), 4), number(row.get("of_ceiling"))] for row in rows if row.get("us")]
         parts.append(table(["row", "ours µs", "of ceiling"], timed) if timed else "no row was timed")
+    # Rows of a run that is being measured do not say by which method; those of a record do.
+    rows = [{"method": record.METHOD, **row} for row in rows]
     short = sum(1 for row in rows if row.get("us") and not bars.is_evidence(row))
     if short:
         parts.append(f"{short} rows were timed for less than {bars.EVIDENCE_S} s, and are no evidence for a bar")
