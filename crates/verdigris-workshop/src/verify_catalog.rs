@@ -40,6 +40,7 @@ const PROBLEMS: &[(&str, &str, &str)] = &[
     ("reduce.simt", "reduction", include_str!("../../../cases/catalog/reduce.simt.toml")),
     ("scan.rows", "scan", include_str!("../../../cases/catalog/scan.rows.toml")),
     ("softmax.rows", "softmax", include_str!("../../../cases/catalog/softmax.rows.toml")),
+    ("pool.blocks", "pool", include_str!("../../../cases/catalog/pool.blocks.toml")),
     ("pool.direct", "pool", include_str!("../../../cases/catalog/pool.direct.toml")),
     ("pool.planes", "pool", include_str!("../../../cases/catalog/pool.planes.toml")),
     ("resample.gather", "resample", include_str!("../../../cases/catalog/resample.gather.toml")),

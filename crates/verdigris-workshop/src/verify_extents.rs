@@ -290,6 +290,7 @@ mod tests {
         ("norm.groups", 12, &[("layout", 16)]),
         ("norm.rows", 10, &[("layout", 30)]),
         ("norm.strided", 40, &[]),
+        ("pool.blocks", 1, &[("direction", 24), ("extent", 12), ("layout", 11), ("problem", 48)]),
         ("pool.direct", 96, &[]),
         ("pool.map", 12, &[("direction", 48), ("extent", 12)]),
         ("pool.planes", 15, &[("extent", 9), ("layout", 72)]),

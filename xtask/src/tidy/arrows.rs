@@ -70,6 +70,7 @@ const FAMILY_ROOMS: &[(&str, &[&str])] = &[
     ("conv", &["geometry"]),
     ("gemm", &["factors"]),
     ("norm", &["walk"]),
+    ("pool", &["axis"]),
     ("rewrite", &["whole_windows"]),
 ];
 

@@ -1,5 +1,7 @@
 //! Pooling and its gradients ([`verdigris_graph::PoolProblem`] has the formulas).
 
+mod axis;
+mod blocks;
 mod direct;
 mod planes;
 
@@ -7,4 +9,5 @@ use crate::algorithm::Listed;
 use crate::engine::Engine;
 
 /// The engines of this family.
-pub static ENGINES: &[&dyn Engine] = &[&Listed::<planes::Planes>::new(), &Listed::<direct::Direct>::new()];
+pub static ENGINES: &[&dyn Engine] =
+    &[&Listed::<blocks::Blocks>::new(), &Listed::<planes::Planes>::new(), &Listed::<direct::Direct>::new()];
