@@ -77,7 +77,7 @@ const KNOWN: &[Known] = &[
     memory("softmax/rows", &["softmax.rows"]),
     memory("softmax/columns", &["softmax.rows"]),
     memory("softmax/losses", &["softmax.rows"]),
-    memory("reduction/sums", &["reduce.simt"]),
+    memory("reduction/sums", &["reduce.rows", "reduce.simt"]),
     memory("scan/rows", &["scan.rows"]),
     memory("scan/columns", &["scan.rows"]),
     memory("resample/images", &["resample.gather"]),
