@@ -43,6 +43,7 @@ const PROBLEMS: &[(&str, &str, &str)] = &[
     ("softmax.rows", "softmax", include_str!("../../../cases/catalog/softmax.rows.toml")),
     ("pool.blocks", "pool", include_str!("../../../cases/catalog/pool.blocks.toml")),
     ("pool.direct", "pool", include_str!("../../../cases/catalog/pool.direct.toml")),
+    ("pool.flat", "pool", include_str!("../../../cases/catalog/pool.flat.toml")),
     ("pool.planes", "pool", include_str!("../../../cases/catalog/pool.planes.toml")),
     ("resample.gather", "resample", include_str!("../../../cases/catalog/resample.gather.toml")),
     ("norm.rows", "norm", include_str!("../../../cases/catalog/norm.rows.toml")),

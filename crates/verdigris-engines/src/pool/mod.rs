@@ -3,11 +3,13 @@
 mod axis;
 mod blocks;
 mod direct;
+mod flat;
 mod planes;
+pub(crate) mod whole_windows;
 
 use crate::algorithm::Listed;
 use crate::engine::Engine;
 
 /// The engines of this family.
 pub static ENGINES: &[&dyn Engine] =
-    &[&Listed::<blocks::Blocks>::new(), &Listed::<planes::Planes>::new(), &Listed::<direct::Direct>::new()];
+    &[&Listed::<flat::Flat>::new(), &Listed::<blocks::Blocks>::new(), &Listed::<planes::Planes>::new(), &Listed::<direct::Direct>::new()];

@@ -30,7 +30,7 @@ use crate::arch::Arch;
 use crate::cost::{Stream, Traffic, Work};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::compute;
-use crate::layout::space::element;
+use crate::layout::space::{element, is_packed};
 
 use super::axis::{Axis, MOST_TAPS};
 use kernel::{BackwardArgs, PlanesArgs, StripsArgs, TensorArgs};
@@ -222,16 +222,6 @@ impl Planes {
     fn ctas(&self, share: Share) -> u32 {
         self.planes().div_ceil(share.planes) * self.spec.rows(&self.axes[0]).div_ceil(share.rows)
     }
-}
-
-/// Whether elements lie one behind the other without gaps. A dim of one element may have any stride.
-fn is_packed(strides: &[u64], dims: &[u64]) -> bool {
-    let mut size = 1u64;
-    strides.iter().zip(dims).rev().all(|(&stride, &dim)| {
-        let lies = dim <= 1 || stride == size;
-        size = size.saturating_mul(dim);
-        lies
-    })
 }
 
 impl Axis {
