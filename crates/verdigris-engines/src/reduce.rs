@@ -7,10 +7,12 @@
 //! read up to 16 bytes at a time, and have four such accesses on their way before they compute with the first. Few long reductions are cut into
 //! parts, whose sums a second kernel joins in order. What is computed before the reduction may be stored on the way; each element is visited once.
 //!
-//! **When it wins.** There is no other engine for reductions.
+//! **When it wins.** Wherever `reduce.rows` does not take a reduction, and of long rows.
 //!
 //! **Numbers.** Sums are formed in f32 (f64) by fixed trees, so results repeat bit for bit on a device; many short sums lose less than one long
 //! one would.
+
+mod rows;
 
 use std::collections::HashSet;
 
@@ -35,10 +37,10 @@ use crate::fuse::value::AnyVal;
 use crate::layout::space::{Extents, Region, is_apart, traffic_bytes};
 
 /// The engines of this family.
-pub static ENGINES: &[&dyn Engine] = &[&Listed::<ReduceSimt>::new()];
+pub static ENGINES: &[&dyn Engine] = &[&Listed::<rows::Rows>::new(), &Listed::<ReduceSimt>::new()];
 
-/// The version of the engine, which is also that of what is rewritten as reductions.
-pub(crate) const VERSION: u32 = 2;
+/// The version of what is rewritten as reductions: it rises with that of either engine.
+pub(crate) const VERSION: u32 = <ReduceSimt as Algorithm>::VERSION + <rows::Rows as Algorithm>::VERSION;
 
 const THREADS: u32 = 256;
 /// Threads that may take a row: the smallest team of which each has at most [`UNROLL`] accesses, or the largest.
@@ -82,7 +84,7 @@ struct Config {
 
 impl Algorithm for ReduceSimt {
     const ID: EngineId = EngineId { name: "reduce.simt", number: 400 };
-    const VERSION: u32 = VERSION;
+    const VERSION: u32 = 2;
     type Config = Config;
 
     fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {

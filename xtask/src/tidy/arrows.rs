@@ -70,11 +70,11 @@ const FAMILY_ROOMS: &[(&str, &[&str])] = &[
     ("conv", &["geometry"]),
     ("gemm", &["factors"]),
     ("norm", &["walk"]),
-    ("rewrite", &["whole_windows"]),
+    ("pool", &["axis", "whole_windows"]),
 ];
 
 /// Families above others, and those others: rewritings of one family's problems as another's. They may import its root and its rooms.
-const ABOVE: &[(&str, &[&str])] = &[("rewrite", &["conv", "gemm", "map", "reduce"])];
+const ABOVE: &[(&str, &[&str])] = &[("rewrite", &["conv", "gemm", "map", "pool", "reduce"])];
 
 /// The rule `arrows`.
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {

@@ -210,17 +210,13 @@ impl<'k> Line<'k> {
     /// Loads the vector of that number.
     #[track_caller]
     pub(crate) fn load(&self, number: Val<'k, u32>) -> Packed<'k> {
-        let bytes = self.vector * self.dtype.bytes() as u32;
-        let words = load_words(self.address.kernel(), self.place(number), bytes, Cache::Default);
-        Packed { dtype: self.dtype, vector: self.vector, words }
+        Packed::load(self.dtype, self.vector, self.place(number), Cache::Default)
     }
 
     /// The same of what nobody reads again: L1 keeps what is read often.
     #[track_caller]
     pub(crate) fn load_once(&self, number: Val<'k, u32>) -> Packed<'k> {
-        let bytes = self.vector * self.dtype.bytes() as u32;
-        let words = load_words(self.address.kernel(), self.place(number), bytes, Cache::NoAllocate);
-        Packed { dtype: self.dtype, vector: self.vector, words }
+        Packed::load(self.dtype, self.vector, self.place(number), Cache::NoAllocate)
     }
 
     /// Loads the vector of that number where a condition holds; elsewhere zeros.
@@ -308,6 +304,12 @@ pub(crate) fn words_of(dtype: DType, vector: u32) -> u32 {
 }
 
 impl<'k> Packed<'k> {
+    /// Loads the vector at an address.
+    #[track_caller]
+    pub(crate) fn load(dtype: DType, vector: u32, address: Val<'k, u64>, cache: Cache) -> Self {
+        Packed { dtype, vector, words: load_words(address.kernel(), address, vector * dtype.bytes() as u32, cache) }
+    }
+
     /// Whether it is pairs of 16-bit floats.
     fn is_pairs(&self) -> bool {
         matches!(self.dtype, DType::F16 | DType::Bf16) && self.vector >= 2

@@ -76,6 +76,16 @@ pub(crate) fn is_apart(view: &View) -> bool {
     view.strides.last().is_some_and(|&stride| stride > 1)
 }
 
+/// Whether elements lie one behind the other without gaps. A dim of one element may have any stride.
+pub(crate) fn is_packed(strides: &[u64], dims: &[u64]) -> bool {
+    let mut size = 1u64;
+    strides.iter().zip(dims).rev().all(|(&stride, &dim)| {
+        let lies = dim <= 1 || stride == size;
+        size = size.saturating_mul(dim);
+        lies
+    })
+}
+
 // ---- parameters --------------------------------------------------------------------------------------------------------
 
 /// The extents of a space, by which the number of a point becomes its index. The spec is the number of dims; all extents are given.

@@ -1,10 +1,15 @@
 //! Pooling and its gradients ([`verdigris_graph::PoolProblem`] has the formulas).
 
+mod axis;
+mod blocks;
 mod direct;
+mod flat;
 mod planes;
+pub(crate) mod whole_windows;
 
 use crate::algorithm::Listed;
 use crate::engine::Engine;
 
 /// The engines of this family.
-pub static ENGINES: &[&dyn Engine] = &[&Listed::<planes::Planes>::new(), &Listed::<direct::Direct>::new()];
+pub static ENGINES: &[&dyn Engine] =
+    &[&Listed::<flat::Flat>::new(), &Listed::<blocks::Blocks>::new(), &Listed::<planes::Planes>::new(), &Listed::<direct::Direct>::new()];

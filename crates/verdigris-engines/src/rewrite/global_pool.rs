@@ -10,11 +10,11 @@ use verdigris_graph::{Chain, ChainStep, PoolMode, PoolPass, PoolProblem, Problem
 use verdigris_kir::ir::Target;
 use verdigris_kir::program::{KernelRef, Program};
 
-use super::whole_windows::dims_of;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::cost::Work;
 use crate::engine::{Candidate, EngineId, Knobs, Notes, Reason, Refusal};
+use crate::pool::whole_windows::dims_of;
 use crate::reduce;
 
 /// An accepted problem: the candidate for the reduction.

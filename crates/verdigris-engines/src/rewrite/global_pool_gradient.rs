@@ -12,12 +12,12 @@ use verdigris_graph::{Chain, ChainStep, MapProblem, PoolMode, PoolPass, PoolProb
 use verdigris_kir::ir::Target;
 use verdigris_kir::program::{KernelRef, Program};
 
-use super::whole_windows::dims_of;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::cost::Work;
 use crate::engine::{Candidate, EngineId, Knobs, Notes, Reason, Refusal};
 use crate::map;
+use crate::pool::whole_windows::dims_of;
 
 /// An accepted problem: the candidate for the map.
 pub(super) struct GlobalPoolGradient {

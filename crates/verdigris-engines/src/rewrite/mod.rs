@@ -4,7 +4,6 @@ mod global_pool;
 mod global_pool_gradient;
 mod im2col;
 mod pointwise;
-mod whole_windows;
 
 use crate::algorithm::Listed;
 use crate::engine::Engine;

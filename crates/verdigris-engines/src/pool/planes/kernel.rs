@@ -9,6 +9,7 @@ use crate::fuse::compute::{self, Compute};
 use crate::fuse::value::{AnyVal, Raw, store_values};
 use crate::layout::space::{Access, Memory};
 
+use super::super::axis::{elements_along, share_of};
 use super::{Kind, Spec, THREADS};
 
 /// Windows below each other that a thread takes.
@@ -452,12 +453,9 @@ impl<'k> Cta<'_, 'k> {
             return k.constant(1.0 / (high * wide) as f32);
         }
         let along = |axis: usize, window: Val<'k, u32>, extent: Val<'k, u32>| {
-            let first = window * self.spec.stride[axis];
-            let [begin, end] = [first, first + self.spec.taps[axis]].map(|at| at.max(self.pads[axis]).min(extent + self.pads[axis]));
-            end - begin
+            elements_along(window, [self.spec.taps[axis], self.spec.stride[axis]], self.pads[axis], extent)
         };
-        let count = along(0, window.row + below, self.wide.height) * along(1, window.column + beside, self.wide.width);
-        <f32 as Compute>::quotient(k.constant(1.0), <f32 as Compute>::from_i32(count.signed()))
+        share_of(k, along(0, window.row + below, self.wide.height) * along(1, window.column + beside, self.wide.width))
     }
 
     /// Stores what windows give.

@@ -30,15 +30,12 @@ use crate::arch::Arch;
 use crate::cost::{Stream, Traffic, Work};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::compute;
-use crate::layout::space::element;
+use crate::layout::space::{element, is_packed};
 
+use super::axis::{Axis, MOST_TAPS};
 use kernel::{BackwardArgs, PlanesArgs, StripsArgs, TensorArgs};
 
 const THREADS: u32 = 256;
-/// Taps along a dim that a kernel is written out for.
-const MOST_TAPS: u64 = 5;
-/// Extents, so that products of a few of them count in 31 bits.
-const LIMIT: u64 = 1 << 14;
 /// CTAs for each SM below which planes are not taken together.
 const CTAS_OF_SM: u64 = 16;
 /// Rows below which a plane is not cut for more CTAs: bands read the rows between them twice.
@@ -51,16 +48,6 @@ pub(super) struct Planes {
     spec: Spec,
     axes: [Axis; 2],
     share: Share,
-}
-
-/// Windows along a spatial dim.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Axis {
-    extent: u32,
-    out: u32,
-    taps: u32,
-    stride: u32,
-    pad: u32,
 }
 
 /// What a CTA takes.
@@ -113,11 +100,9 @@ impl Algorithm for Planes {
             let reason = format_args!("{name} with strides {:?}, taken are planes without gaps", view.strides);
             Self::ID.require(is_packed(&view.strides[2..], &dims[2..]), Reason::Layout, reason)?;
         }
-        let is_flat = p.extents[0] == 1
-            && p.out[0] == 1
-            && matches!(p.windows[0], Windows::Adaptive | Windows::Sliding { taps: 1, pad_before: 0, .. });
-        Self::ID.require(is_flat, Reason::Extent, "three spatial dims, taken are two")?;
-        let axes = [1, 2].map(|i| Axis::of(p.extents[i], p.out[i], &p.windows[i]));
+        let Some(axes) = Axis::both(p) else {
+            return Err(Self::ID.refusal(Reason::Extent, "three spatial dims, taken are two"));
+        };
         let [Some(height), Some(width)] = axes else {
             let reason =
                 format_args!("windows {:?} over {:?}, taken are up to {MOST_TAPS} neighbours that meet the image", p.windows, p.extents);
@@ -239,32 +224,7 @@ impl Planes {
     }
 }
 
-/// Whether elements lie one behind the other without gaps. A dim of one element may have any stride.
-fn is_packed(strides: &[u64], dims: &[u64]) -> bool {
-    let mut size = 1u64;
-    strides.iter().zip(dims).rev().all(|(&stride, &dim)| {
-        let lies = dim <= 1 || stride == size;
-        size = size.saturating_mul(dim);
-        lies
-    })
-}
-
 impl Axis {
-    /// Windows of a few neighbouring taps, each of which meets an element.
-    fn of(extent: u64, out: u64, windows: &Windows) -> Option<Axis> {
-        let (taps, stride, pad) = match *windows {
-            Windows::Sliding { taps, stride, dilation, pad_before } if dilation == 1 || taps == 1 => (taps, stride, pad_before),
-            Windows::Adaptive if out > 0 && extent.is_multiple_of(out) => (extent / out, extent / out, 0),
-            _ => return None,
-        };
-        let is_small = (1..=MOST_TAPS).contains(&taps) && (1..=MOST_TAPS).contains(&stride) && extent < LIMIT && out < LIMIT;
-        if !is_small || extent == 0 || out == 0 || pad >= taps || (out - 1) * stride >= extent + pad {
-            return None;
-        }
-        let [extent, out, taps, stride, pad] = [extent, out, taps, stride, pad].map(|count| count as u32);
-        Some(Axis { extent, out, taps, stride, pad })
-    }
-
     /// How many windows in front of a block's own hold elements of it.
     fn back(&self) -> u32 {
         (self.taps - 1) / self.stride

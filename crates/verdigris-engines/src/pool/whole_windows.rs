@@ -3,7 +3,7 @@
 use verdigris_graph::{PoolProblem, Windows};
 
 /// The dims of which every element is a window of its own, and those that one window has as a whole; or what else the windows are.
-pub(super) fn dims_of(pool: &PoolProblem) -> Result<(Vec<usize>, Vec<usize>), String> {
+pub(crate) fn dims_of(pool: &PoolProblem) -> Result<(Vec<usize>, Vec<usize>), String> {
     let dims = pool.x_dims();
     let is_whole = |axis: usize| pool.out[axis] == 1 && has_every_element(pool.extents[axis], &pool.windows[axis]);
     let is_each = |axis: usize| {

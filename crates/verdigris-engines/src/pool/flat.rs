@@ -1,0 +1,175 @@
+//! `pool.flat`: gradients of averages over whole planes ([`verdigris_graph::PoolProblem`] has the formulas), written without regard to where planes begin.
+//!
+//! It takes channels-first images without gaps in f32, f16 and bf16 whose planes have more elements than a vector of 16 bytes, but no whole number of vectors;
+//! those that have are a map (`pool.map`).
+//!
+//! **Method.** A thread stores a vector of `dx`: elements of one plane, or of two that follow each other, whose means it reads.
+//!
+//! **When it wins.** Where it takes a problem: a map stores such planes element by element.
+//!
+//! **Numbers.** `dy` times the rounded `1 / N`.
+
+use serde::{Deserialize, Serialize};
+use verdigris_graph::{PoolMode, PoolPass, PoolProblem, Problem};
+use verdigris_kir::face::{Header, Kernel, Val, build};
+use verdigris_kir::ir::{KernelBody, Target};
+use verdigris_kir::params::Divide;
+use verdigris_kir::program::{KernelRef, Launch, Program};
+use verdigris_tensor::DType;
+
+use super::axis::share_of;
+use super::whole_windows::dims_of;
+use crate::algorithm::Algorithm;
+use crate::arch::Arch;
+use crate::cost::{Stream, Traffic, Work};
+use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
+use crate::fuse::compute;
+use crate::fuse::value::{AnyVal, store_values};
+use crate::layout::space::{Access, Memory, element, is_packed};
+
+const THREADS: u32 = 256;
+const VECTOR_BYTES: u32 = 16;
+
+/// An accepted problem.
+#[derive(Clone, Debug)]
+pub(super) struct Flat {
+    problem: PoolProblem,
+    spec: Spec,
+    planes: u64,
+    area: u64,
+}
+
+impl Algorithm for Flat {
+    const ID: EngineId = EngineId { name: "pool.flat", number: 605 };
+    const VERSION: u32 = 1;
+    /// Elements that a thread stores.
+    type Config = u32;
+
+    fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
+        let Problem::Pool(p) = problem else {
+            return Err(Self::ID.refusal(Reason::Problem, format_args!("{}, taken is pool", problem.kind())));
+        };
+        let (PoolMode::Average { .. }, PoolPass::Backward { dy, dx, .. }) = (p.mode, &p.pass) else {
+            return Err(match p.mode {
+                PoolMode::Max => Self::ID.refusal(Reason::Problem, "maxima, taken are averages"),
+                PoolMode::Average { .. } => Self::ID.refusal(Reason::Direction, "the forward direction, taken are gradients"),
+            });
+        };
+        let spec = Spec { dtype: dx.dtype };
+        let is_taken = dy.dtype == dx.dtype && [DType::F32, DType::F16, DType::Bf16].contains(&dx.dtype);
+        let reason = format_args!("{} and {}, taken are two of f32, f16 and bf16 that are the same", dy.dtype, dx.dtype);
+        Self::ID.require(is_taken, Reason::DType, reason)?;
+        let (stays, _) = dims_of(p).map_err(|seen| Self::ID.refusal(Reason::Extent, seen))?;
+        let (dims, vector) = (p.x_dims(), u64::from(spec.vector()));
+        let (planes, area) = (p.n.saturating_mul(p.c), p.extents.iter().product::<u64>());
+        let is_whole = stays.iter().all(|&dim| dim < 2 || dims[dim] == 1);
+        let all = planes.saturating_mul(area);
+        let is_flat = is_whole && area >= vector && !area.is_multiple_of(vector) && all.is_multiple_of(vector) && all < 1 << 31;
+        let reason = format_args!(
+            "{planes} planes of {:?} elements, taken are planes of no whole number of vectors, which they have in all",
+            p.extents
+        );
+        Self::ID.require(is_flat, Reason::Extent, reason)?;
+        let is_packed = is_packed(&dx.strides, &dims) && is_packed(&dy.strides, &p.y_dims()) && dx.offset.is_multiple_of(vector);
+        let reason = format_args!("strides {:?} and {:?}, taken are tensors without gaps", dy.strides, dx.strides);
+        Self::ID.require(is_packed, Reason::Layout, reason)?;
+        Self::ID.require(arch.runs(spec.target()), Reason::Target, format_args!("{}, which needs {}", dx.dtype, spec.target().ptx()))?;
+        Ok(Flat { problem: p.clone(), spec, planes, area })
+    }
+
+    fn configs(&self) -> Vec<u32> {
+        vec![self.spec.vector()]
+    }
+
+    fn knobs(&vector: &u32) -> Knobs {
+        Knobs::new([("vector", vector)])
+    }
+
+    fn notes(&self, _: &u32) -> Notes {
+        Notes::of(self.problem.compute)
+    }
+
+    fn work(&self, &vector: &u32) -> Work {
+        let (elements, planes) = ((self.planes * self.area) as f64, self.planes as f64);
+        let (threads, bytes) = (elements / f64::from(vector), self.spec.dtype.bytes() as f64);
+        let issued = threads * (40.0 + 3.0 * f64::from(vector)) / 32.0;
+        Work::default()
+            .beside([Stream::new(Traffic::Lines, (elements + planes) * bytes).issuing(issued).of_ctas(threads / f64::from(THREADS))])
+    }
+
+    fn lower(&self, &vector: &u32) -> Result<Program, Refusal> {
+        let p = &self.problem;
+        let mut program = Program { buffer_alignment_bytes: vec![1; p.slots().len()], ..Program::default() };
+        let PoolPass::Backward { dy, dx, .. } = &p.pass else { return Ok(program) };
+        if p.is_empty() {
+            return Ok(program);
+        }
+        let args = SpreadArgs {
+            vectors: (self.planes * self.area) as u32 / vector,
+            planes: self.planes as u32,
+            area: self.area as u32,
+            dy: element(dy, []),
+            dx: element(dx, []),
+        };
+        program.launch(Launch::new(self.spec.kernel(), [args.vectors.div_ceil(THREADS), 1, 1], args.bound(&self.spec)));
+        Ok(program)
+    }
+
+    fn catalog(target: Target) -> Vec<KernelRef> {
+        let specs = [DType::F32, DType::F16, DType::Bf16].map(|dtype| Spec { dtype });
+        specs.into_iter().filter(|spec| spec.target() <= target).map(|spec| spec.kernel()).collect()
+    }
+}
+
+/// Everything that shapes a kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+struct Spec {
+    dtype: DType,
+}
+
+verdigris_kir::parameters! {
+    /// Of every kernel here.
+    struct Spread / SpreadArgs of Spec as spec {
+        vectors: u32,
+        planes: u32,
+        /// Elements of a plane.
+        area: Divide,
+        dy: Memory = Access { written: false, bytes: spec.dtype.bytes() as u32 },
+        dx: Memory = Access { written: true, bytes: VECTOR_BYTES },
+    }
+}
+
+impl Spec {
+    fn vector(self) -> u32 {
+        VECTOR_BYTES / self.dtype.bytes() as u32
+    }
+
+    fn target(self) -> Target {
+        compute::target_of_all([self.dtype])
+    }
+
+    fn kernel(self) -> KernelRef {
+        KernelRef::new(format!("pool_flat_average_backward_{}", self.dtype), move || self.build())
+    }
+
+    fn build(self) -> KernelBody {
+        let name = format!("pool_flat_average_backward_{}", self.dtype);
+        let header = Header { name, target: self.target(), threads: THREADS, min_ctas: 1, cluster: 1 };
+        build(header, |k| self.spread(k))
+    }
+
+    fn spread(self, k: Kernel<'_>) {
+        let Spread { vectors, planes, area, dy, dx } = Spread::declare(k, &self);
+        let number = k.cta() * THREADS + k.thread();
+        k.when(number.lt(vectors), || {
+            // A plane has as many elements as a vector at least: one ends in it at most.
+            let (plane, place) = area.split(number * self.vector());
+            let share = share_of(k, area.value());
+            let planes = [plane, (plane + 1).min(planes - 1)];
+            let [own, next] = planes.map(|plane| compute::load::<f32>(k, self.dtype, dy.at(plane, self.dtype.bytes() as u32), 0) * share);
+            let value = |i: u32| -> Val<'_, f32> { k.select((place + i).lt(area.value()), own, next) };
+            let values: Vec<AnyVal<'_>> = (0..self.vector()).map(|i| AnyVal::of(value(i))).collect();
+            store_values(k, self.dtype, dx.at(number, VECTOR_BYTES), &values);
+        });
+    }
+}

@@ -1,0 +1,250 @@
+//! `reduce.rows`: sums, means and maxima of many rows whose elements lie side by side ([`verdigris_graph::ReduceProblem`] has the formula).
+//!
+//! It takes plain reductions in f32, f16 and bf16 of rows of up to 16 KB, wherever they begin: nothing computed before or behind, results of the rows' type or of f32.
+//!
+//! **Method.** A team of 8 or of 32 lanes takes a row, so that nothing waits at a barrier. A row's whole vectors of 16 bytes are read four to a lane at a time, all on
+//! their way before the first is used; the elements in front of and behind them, fewer than a vector each, one to a lane.
+//!
+//! **When it wins.** Where rows are short, or no multiple of 16 bytes: `reduce.simt` reads such element by element.
+//!
+//! **Numbers.** Sums are in f32 by fixed trees, which follow from where a row begins; results repeat bit for bit.
+
+use serde::{Deserialize, Serialize};
+use verdigris_graph::{ChainStep, Problem, ReduceProblem, ReductionOp, View};
+use verdigris_kir::face::{Header, Kernel, Val, Var, build};
+use verdigris_kir::inst::Cache;
+use verdigris_kir::ir::{KernelBody, Target};
+use verdigris_kir::program::{KernelRef, Launch, Program};
+use verdigris_tensor::DType;
+
+use crate::algorithm::Algorithm;
+use crate::arch::Arch;
+use crate::cost::{Stream, Traffic, Work};
+use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
+use crate::fuse::compute::{self, Compute};
+use crate::fuse::lanes;
+use crate::fuse::strided::{Kept, Packed};
+use crate::fuse::value::{AnyVal, store_values};
+use crate::layout::space::{Access, Memory, element};
+
+const THREADS: u32 = 256;
+const VECTOR_BYTES: u32 = 16;
+/// Lanes that may take a row.
+const TEAMS: [u32; 2] = [8, 32];
+/// Vectors of a lane that are on their way at a time.
+const UNROLL: u32 = 4;
+/// The longest rows, in vectors.
+const MOST_VECTORS: u64 = 1024;
+/// Threads that an SM holds.
+const THREADS_OF_SM: u64 = 2048;
+
+/// An accepted problem.
+#[derive(Clone, Debug)]
+pub(super) struct Rows {
+    problem: ReduceProblem,
+    from: View,
+    to: View,
+    team: u32,
+}
+
+impl Algorithm for Rows {
+    const ID: EngineId = EngineId { name: "reduce.rows", number: 401 };
+    const VERSION: u32 = 1;
+    /// Lanes that take a row.
+    type Config = u32;
+
+    fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
+        let Problem::Reduce(p) = problem else {
+            return Err(Self::ID.refusal(Reason::Problem, format_args!("{}, taken is reduce", problem.kind())));
+        };
+        let is_taken = matches!(p.f, ReductionOp::Add | ReductionOp::Avg | ReductionOp::Max);
+        Self::ID.require(is_taken, Reason::Problem, format_args!("{}, taken are sums, means and maxima", p.f.name()))?;
+        let (from, to) = match (&p.before.steps[..], &p.after.steps[..]) {
+            ([ChainStep::Load { from, window: None }], [ChainStep::Given, ChainStep::Store { x: 0, to, at: None }]) => (from, to),
+            _ => return Err(Self::ID.refusal(Reason::Epilogue, "steps before or behind, taken are none")),
+        };
+        let is_float = [DType::F32, DType::F16, DType::Bf16].contains(&from.dtype);
+        let is_taken = is_float && p.accumulator == DType::F32 && [from.dtype, DType::F32].contains(&to.dtype);
+        let reason =
+            format_args!("{} to {} in {}, taken are f32, f16 and bf16 to the same or to f32, in f32", from.dtype, to.dtype, p.accumulator);
+        Self::ID.require(is_taken, Reason::DType, reason)?;
+        let (ranks, stride) = ([p.kept.len(), p.reduced.len()], from.strides.last().copied());
+        let is_rows = ranks[0] <= 1 && ranks[1] == 1 && stride == Some(1);
+        Self::ID.require(
+            is_rows,
+            Reason::Layout,
+            format_args!("{ranks:?} dims with strides {:?}, taken are rows without gaps", from.strides),
+        )?;
+        let (rows, vectors) = (p.results(), (p.depth() * from.dtype.bytes() as u64).div_ceil(u64::from(VECTOR_BYTES)));
+        Self::ID.require(vectors <= MOST_VECTORS, Reason::Extent, format_args!("rows of {vectors} vectors, taken are {MOST_VECTORS}"))?;
+        // Of a few rows each wants more than a warp.
+        let is_enough = vectors <= u64::from(TEAMS[1] * UNROLL) || rows >= 8 * u64::from(arch.sm_count);
+        Self::ID.require(is_enough, Reason::Extent, format_args!("{rows} rows of {vectors} vectors, taken are more or shorter ones"))?;
+        Self::ID.require(rows < 1 << 26, Reason::Extent, format_args!("{rows} rows, taken below 2^26"))?;
+        // As few lanes as have all of a row on their way at once, or as fill the chip.
+        let fits = |team: &u32| vectors <= u64::from(team * UNROLL) || rows * u64::from(*team) >= THREADS_OF_SM * u64::from(arch.sm_count);
+        let team = TEAMS.into_iter().find(fits).unwrap_or(TEAMS[1]);
+        let accepted = Rows { problem: p.clone(), from: from.clone(), to: to.clone(), team };
+        let target = accepted.spec(team).target();
+        Self::ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
+        Ok(accepted)
+    }
+
+    fn configs(&self) -> Vec<u32> {
+        let others = TEAMS.into_iter().filter(|&team| team != self.team);
+        [self.team].into_iter().chain(others).collect()
+    }
+
+    fn knobs(&team: &u32) -> Knobs {
+        Knobs::new([("team", team)])
+    }
+
+    fn notes(&self, _: &u32) -> Notes {
+        Notes::of(self.problem.accumulator)
+    }
+
+    fn work(&self, &team: &u32) -> Work {
+        let p = &self.problem;
+        let (rows, bytes) = (p.results() as f64, p.depth() as f64 * self.from.dtype.bytes() as f64);
+        let turns = (bytes / f64::from(VECTOR_BYTES * team * UNROLL)).ceil();
+        // Of a row of each lane: where it begins and ends, the lanes' sum, and what turns take, whether there is a vector or not.
+        let issued = rows * f64::from(team) / 32.0 * (80.0 + turns * f64::from(UNROLL) * 22.0);
+        let ctas = (rows * f64::from(team) / f64::from(THREADS)).ceil();
+        let written = rows * self.to.dtype.bytes() as f64;
+        Work::default().beside([Stream::new(Traffic::Lines, rows * bytes + written).issuing(issued).of_ctas(ctas)])
+    }
+
+    fn lower(&self, &team: &u32) -> Result<Program, Refusal> {
+        let (p, spec) = (&self.problem, self.spec(team));
+        let mut program = Program { buffer_alignment_bytes: vec![1; p.slots().len()], ..Program::default() };
+        if p.is_empty() {
+            return Ok(program);
+        }
+        let row_bytes = |view: &View| if p.kept.is_empty() { 0 } else { view.strides[0] * view.dtype.bytes() as u64 };
+        let args = RowSumsArgs {
+            rows: p.results() as u32,
+            depth: p.depth() as u32,
+            divisor: if p.f == ReductionOp::Avg { p.depth() as u32 } else { 1 },
+            from: element(&self.from, []),
+            from_row_bytes: row_bytes(&self.from),
+            to: element(&self.to, []),
+            to_row_bytes: row_bytes(&self.to),
+        };
+        let ctas = args.rows.div_ceil(THREADS / team);
+        program.launch(Launch::new(spec.clone().kernel(), [ctas, 1, 1], args.bound(&spec)));
+        Ok(program)
+    }
+
+    fn catalog(target: Target) -> Vec<KernelRef> {
+        let types = [DType::F32, DType::F16, DType::Bf16].into_iter().flat_map(|from| {
+            let to = if from == DType::F32 { vec![from] } else { vec![from, DType::F32] };
+            to.into_iter().map(move |to| (from, to))
+        });
+        let specs =
+            types.flat_map(|(from, to)| [false, true].into_iter().flat_map(move |max| TEAMS.map(|team| Spec { max, from, to, team })));
+        specs.filter(|spec| spec.target() <= target).map(Spec::kernel).collect()
+    }
+}
+
+impl Rows {
+    fn spec(&self, team: u32) -> Spec {
+        Spec { max: self.problem.f == ReductionOp::Max, from: self.from.dtype, to: self.to.dtype, team }
+    }
+}
+
+/// Everything that shapes a kernel.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+struct Spec {
+    /// A maximum in place of a sum, which is divided for a mean.
+    max: bool,
+    from: DType,
+    to: DType,
+    team: u32,
+}
+
+verdigris_kir::parameters! {
+    /// Of every kernel here.
+    struct RowSums / RowSumsArgs of Spec as spec {
+        rows: u32,
+        /// Elements of a row, and what their sum is divided by.
+        depth: u32,
+        divisor: u32,
+        from: Memory = Access { written: false, bytes: spec.from.bytes() as u32 },
+        from_row_bytes: u64,
+        to: Memory = Access { written: true, bytes: spec.to.bytes() as u32 },
+        to_row_bytes: u64,
+    }
+}
+
+impl Spec {
+    fn name(&self) -> String {
+        let f = if self.max { "max" } else { "sum" };
+        format!("reduce_rows_{f}_team{}_{}_{}", self.team, self.from, self.to)
+    }
+
+    fn target(&self) -> Target {
+        compute::target_of_all([self.from, self.to])
+    }
+
+    fn kernel(self) -> KernelRef {
+        KernelRef::new(self.name(), move || self.build())
+    }
+
+    fn build(&self) -> KernelBody {
+        let header = Header { name: self.name(), target: self.target(), threads: THREADS, min_ctas: 1, cluster: 1 };
+        build(header, |k| self.rows(k))
+    }
+
+    fn combine<'k>(&self, x: Val<'k, f32>, y: Val<'k, f32>) -> Val<'k, f32> {
+        if self.max { <f32 as Compute>::max_nan(x, y) } else { x + y }
+    }
+
+    fn rows<'k>(&self, k: Kernel<'k>) {
+        let RowSums { rows, depth, divisor, from, from_row_bytes, to, to_row_bytes } = RowSums::declare(k, self);
+        let (bytes, team) = (self.from.bytes() as u32, self.team);
+        let of_vector = VECTOR_BYTES / bytes;
+        let member = k.thread() & (team - 1);
+        let row = k.cta() * (THREADS / team) + (k.thread() >> team.ilog2());
+        // Lanes of a warp stay together; those without a row take the last one's elements and store nothing.
+        let from = from.address() + row.min(rows - 1).widen() * from_row_bytes;
+        let front = (((k.constant(0u32) - from.low32()) & (VECTOR_BYTES - 1)) >> bytes.ilog2()).min(depth);
+        let vectors = (depth - front) >> of_vector.ilog2();
+        let back = front + vectors * of_vector;
+        let nothing = if self.max { f32::NEG_INFINITY } else { 0.0 };
+
+        // In front of whole vectors and behind them: fewer elements than a team has lanes.
+        let edges: [Var<'k, f32>; 2] = [(member, front), (back + member, depth)].map(|(at, end)| {
+            let edge = k.var(nothing);
+            k.when(at.lt(end), || edge.set(compute::load(k, self.from, from + at.mul_wide(bytes), 0)));
+            edge
+        });
+
+        let sums: Vec<Var<'k, f32>> = (0..of_vector).map(|_| k.var(nothing)).collect();
+        let first = from + front.mul_wide(bytes);
+        k.range_step(member, vectors, team * UNROLL, |number| {
+            let turn = |i: u32| {
+                let kept = if self.max { Kept::of(&Packed::least(k, self.from, of_vector)) } else { Kept::new(k, self.from, of_vector) };
+                let number = number + i * team;
+                k.when(number.lt(vectors), || {
+                    let address = first + number.mul_wide(VECTOR_BYTES);
+                    kept.set(&Packed::load(self.from, of_vector, address, Cache::Default));
+                });
+                kept.get()
+            };
+            let all: Vec<Packed<'k>> = (0..UNROLL).map(turn).collect();
+            for (sum, value) in all.iter().flat_map(|packed| sums.iter().zip(packed.values::<f32>(k))) {
+                sum.set(self.combine(sum.get(), value));
+            }
+        });
+
+        let mut own: Vec<Val<'k, f32>> = sums.iter().chain(&edges).map(|sum| sum.get()).collect();
+        while own.len() > 1 {
+            own = own.chunks(2).map(|pair| pair.iter().copied().reduce(|x, y| self.combine(x, y)).unwrap_or(pair[0])).collect();
+        }
+        let whole = lanes::over_lanes(k, team, own[0], &|x, y| self.combine(x, y));
+        k.when(member.eq(0) & row.lt(rows), || {
+            let whole = if self.max { whole } else { <f32 as Compute>::quotient(whole, <f32 as Compute>::from_i32(divisor.signed())) };
+            store_values(k, self.to, to.address() + row.widen() * to_row_bytes, &[AnyVal::of(whole)]);
+        });
+    }
+}
