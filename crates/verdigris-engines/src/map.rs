@@ -6,10 +6,12 @@
 //! take up to 16 bytes at a time, several points each, whose loads all come before the first computation. An input that runs along another
 //! dim goes through a tile of 32×32 in shared memory, so that it is read along its own neighbours and used along the output's.
 //!
-//! **When it wins.** There is no other engine for maps.
+//! **When it wins.** There is no other engine for maps. Copies that interleave a few runs of elements, or deal them out, are an algorithm of their own ([`interleave`]).
 //!
 //! **Numbers.** Functions are good to a few units in the last place, without the fast forms of the special function unit where those lose
 //! more. Each point is computed by itself, so results repeat bit for bit.
+
+mod interleave;
 
 use serde::{Deserialize, Serialize};
 use verdigris_graph::{BinaryOp, ChainStep, MapProblem, Problem, UnaryOp};
@@ -20,7 +22,7 @@ use verdigris_kir::params::Divide;
 use verdigris_kir::program::{KernelRef, Launch, Program};
 use verdigris_tensor::DType;
 
-use crate::algorithm::{Algorithm, Listed};
+use crate::algorithm::{Algorithm, Joined, Listed};
 use crate::arch::Arch;
 use crate::cost::{Stream, Traffic, Work};
 use crate::engine::{Engine, EngineId, Knobs, Notes, Reason, Refusal};
@@ -31,7 +33,9 @@ use crate::fuse::value::{AnyVal, Raw, load_raw};
 use crate::layout::space::{Extents, Region, is_apart, traffic_bytes};
 
 /// The engines of this family.
-pub static ENGINES: &[&dyn Engine] = &[&Listed::<MapSimt>::new()];
+pub static ENGINES: &[&dyn Engine] = &[&Listed::<Joined<interleave::Interleave, MapSimt>>::new()];
+
+const ID: EngineId = EngineId { name: "map.simt", number: 300 };
 
 /// The version of the engine, which is also that of what is rewritten as maps.
 pub(crate) const VERSION: u32 = 2;
@@ -62,7 +66,7 @@ struct Config {
 }
 
 impl Algorithm for MapSimt {
-    const ID: EngineId = EngineId { name: "map.simt", number: 300 };
+    const ID: EngineId = ID;
     const VERSION: u32 = VERSION;
     type Config = Config;
 
@@ -405,6 +409,28 @@ fn transposed(problem: &MapProblem) -> Option<(Vec<usize>, usize)> {
 mod tests {
     use super::*;
     use verdigris_graph::{Chain, Slot, View};
+
+    /// Pixel shuffles by two, and their gradients: whole vectors of both tensors.
+    #[test]
+    fn shuffles_go_by_runs() {
+        let best = |dims: &[u64], from: &[u64], to: &[u64]| {
+            let view = |slot, strides: &[u64]| View { slot: Slot(slot), dtype: DType::Bf16, offset: 0, strides: strides.to_vec() };
+            let load = ChainStep::Load { from: view(0, from), window: None };
+            let steps = vec![load, ChainStep::Store { to: view(1, to), x: 0, at: None }];
+            let problem = Problem::Map(MapProblem { dims: dims.to_vec(), chain: Chain { steps } });
+            ENGINES[0].accept(&problem, &Arch::h200()).expect("is taken").best().to_string()
+        };
+        // Of 256 images and channels, 128×128 pixels.
+        let (plane, width) = (128 * 128, 128);
+        let first = [[4 * plane, width, 2 * plane, 1, plane], [4 * plane, 4 * width, 2 * width, 2, 1]];
+        assert_eq!(best(&[256, 128, 2, 128, 2], &first[0], &first[1]), "places=8");
+        let last = [[width * 64, 2, 64, 4, 1], [4 * width * 16, 2 * width * 16, 32, 1, 16]];
+        let dims = [2048, 2, 128, 16, 2];
+        assert_eq!(best(&dims, &last[0], &last[1]), "places=4");
+        assert_eq!(best(&dims, &last[1], &last[0]), "places=4");
+        // Rows of no whole vectors go by points.
+        assert!(best(&[256, 2, 7, 2], &[28, 14, 1, 7], &[28, 14, 2, 1]).starts_with("points="));
+    }
 
     /// The widest accesses, of several points where there are CTAs for the chip all the same; of single elements only where nothing else is left.
     #[test]

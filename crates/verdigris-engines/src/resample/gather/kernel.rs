@@ -6,10 +6,10 @@ use crate::fuse::compute::Compute;
 use crate::fuse::operand::{OperandArgs, OperandDecl};
 use crate::fuse::strided::{self, Packed, Strided};
 use crate::fuse::value::AnyVal;
-use crate::layout::space::Extents;
+use crate::layout::space::{Extents, Space};
 
 use super::tables::{Along, Axis, TableArgs, Tap};
-use super::{Spec, THREADS, Walk};
+use super::{Spec, Walk};
 
 verdigris_kir::parameters! {
     /// Of every kernel here.
@@ -20,8 +20,10 @@ verdigris_kir::parameters! {
         /// The first position along each spatial dim of what is written; the last in vectors where these are of outputs.
         pub(super) first: [u32; 3],
         /// Channels that a thread takes one behind the other, and all that there are.
-        pub(super) group: Option<u32> = (spec.walk == Walk::Outputs).then_some(()),
-        pub(super) channels: Option<u32> = (spec.walk == Walk::Outputs).then_some(()),
+        pub(super) group: Option<u32> = (spec.walk != Walk::Channels).then_some(()),
+        pub(super) channels: Option<u32> = (spec.walk != Walk::Channels).then_some(()),
+        /// The spatial dims of what is written, where threads run through planes.
+        pub(super) plane: Option<Extents> = (spec.walk == Walk::Plane).then_some(3),
         pub(super) tables: Vec<TableArgs> = spec.along.to_vec(),
         pub(super) operands: Vec<OperandArgs> = spec.operands(),
     }
@@ -29,9 +31,9 @@ verdigris_kir::parameters! {
 
 /// The kernel that a spec says.
 pub(super) fn build<'k, T: Compute>(spec: &Spec, k: Kernel<'k>) {
-    let Resample { points, extents, first, group, channels, tables, operands } = Resample::declare(k, spec);
+    let Resample { points, extents, first, group, channels, plane, tables, operands } = Resample::declare(k, spec);
     let operands = Strided::all(&spec.types, operands);
-    let point = k.cta() * THREADS + k.thread();
+    let point = k.cta() * spec.threads() + k.thread();
     let mut index = [k.constant(0u32); 5];
     for (&dim, at) in spec.order().iter().zip(extents.index(point)) {
         index[dim] = at;
@@ -41,8 +43,13 @@ pub(super) fn build<'k, T: Compute>(spec: &Spec, k: Kernel<'k>) {
     let axes = [axis(0), axis(1), axis(2)];
     let Ok([from, to]) = <[Strided<'k>; 2]>::try_from(operands) else { unreachable!("what is read and what is written") };
     k.when(point.lt(points), || match (spec.walk, group, channels) {
-        (Walk::Outputs, Some(group), Some(channels)) => {
-            outputs::<T>(spec, k, &axes, [index[0], index[1] * group, (channels - index[1] * group).min(group)], place, &from, &to);
+        (Walk::Outputs | Walk::Plane, Some(group), Some(channels)) => {
+            let taken = [index[0], index[1] * group, (channels - index[1] * group).min(group)];
+            if spec.is_single() {
+                single_outputs::<T>(spec, k, &axes, taken, place, plane.as_ref(), [&from, &to]);
+            } else {
+                outputs::<T>(spec, k, &axes, taken, place, &from, &to);
+            }
         }
         _ => channels_of::<T>(spec, k, &axes, [index[0], index[1]], place, &from, &to),
     });
@@ -177,9 +184,6 @@ fn outputs<'k, T: Compute>(
             .collect();
         let values: Vec<AnyVal<'k>> = (0..vector as usize)
             .map(|lane| {
-                if spec.is_single() {
-                    return single::<T>(spec, k, loaded[0][lane][0]);
-                }
                 let mut sum: Option<Val<'k, T>> = None;
                 for (row, loaded) in rows.iter().zip(&loaded) {
                     let mut line: Option<Val<'k, T>> = None;
@@ -194,6 +198,46 @@ fn outputs<'k, T: Compute>(
             .collect();
         target.line(&[depth, height], vector).store_values(number, &values);
     });
+}
+
+/// Neighbouring outputs of a row, or of a plane, each of which reads one element: in several channels, so many of them at a time that enough is on its way.
+fn single_outputs<'k, T: Compute>(
+    spec: &Spec,
+    k: Kernel<'k>,
+    axes: &[Axis<'k>; 3],
+    [image, channel, channels]: [Val<'k, u32>; 3],
+    [depth, height, number]: [Val<'k, u32>; 3],
+    plane: Option<&Space<'k>>,
+    [from, to]: [&Strided<'k>; 2],
+) {
+    let (vector, ahead) = (spec.vector, super::ahead(spec.vector));
+    let (from, to) = (from.at(&[image]), to.at(&[image]));
+    // Distances from the first element of a channel, in bytes.
+    let far = |axis: usize, position: Val<'k, u32>| from.distance(axis + 1, axes[axis].all::<T>(position)[0].index);
+    let lanes = (0..vector).map(|lane| number * vector + lane);
+    let places: Vec<Val<'k, u64>> = match plane {
+        Some(plane) => {
+            lanes.map(|place| (0..3).zip(plane.index(place)).map(|(axis, at)| far(axis, at)).fold(k.constant(0), |x, y| x + y)).collect()
+        }
+        None => {
+            let row = far(0, depth) + far(1, height);
+            lanes.map(|column| row + far(2, column)).collect()
+        }
+    };
+    let some = |first: Val<'k, u32>, many: u32| {
+        let of = |i: u32| -> Vec<AnyVal<'k>> {
+            let source = from.at(&[channel + first + i]);
+            places.iter().map(|&place| source.moved(place).first()).collect()
+        };
+        let loaded: Vec<Vec<AnyVal<'k>>> = (0..many).map(of).collect();
+        for (i, loaded) in (0..).zip(loaded) {
+            let values: Vec<AnyVal<'k>> = loaded.into_iter().map(|value| single::<T>(spec, k, value)).collect();
+            to.at(&[channel + first + i]).line(&[depth, height], vector).store_values(number, &values);
+        }
+    };
+    let whole = channels & !(ahead - 1);
+    k.range_step(0, whole, ahead, |first| some(first, ahead));
+    k.range_step(whole, channels, 1, |first| some(first, 1));
 }
 
 /// A row or a column that is read.
@@ -213,7 +257,7 @@ impl Spec {
             }
             Walk::Channels => strided::declarations(&self.types, 5, 1),
             // What is read by single elements may have any strides.
-            Walk::Outputs => vec![strided::declaration(from, 5, false), strided::lines_declaration(to, 4, self.vector, true)],
+            Walk::Outputs | Walk::Plane => vec![strided::declaration(from, 5, false), strided::lines_declaration(to, 4, self.vector, true)],
         }
     }
 }

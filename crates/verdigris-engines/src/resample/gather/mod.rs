@@ -1,4 +1,4 @@
-//! `resample.gather`: resampling by any filter, borders, and their gradients ([`verdigris_graph::ResampleProblem`] has the formulas).
+//! Resampling by any filter, borders, and their gradients ([`verdigris_graph::ResampleProblem`] has the formulas).
 //!
 //! It takes all of them: one to three spatial dims, up and down by any factors, both corner rules, any element types and strides, up to 2²³ positions
 //! along a dim.
@@ -10,7 +10,7 @@
 //! the tables. Channels-first, a thread has neighbouring outputs of a row, up to 16 bytes of them, keeps where they read in registers, and goes through
 //! several channels with them; that takes lists of at most four elements. What reads one element of the weight 1, nearest and borders, moves bits.
 //!
-//! **When it wins.** It is the only one.
+//! **When it wins.** Wherever [`super::upsample`] does not take the problem.
 //!
 //! **Numbers.** Sums in f32 (f64), in the order of the lists, by multiply-adds; results repeat bit for bit.
 
@@ -32,6 +32,7 @@ use crate::fuse::compute;
 use crate::fuse::strided;
 use crate::layout::space::Region;
 
+use super::{CHANNELS_FIRST, CHANNELS_LAST, channels_last, is_last};
 use kernel::ResampleArgs;
 use tables::{Along, TableArgs};
 
@@ -51,6 +52,8 @@ pub(super) enum Walk {
     Channels,
     /// Neighbouring outputs of a row, several channels.
     Outputs,
+    /// Neighbouring outputs of a plane, whose rows are no whole vectors, several channels. Each reads one element.
+    Plane,
 }
 
 /// One way to share a problem out among threads.
@@ -59,7 +62,7 @@ pub(super) struct Way {
     walk: Walk,
     /// Neighbouring channels, or outputs, that a thread has.
     vector: u32,
-    /// Channels that a thread of [`Walk::Outputs`] goes through.
+    /// Channels that a thread of [`Walk::Outputs`] or [`Walk::Plane`] goes through.
     group: u32,
 }
 
@@ -76,7 +79,7 @@ pub(super) struct Gather {
 }
 
 impl Algorithm for Gather {
-    const ID: EngineId = EngineId { name: "resample.gather", number: 1000 };
+    const ID: EngineId = super::ID;
     const VERSION: u32 = 1;
 
     type Config = Way;
@@ -104,7 +107,7 @@ impl Algorithm for Gather {
     }
 
     fn knobs(&Way { walk, vector, group }: &Way) -> Knobs {
-        Knobs::new([("group", group), ("outputs", u32::from(walk == Walk::Outputs)), ("vector", vector)])
+        Knobs::new([("group", group), ("outputs", walk as u32), ("vector", vector)])
     }
 
     fn notes(&self, _: &Way) -> Notes {
@@ -121,7 +124,7 @@ impl Algorithm for Gather {
         let threads = results / f64::from(vector) / f64::from(group);
         let addresses = match walk {
             Walk::Channels => 20.0 / f64::from(vector),
-            Walk::Outputs => 4.0,
+            Walk::Outputs | Walk::Plane => 4.0,
         };
         let issued = (results * self.most as f64 * (3.0 + addresses) + threads * 60.0) / 32.0;
         let ctas = (threads / f64::from(THREADS)).ceil();
@@ -138,8 +141,11 @@ impl Algorithm for Gather {
             spec.along.iter().enumerate().map(|(axis, &along)| TableArgs::new(p, axis, along, spec.double, &mut program)).collect();
         let dims = p.to_dims();
         let mut space = spec.order().map(|dim| dims[dim]);
-        if walk == Walk::Outputs {
+        if walk != Walk::Channels {
             space[1] = dims[1].div_ceil(u64::from(group));
+        }
+        if walk == Walk::Plane {
+            space = [space[0], space[1], 1, 1, dims[2..].iter().product()];
         }
         let kernel = spec.clone().kernel();
         for region in Region::all(&space, vector) {
@@ -157,15 +163,16 @@ impl Algorithm for Gather {
                     ([&p.from, &p.to].map(argument).into(), None, None)
                 }
                 Walk::Channels => ([&p.from, &p.to].map(|view| strided::argument(view, &first[..2])).into(), None, None),
-                Walk::Outputs => {
+                Walk::Outputs | Walk::Plane => {
                     spatial[2] /= vector;
                     let lead = [first[0], first[1] * u64::from(group)];
                     let operands = vec![strided::argument(&p.from, &lead), strided::lines_argument(&p.to, &lead)];
                     (operands, Some(group), Some((dims[1] - lead[1]) as u32))
                 }
             };
-            let args = ResampleArgs { points, extents, first: spatial, group, channels, tables: tables.clone(), operands };
-            program.launch(Launch::new(kernel.clone(), [points.div_ceil(THREADS), 1, 1], args.bound(&spec)));
+            let plane = (walk == Walk::Plane).then(|| dims[2..].iter().map(|&dim| dim as u32).collect());
+            let args = ResampleArgs { points, extents, first: spatial, group, channels, plane, tables: tables.clone(), operands };
+            program.launch(Launch::new(kernel.clone(), [points.div_ceil(spec.threads()), 1, 1], args.bound(&spec)));
         }
         Ok(program)
     }
@@ -184,6 +191,9 @@ impl Algorithm for Gather {
             // Nearest and borders; linear up and its gradient; cubic up. Images alone: other ranks are made when they are asked for.
             put(Walk::Channels, [same, one, one], full);
             put(Walk::Outputs, [same, one, one], full);
+            for vector in [2, 4, 8].into_iter().filter(|vector| *vector <= full) {
+                put(Walk::Plane, [same, one, one], vector);
+            }
             put(Walk::Channels, [same, even(2, 2), even(2, 2)], full);
             put(Walk::Outputs, [same, even(2, 2), even(2, 2)], 4);
             if dtype == DType::F32 {
@@ -206,7 +216,7 @@ impl Gather {
         Spec {
             double: p.compute == DType::F64,
             types: [p.from.dtype, p.to.dtype],
-            along: self.along[usize::from(walk == Walk::Outputs)],
+            along: self.along[usize::from(walk != Walk::Channels)],
             moved: p.moves(),
             last: walk == Walk::Channels && is_last(p),
             walk,
@@ -215,19 +225,23 @@ impl Gather {
     }
 }
 
-const CHANNELS_LAST: [usize; 5] = [0, 2, 3, 4, 1];
-const CHANNELS_FIRST: [usize; 5] = [0, 1, 2, 3, 4];
-
-/// A view with the channels innermost.
-fn channels_last(view: &View) -> View {
-    View { strides: CHANNELS_LAST.map(|dim| view.strides[dim]).to_vec(), ..view.clone() }
+/// Channels of a thread whose elements are on their way together, where each of its `vector` outputs reads one: sixteen elements. A power of two.
+fn ahead(vector: u32) -> u32 {
+    (16 / vector).clamp(1, 8)
 }
 
-/// Whether channels are innermost in what is written.
-fn is_last(p: &ResampleProblem) -> bool {
-    let (dims, strides) = (p.to_dims(), &p.to.strides);
-    let spatial = (2..5).filter(|&d| dims[d] > 1).map(|d| strides[d]).min().unwrap_or(u64::MAX);
-    dims[1] > 1 && strides[1] < spatial
+/// How many neighbouring outputs of a plane, whatever its rows, an access may take: 1 where rows do not follow each other without gaps.
+fn neighbours_of_plane(p: &ResampleProblem) -> u32 {
+    let dims = p.to_dims();
+    let (strides, mut packed) = (&p.to.strides, 1);
+    for dim in (2..5).rev() {
+        if dims[dim] > 1 && strides[dim] != packed {
+            return 1;
+        }
+        packed *= dims[dim];
+    }
+    let plane = View { strides: vec![strides[0], strides[1], 1], ..p.to.clone() };
+    if packed < 1 << 31 { strided::neighbours_of(&plane, &[dims[0], dims[1], packed]) } else { 1 }
 }
 
 /// What a thread may have; `outputs` are the lists that one of several outputs keeps.
@@ -244,19 +258,30 @@ fn ways_of(p: &ResampleProblem, outputs: [(Along, u64); 3]) -> Vec<Way> {
         let taps: u64 = outputs.iter().map(|(_, longest)| longest).product();
         let most = strided::neighbours_of(&p.to, &p.to_dims()).min(16 / p.to.dtype.bytes() as u32);
         // Places and weights of all outputs stay in registers.
-        let vectors = [16, 8, 4, 2, 1].into_iter().filter(|vector| *vector <= most && u64::from(*vector) * taps <= KEPT);
-        for vector in vectors {
-            // As many as leave the chip enough threads, and some others.
+        let fits = |vector: &u32| u64::from(*vector) * taps <= KEPT;
+        let vectors = |most: u32| [16, 8, 4, 2, 1].into_iter().filter(move |vector| *vector <= most).filter(fits);
+        let is_single = outputs.iter().all(|(along, _)| along.is_single());
+        let of_planes = if is_single { neighbours_of_plane(p).min(16 / p.to.dtype.bytes() as u32) } else { 1 };
+        // Of planes, what rows have none of.
+        let planes = vectors(of_planes).filter(|vector| *vector > most).map(|vector| (Walk::Plane, vector));
+        for (walk, vector) in planes.chain(vectors(most).map(|vector| (Walk::Outputs, vector))) {
             let threads = p.to_dims().iter().product::<u64>() / u64::from(vector);
-            let usual = 1 << (threads / ENOUGH_THREADS).clamp(1, 16).ilog2();
+            let together = u64::from(ahead(vector));
+            // As many as leave the chip enough threads, and some others. Of single elements those that are on their way together, twice if there are threads enough even then.
+            let (usual, others) = match threads / ENOUGH_THREADS {
+                waves if !is_single => (1 << waves.clamp(1, 16).ilog2(), 4),
+                waves if waves >= 2 * together => (2 * together, together),
+                waves if 4 * waves >= together => (together, together),
+                _ => (1, together),
+            };
             let mut groups: Vec<u32> = Vec::new();
-            for group in [usual, 1, 4] {
+            for group in [usual, 1, others] {
                 let group = (p.c.clamp(1, group)) as u32;
                 if !groups.contains(&group) {
                     groups.push(group);
                 }
             }
-            ways.extend(groups.into_iter().map(|group| Way { walk: Walk::Outputs, vector, group }));
+            ways.extend(groups.into_iter().map(|group| Way { walk, vector, group }));
         }
     }
     ways.push(Way { walk: Walk::Channels, vector: 1, group: 1 });
@@ -290,10 +315,16 @@ impl Spec {
         self.along.iter().all(|along| along.is_single())
     }
 
+    /// Threads of a CTA: few where each keeps what is on its way in many channels, so that registers are used up.
+    fn threads(&self) -> u32 {
+        if self.is_single() && self.walk != Walk::Channels { THREADS / 2 } else { THREADS }
+    }
+
     fn name(&self) -> String {
         let [from, to] = self.types.map(|dtype| dtype.name());
         let walk = match (self.walk, self.last) {
             (Walk::Outputs, _) => "outputs",
+            (Walk::Plane, _) => "plane",
             (Walk::Channels, true) => "channels_last",
             (Walk::Channels, false) => "channels",
         };
@@ -316,7 +347,7 @@ impl Spec {
     }
 
     fn build(&self) -> KernelBody {
-        let header = Header { name: self.name(), target: self.target(), threads: THREADS, min_ctas: 1, cluster: 1 };
+        let header = Header { name: self.name(), target: self.target(), threads: self.threads(), min_ctas: 1, cluster: 1 };
         build(header, |k| if self.double { kernel::build::<f64>(self, k) } else { kernel::build::<f32>(self, k) })
     }
 }
@@ -348,7 +379,21 @@ mod tests {
         assert_eq!(ways(long), [(Channels, 1, 1)]);
         // Many planes leave threads for groups.
         let many = "resample forward bf16 n=64 c=256 extents=1x64x64 out=1x128x128 height=nearest/0.5 width=nearest/0.5 x=nchw y=nchw";
-        assert_eq!(ways(many)[0], (Outputs, 8, 16));
+        assert_eq!(ways(many)[0], (Outputs, 8, 4));
+    }
+
+    #[test]
+    fn planes_are_whole_vectors_where_rows_are_none() {
+        let first = |extents: &str, out: &str, layout: &str| {
+            let words = format!(
+                "resample forward bf16 n=16 c=64 extents=1x{extents} out=1x{out} height=reflect/1 width=reflect/1 x=nchw y={layout}"
+            );
+            ways(&words)[0]
+        };
+        assert_eq!(first("128x128", "130x130", "nchw"), (Walk::Plane, 4, 8));
+        assert_eq!(first("20x113", "22x115", "nchw"), (Walk::Plane, 2, 8));
+        assert_eq!(first("126x126", "128x128", "nchw"), (Walk::Outputs, 8, 4));
+        assert_eq!(first("19x113", "21x115", "nchw"), (Walk::Outputs, 1, 8));
     }
 
     #[test]
