@@ -16,7 +16,9 @@ use crate::fuse::value::{self, AnyVal};
 use crate::layout::space::{Extents, Space};
 
 /// Words of a vector that all rows share, which a thread keeps from row to row; of longer ones it reads its part again, from L1.
-const KEPT_WORDS: u32 = 16;
+const KEPT_WORDS: u32 = 20;
+/// The most bytes of a row that a thread keeps as they are computed with.
+const MOST_WIDE_BYTES: u32 = 160;
 
 verdigris_kir::parameters! {
     /// Of the kernel of rows.
@@ -25,8 +27,9 @@ verdigris_kir::parameters! {
         /// Rows from one turn of a CTA to its next.
         pub(super) step: u32,
         pub(super) extent: u32,
-        /// Elements of a row, as a number.
+        /// Elements of a row, as a number, and one over it.
         pub(super) count: f64,
+        pub(super) per_element: f64,
         pub(super) eps: f64,
         pub(super) space: Extents = spec.ranks[0],
         pub(super) elements: Extents = spec.ranks[1],
@@ -86,6 +89,16 @@ impl Spec {
     /// Whether the kernel of rows has anything to do.
     pub(super) fn has_rows(&self) -> bool {
         self.sums.contains(&true) || self.operands.iter().any(|operand| operand.role.is_written())
+    }
+
+    /// Whether registers hold a row as it is computed with, from one step to the next: one that is not long, where no other is on its way.
+    fn keeps_wide(&self) -> bool {
+        !self.backward && self.once.is_some() && self.held * self.vector * self.bytes() <= MOST_WIDE_BYTES
+    }
+
+    /// Whether registers hold so much of a row that nothing should be loaded early.
+    fn is_tight(&self) -> bool {
+        self.sums_in_shared || (!self.backward && self.held * self.vector * self.bytes() > MOST_WIDE_BYTES)
     }
 
     fn threads(&self) -> u32 {
@@ -161,7 +174,7 @@ impl Spec {
     }
 
     fn body<'k, T: Compute>(&self, k: Kernel<'k>) {
-        let OfRows { rows, step, extent, count, eps, space, elements, operands, parts } = OfRows::declare(k, self);
+        let OfRows { rows, step, extent, count, per_element, eps, space, elements, operands, parts } = OfRows::declare(k, self);
         if self.once.is_some_and(|once| once.overlaps) {
             k.griddep_launch();
         }
@@ -177,7 +190,7 @@ impl Spec {
             held: self.held,
             vector: self.vector,
             // Rows are whole vectors, which the assembler does not know.
-            zero: extent & (self.vector - 1),
+            zero: (!self.keeps_wide()).then(|| extent & (self.vector - 1)),
         };
         let streamed: Vec<&(OperandSpec, Strided<'k>)> = operands.iter().filter(|(spec, _)| is_streamed(spec.role)).collect();
         let row_of = |first: Val<'k, u32>| {
@@ -217,6 +230,7 @@ impl Spec {
             now: &now,
             vectors: &vectors,
             count: T::from_f64(count),
+            per_element: T::from_f64(per_element),
             eps: T::from_f64(eps),
         };
         let sums: Vec<Option<Vec<Var<'k, T>>>> = (self.sums.iter())
@@ -270,7 +284,8 @@ impl Spec {
             NormKind::Layer => 2,
             NormKind::Rms => 1,
         };
-        of_statistics + u32::from(has(Role::Dx))
+        // The sums of a gradient are formed together with the last of those.
+        of_statistics.max(u32::from(has(Role::Dx)))
     }
 
     /// Adds the sums of the CTA's teams up, one after the other, and stores them as the CTA's line.
@@ -372,7 +387,8 @@ struct Share<'k> {
     team: u32,
     held: u32,
     vector: u32,
-    zero: Val<'k, u32>,
+    /// 0, but nobody can know: see [`Packed::again`]. None where what is widened is kept so.
+    zero: Option<Val<'k, u32>>,
 }
 
 /// One vector of a thread's share.
@@ -385,6 +401,12 @@ struct Part<'k> {
 }
 
 impl<'k> Share<'k> {
+    /// What is kept as it is stored, for a further step.
+    #[track_caller]
+    fn again(&self, packed: &Packed<'k>) -> Packed<'k> {
+        self.zero.map_or_else(|| packed.clone(), |zero| packed.again(zero))
+    }
+
     #[track_caller]
     fn number(&self, slot: u32) -> Val<'k, u32> {
         self.member + slot * self.team
@@ -524,7 +546,7 @@ fn vector_values<'k, T: Compute>(share: &Share<'k>, (vector, own, one): &AtRow<'
         return vec![*one; many];
     }
     if let Some(kept) = part.slot.and_then(|slot| vector.kept.get(slot as usize)) {
-        return kept.again(share.zero).values(k);
+        return share.again(kept).values(k);
     }
     let first = part.number * share.vector;
     match vector.spec.along {
@@ -550,6 +572,7 @@ struct Row<'s, 'k, T: Compute> {
     /// The sums that are the gradients of scale and bias, where shared memory holds them.
     in_shared: &'s [Option<SharedSums<'k>>; 2],
     count: Val<'k, T>,
+    per_element: Val<'k, T>,
     eps: Val<'k, T>,
 }
 
@@ -597,7 +620,7 @@ impl<'k, T: Compute> Row<'_, 'k, T> {
     fn values(&self, row: &[(Role, Strided<'k>)], role: Role, part: Part<'k>) -> Option<Vec<Val<'k, T>>> {
         let place = self.streamed.iter().position(|(spec, _)| spec.role == role)?;
         let packed = match part.slot {
-            Some(slot) => self.now[place][slot as usize].get().again(self.share.zero),
+            Some(slot) => self.share.again(&self.now[place][slot as usize].get()),
             None => find(row, role)?.line(&[], self.share.vector).load(part.number),
         };
         Some(packed.values(self.k()))
@@ -634,7 +657,13 @@ impl<'k, T: Compute> Row<'_, 'k, T> {
 
     /// `r`, of the sum of the squared deviations.
     fn inverse(&self, squares: Val<'k, T>) -> Val<'k, T> {
-        T::rsqrt(T::quotient(squares, self.count) + self.eps)
+        T::rsqrt(self.mean_of(squares) + self.eps)
+    }
+
+    /// A sum over the elements, over their number.
+    fn mean_of(&self, sum: Val<'k, T>) -> Val<'k, T> {
+        // A division has branches, over which the assembler loads nothing early.
+        if self.spec.is_tight() { T::quotient(sum, self.count) } else { sum * self.per_element }
     }
 
     fn deviations(&self, row: &[(Role, Strided<'k>)], part: Part<'k>, mean: Val<'k, T>) -> Vec<Val<'k, T>> {
@@ -703,112 +732,93 @@ impl<'k, T: Compute> Row<'_, 'k, T> {
         let row = self.at(index);
         let vectors = self.vectors_at(index);
         let dy = |part: Part<'k>| self.values(&row, Role::Dy, part).unwrap_or_default();
-        let g = |part: Part<'k>, dy: Vec<Val<'k, T>>| -> Vec<Val<'k, T>> {
-            match self.gamma(&vectors, part) {
-                Some(gamma) => dy.into_iter().zip(gamma).map(|(dy, gamma)| dy * gamma).collect(),
-                None => dy,
+        let has_dx = find(&row, Role::Dx).is_some();
+        let given = find(&row, Role::Inv).map(|inv| {
+            let mean = find(&row, Role::Mean).map_or(T::constant(k, 0.0), |mean| mean.load::<T>(&[]));
+            [mean, inv.load::<T>(&[])]
+        });
+        // What a vector adds to the gradients of scale and bias: `dy·h`, and `dy`.
+        let add_to_vectors = |part: Part<'k>, dy: &[Val<'k, T>], h: &[Val<'k, T>]| {
+            let slot = part.slot.unwrap_or(0);
+            let with = |which: usize, i: usize, sum: Val<'k, T>| if which == 0 { k.fma(dy[i], h[i], sum) } else { sum + dy[i] };
+            for (which, sums) in self.in_shared.iter().enumerate().filter_map(|(which, sums)| Some((which, (*sums)?))) {
+                let next: Vec<Val<'k, T>> = sums.load::<T>(slot).into_iter().enumerate().map(|(i, sum)| with(which, i, sum)).collect();
+                sums.store(slot, &next);
+            }
+            let first = (slot * self.share.vector) as usize;
+            for (which, sums) in sums.iter().enumerate().filter_map(|(which, sums)| Some((which, sums.as_ref()?))) {
+                sums[first..].iter().enumerate().take(dy.len()).for_each(|(i, sum)| sum.set(with(which, i, sum.get())));
             }
         };
-        let has_dx = find(&row, Role::Dx).is_some();
-        let ([mean, inv], together) = match find(&row, Role::Inv) {
-            Some(inv) => {
-                let mean = find(&row, Role::Mean).map_or(T::constant(k, 0.0), |mean| mean.load::<T>(&[]));
-                ([mean, inv.load::<T>(&[])], None)
+        if !has_dx {
+            let [mean, inv] = given.unwrap_or_else(|| self.statistics(&row));
+            self.once(&row, Role::ToMean, inside, mean);
+            self.once(&row, Role::ToInv, inside, inv);
+            k.when(inside, || {
+                self.share.each(|part| {
+                    let h: Vec<Val<'k, T>> = self.deviations(&row, part, mean).into_iter().map(|deviation| deviation * inv).collect();
+                    add_to_vectors(part, &dy(part), &h);
+                });
+            });
+            return;
+        }
+        // The sums that are behind `r` are formed together with those of `g`, of deviations, so that threads meet once less.
+        let mean = given.map_or_else(|| self.mean(&row), |[mean, _]| mean);
+        let of_part = |part: Part<'k>| {
+            let (deviations, dy) = (self.deviations(&row, part, mean), dy(part));
+            let g = match self.gamma(&vectors, part) {
+                Some(gamma) => dy.into_iter().zip(gamma).map(|(dy, gamma)| dy * gamma).collect(),
+                None => dy,
+            };
+            (deviations, g)
+        };
+        let is_layer = self.spec.kind == NormKind::Layer;
+        let zero = T::constant(k, 0.0);
+        let (inv, of_g, product) = match (given, is_layer) {
+            (Some([_, inv]), true) => {
+                let [product, of_g] = self.share.sums(|part| {
+                    let (deviations, g) = of_part(part);
+                    [dot(&g, &deviations), total(&g)]
+                });
+                (inv, of_g, product)
             }
-            // Of few rows the sums that are behind `r` are formed together with it, of deviations, so that threads meet once less.
-            None if self.spec.once.is_some() && has_dx => {
-                let mean = self.mean(&row);
-                let of_part = |part: Part<'k>| (self.deviations(&row, part, mean), g(part, dy(part)));
-                let [squares, of_g, product] = match self.spec.kind {
-                    NormKind::Layer => self.share.sums(|part| {
-                        let (deviations, g) = of_part(part);
-                        [dot(&deviations, &deviations), total(&g), dot(&g, &deviations)]
-                    }),
-                    NormKind::Rms => {
-                        let [squares, product] = self.share.sums(|part| {
-                            let (deviations, g) = of_part(part);
-                            [dot(&deviations, &deviations), dot(&g, &deviations)]
-                        });
-                        [squares, T::constant(k, 0.0), product]
-                    }
-                };
-                let inv = self.inverse(squares);
-                ([mean, inv], Some([of_g, product * inv]))
+            (Some([_, inv]), false) => {
+                let [product] = self.share.sums(|part| {
+                    let (x, g) = of_part(part);
+                    [dot(&g, &x)]
+                });
+                (inv, zero, product)
             }
-            None => (self.statistics(&row), None),
+            (None, true) => {
+                let [squares, product, of_g] = self.share.sums(|part| {
+                    let (deviations, g) = of_part(part);
+                    [dot(&deviations, &deviations), dot(&g, &deviations), total(&g)]
+                });
+                (self.inverse(squares), of_g, product)
+            }
+            (None, false) => {
+                let [squares, product] = self.share.sums(|part| {
+                    let (x, g) = of_part(part);
+                    [dot(&x, &x), dot(&g, &x)]
+                });
+                (self.inverse(squares), zero, product)
+            }
         };
         self.once(&row, Role::ToMean, inside, mean);
         self.once(&row, Role::ToInv, inside, inv);
-        let h = |part: Part<'k>| -> Vec<Val<'k, T>> {
-            let values = self.normalized_values(&row, part);
-            values.into_iter().map(|value| self.deviation(value, mean) * inv).collect()
-        };
-        // What a vector adds to the gradients of scale and bias. A thread without a row has taken another's along; what one without a vector adds is
-        // delivered nowhere.
-        let add_to_vectors = |part: Part<'k>, dy: &[Val<'k, T>], h: &[Val<'k, T>]| {
-            let slot = part.slot.unwrap_or(0);
-            for (which, sums) in self.in_shared.iter().enumerate().filter_map(|(which, sums)| Some((which, (*sums)?))) {
-                k.when(inside, || {
-                    let so_far = sums.load::<T>(slot).into_iter().zip(dy.iter().zip(h));
-                    let next: Vec<Val<'k, T>> =
-                        so_far.map(|(sum, (&dy, &h))| if which == 0 { k.fma(dy, h, sum) } else { sum + dy }).collect();
-                    sums.store(slot, &next);
-                });
-            }
-            if sums.iter().all(Option::is_none) {
-                return;
-            }
-            let first = (part.slot.unwrap_or(0) * self.share.vector) as usize;
-            k.when(inside, || {
-                for (i, (&dy, &h)) in dy.iter().zip(h).enumerate() {
-                    if let Some(Some(sums)) = sums.first() {
-                        sums[first + i].set(k.fma(dy, h, sums[first + i].get()));
-                    }
-                    if let Some(Some(sums)) = sums.get(1) {
-                        sums[first + i].set(sums[first + i].get() + dy);
-                    }
-                }
-            });
-        };
-        if !has_dx {
-            self.share.each(|part| add_to_vectors(part, &dy(part), &h(part)));
-            return;
-        }
-        // `Σ g·h` of a vector, and its `g`.
-        let product_of = |part: Part<'k>| {
-            let (dy, h) = (dy(part), h(part));
-            add_to_vectors(part, &dy, &h);
-            let g = g(part, dy);
-            (dot(&g, &h), g)
-        };
-        let [of_g, of_product] = match (together, self.spec.kind) {
-            (Some(sums), _) => sums,
-            (None, NormKind::Layer) => self.share.sums(|part| {
-                let (product, g) = product_of(part);
-                [total(&g), product]
-            }),
-            (None, NormKind::Rms) => {
-                let [of_product] = self.share.sums(|part| [product_of(part).0]);
-                [T::constant(k, 0.0), of_product]
-            }
-        };
-        let (of_g, of_product) = (T::quotient(of_g, self.count), T::quotient(of_product, self.count));
+        let (of_g, of_product) = (-self.mean_of(of_g), -self.mean_of(product * inv));
         k.when(inside, || {
             self.share.each(|part| {
                 let dsum = self.values(&row, Role::Dsum, part);
+                let h: Vec<Val<'k, T>> = self.deviations(&row, part, mean).into_iter().map(|deviation| deviation * inv).collect();
                 let dy = dy(part);
-                let (g, h) = (g(part, dy.clone()), h(part));
-                if together.is_some() {
-                    add_to_vectors(part, &dy, &h);
-                }
-                let results: Vec<Val<'k, T>> = (g.into_iter().zip(h).enumerate())
-                    .map(|(i, (g, h))| {
-                        let rest = if self.spec.kind == NormKind::Layer { g - of_g } else { g };
-                        let rest = k.fma(h, -of_product, rest);
-                        match &dsum {
-                            Some(dsum) => k.fma(rest, inv, dsum[i]),
-                            None => rest * inv,
-                        }
+                add_to_vectors(part, &dy, &h);
+                let gamma = self.gamma(&vectors, part);
+                let results: Vec<Val<'k, T>> = (dy.into_iter().zip(h).enumerate())
+                    .map(|(i, (dy, h))| {
+                        let rest = if is_layer { k.fma(h, of_product, of_g) } else { h * of_product };
+                        let rest = gamma.as_ref().map_or_else(|| dy + rest, |gamma| k.fma(dy, gamma[i], rest));
+                        dsum.as_ref().map_or_else(|| rest * inv, |dsum| k.fma(rest, inv, dsum[i]))
                     })
                     .collect();
                 self.store(&row, Role::Dx, part, &results);

@@ -372,6 +372,7 @@ impl Algorithm for Rows {
                 step: ctas * spec.rows_of_cta(),
                 extent: extent as u32,
                 count: extent as f64,
+                per_element: 1.0 / extent as f64,
                 eps: p.eps.0,
                 space: region.extents.clone(),
                 elements: p.elements.iter().take(spec.ranks[1]).map(|&extent| extent as u32).collect(),
