@@ -7,11 +7,13 @@ use verdigris_kir::params::Write;
 use verdigris_kir::program::KernelRef;
 use verdigris_tensor::DType;
 
+use super::ahead::{self, Ahead};
+use super::shared_sums::SharedSums;
 use super::{Along, FEW, Holds, NARROW_CTA, Once, OperandSpec, Role, Spec, WIDEST, class, ctas_of_few};
 use crate::fuse::compute::{self, Compute};
 use crate::fuse::lanes;
 use crate::fuse::operand::{OperandArgs, OperandDecl};
-use crate::fuse::strided::{self, Kept, Packed, Strided};
+use crate::fuse::strided::{self, Kept, Line, Packed, Strided};
 use crate::fuse::value::{self, AnyVal};
 use crate::layout::space::{Extents, Space};
 
@@ -19,6 +21,8 @@ use crate::layout::space::{Extents, Space};
 const KEPT_WORDS: u32 = 20;
 /// The most bytes of a row that a thread keeps as they are computed with.
 const MOST_WIDE_BYTES: u32 = 160;
+/// Shared memory of an SM that CTAs which stay reckon with.
+const SHARED_BYTES_OF_SM: u32 = 220 << 10;
 
 verdigris_kir::parameters! {
     /// Of the kernel of rows.
@@ -117,15 +121,23 @@ impl Spec {
         let of = |has: &dyn Fn(&OperandSpec) -> bool| -> u32 {
             self.operands.iter().filter(|operand| has(operand)).map(|operand| words(operand.dtype)).sum()
         };
-        // Each row as it is stored, twice.
-        let rows = 2 * of(&|operand| is_streamed(operand.role));
+        // Each row as it is stored, and the next one where it is not in shared memory.
+        let rows = if self.ahead > 0 { 1 } else { 2 } * of(&|operand| is_streamed(operand.role));
         let sums = self.sums.iter().filter(|&&summed| summed && !self.sums_in_shared).count() as u32;
         let is_kept = |operand: &OperandSpec| operand.along == Along::Shared && words(operand.dtype) <= KEPT_WORDS;
         // The sums, and the values of a row on their way; of wide rows, whose scale is not kept either, a forward kernel has those of one access. As many CTAs as the assembler
         // would let there be are slower where rows are short: 131072×128 takes 28.6 µs with 11 of them and 26.4 with 8 (H100).
         let on_their_way = if self.backward || self.held <= 4 || self.operands.iter().any(is_kept) { words(compute) } else { 0 };
         let registers = (48 + rows + sums * words(compute) + on_their_way).clamp(32, 255);
-        (65_536 / (registers * self.threads())).min(2048 / self.threads()).max(1)
+        // Beside what is read ahead a CTA has the sums of its teams, at most.
+        let shared_bytes = self.ahead * self.streamed_bytes() + 4 * self.threads() * self.held * self.vector;
+        (65_536 / (registers * self.threads())).min(2048 / self.threads()).min(SHARED_BYTES_OF_SM / shared_bytes.max(1)).max(1)
+    }
+
+    /// Bytes of the rows that a CTA takes at a time, of all that is read ahead.
+    pub(super) fn streamed_bytes(&self) -> u32 {
+        let streamed = self.operands.iter().filter(|operand| is_streamed(operand.role));
+        streamed.map(|operand| self.held * self.threads() * self.vector * operand.dtype.bytes() as u32).sum()
     }
 
     fn name(&self) -> String {
@@ -145,9 +157,10 @@ impl Spec {
                 format!("{}{}{along}", operand.role.name(), operand.dtype)
             })
             .collect();
+        let ahead = if self.ahead > 0 { format!("_ahead{}", self.ahead) } else { String::new() };
         let once = self.once.map_or(String::new(), |once| format!("_once{}{}", once.threads, flag(once.overlaps, "overlapped")));
         format!(
-            "norm_rows_{kind}_{pass}{}{}{}{}_team{}x{}v{}{once}_d{rows}x{elements}_{}",
+            "norm_rows_{kind}_{pass}{}{}{}{}_team{}x{}v{}{once}{ahead}_d{rows}x{elements}_{}",
             flag(self.zero_centred, "centred"),
             flag(self.double, "f64"),
             flag(self.sums[0], "dscale"),
@@ -169,7 +182,9 @@ impl Spec {
     }
 
     fn build(&self) -> KernelBody {
-        let header = Header { name: self.name(), target: self.target(), threads: self.threads(), min_ctas: 1, cluster: 1 };
+        // A CTA that stays has its place from the beginning: one more than there is room for would begin when others have ended.
+        let min_ctas = if self.ahead > 0 { self.ctas_of_sm() } else { 1 };
+        let header = Header { name: self.name(), target: self.target(), threads: self.threads(), min_ctas, cluster: 1 };
         build(header, |k| if self.double { self.body::<f64>(k) } else { self.body::<f32>(k) })
     }
 
@@ -203,7 +218,9 @@ impl Spec {
             streamed.iter().map(|(spec, _)| of(spec.dtype)).collect()
         };
         let now = room();
-        let next = if self.once.is_some() { Vec::new() } else { room() };
+        let next = if self.once.is_some() || self.ahead > 0 { Vec::new() } else { room() };
+        let accesses: Vec<u32> = streamed.iter().map(|(spec, _)| self.vector * spec.dtype.bytes() as u32).collect();
+        let ahead = (self.ahead > 0).then(|| Ahead::new(k, self.ahead, self.held, &accesses));
         // All loads before what they are kept in, so that none waits for another.
         let fetch = |first: Val<'k, u32>, to: &[Vec<Kept<'k>>]| {
             let (index, _) = row_of(first);
@@ -239,7 +256,7 @@ impl Spec {
             })
             .collect();
         let first = k.cta() * self.rows_of_cta();
-        if self.held > 0 {
+        if self.held > 0 && ahead.is_none() {
             fetch(first, &now);
         }
         let take = |first: Val<'k, u32>| {
@@ -253,8 +270,20 @@ impl Spec {
             }
             return;
         }
+        // A row so many steps behind another, where there is one.
+        let start = |first: Val<'k, u32>, ahead: &Ahead<'k>, number: u32, turn: Val<'k, u32>| {
+            let behind = first + step * number;
+            k.when(behind.lt(rows), || {
+                let (index, _) = row_of(behind);
+                let lines: Vec<Line<'k>> = streamed.iter().map(|(_, operand)| operand.line(&index, self.vector)).collect();
+                ahead.start(&share, &lines, turn);
+            });
+        };
+        ahead.iter().for_each(|ahead| ahead.begin(|number, turn| start(first, ahead, number, turn)));
         k.range_step(first, rows, step, |first| {
-            if self.held > 0 {
+            if let Some(ahead) = &ahead {
+                ahead.take(&now, |number, turn| start(first, ahead, number, turn));
+            } else if self.held > 0 {
                 k.when((first + step).lt(rows), || fetch(first + step, &next));
             }
             take(first);
@@ -264,6 +293,7 @@ impl Spec {
             }
             now.iter().flatten().zip(next.iter().flatten()).for_each(|(now, next)| now.set(&next.get()));
         });
+        ahead.iter().for_each(Ahead::end);
         for (sums, to) in sums.iter().zip([parts.scale, parts.bias]) {
             if let (Some(sums), Some(to)) = (sums, to) {
                 self.deliver(&share, team, sums, to);
@@ -374,30 +404,30 @@ impl Spec {
 }
 
 /// What is loaded a row ahead.
-fn is_streamed(role: Role) -> bool {
+pub(super) fn is_streamed(role: Role) -> bool {
     matches!(role, Role::X | Role::Residual | Role::Dy | Role::Dsum)
 }
 
 /// A thread's share of a row: vectors that are as many apart as the team has threads.
 #[derive(Clone, Copy, Debug)]
-struct Share<'k> {
-    k: Kernel<'k>,
-    vectors: Val<'k, u32>,
-    member: Val<'k, u32>,
-    team: u32,
-    held: u32,
-    vector: u32,
+pub(super) struct Share<'k> {
+    pub(super) k: Kernel<'k>,
+    pub(super) vectors: Val<'k, u32>,
+    pub(super) member: Val<'k, u32>,
+    pub(super) team: u32,
+    pub(super) held: u32,
+    pub(super) vector: u32,
     /// 0, but nobody can know: see [`Packed::again`]. None where what is widened is kept so.
-    zero: Option<Val<'k, u32>>,
+    pub(super) zero: Option<Val<'k, u32>>,
 }
 
 /// One vector of a thread's share.
 #[derive(Clone, Copy, Debug)]
-struct Part<'k> {
+pub(super) struct Part<'k> {
     /// Its number in the row.
-    number: Val<'k, u32>,
+    pub(super) number: Val<'k, u32>,
     /// Which of the vectors held it is.
-    slot: Option<u32>,
+    pub(super) slot: Option<u32>,
 }
 
 impl<'k> Share<'k> {
@@ -408,19 +438,19 @@ impl<'k> Share<'k> {
     }
 
     #[track_caller]
-    fn number(&self, slot: u32) -> Val<'k, u32> {
+    pub(super) fn number(&self, slot: u32) -> Val<'k, u32> {
         self.member + slot * self.team
     }
 
     /// The number of a vector of the share, the last one where the share has none.
     #[track_caller]
-    fn nearest(&self, slot: u32) -> Val<'k, u32> {
+    pub(super) fn nearest(&self, slot: u32) -> Val<'k, u32> {
         self.number(slot).min(self.vectors - 1)
     }
 
     /// Runs `f` for each vector of the share.
     #[track_caller]
-    fn each(&self, f: impl Fn(Part<'k>)) {
+    pub(super) fn each(&self, f: impl Fn(Part<'k>)) {
         if self.held == 0 {
             self.k.range_step(self.member, self.vectors, self.team, |number| f(Part { number, slot: None }));
             return;
@@ -452,58 +482,6 @@ impl<'k> Share<'k> {
         };
         let lanes = own.map(|sum| lanes::over_lanes(k, self.team.min(32), sum, &|x, y| x + y));
         lanes::over_warps(k, self.team, lanes, &|x, y| std::array::from_fn(|i| x[i] + y[i]))
-    }
-}
-
-/// Sums of a team that is a CTA, in shared memory: each thread adds to those of its own share alone. The parts of a vector that one access takes lie apart,
-/// so that neighbouring threads touch neighbouring words.
-#[derive(Clone, Copy, Debug)]
-struct SharedSums<'k> {
-    share: Share<'k>,
-    address: Val<'k, u32>,
-    /// Elements that one access takes, and their bytes.
-    many: u32,
-    bytes: u32,
-}
-
-impl<'k> SharedSums<'k> {
-    fn new(share: &Share<'k>, bytes: u32) -> SharedSums<'k> {
-        let address = share.k.shared("sums", share.team * share.held * share.vector * bytes, 16).address();
-        SharedSums { share: *share, address, many: share.vector.min(16 / bytes), bytes }
-    }
-
-    /// Where the sums of a vector of the share begin, and how far its parts lie apart.
-    fn place(&self, slot: u32) -> (Val<'k, u32>, u32) {
-        let part_bytes = self.many * self.bytes;
-        (self.address + self.share.number(slot) * part_bytes, self.share.team * self.share.held * part_bytes)
-    }
-
-    fn load<T: Compute>(&self, slot: u32) -> Vec<Val<'k, T>> {
-        let (place, apart) = self.place(slot);
-        let parts = 0..self.share.vector / self.many;
-        parts.flat_map(|part| self.share.k.ld_shared_vector::<T>(place, i64::from(part * apart), self.many as u8)).collect()
-    }
-
-    fn store<T: Compute>(&self, slot: u32, values: &[Val<'k, T>]) {
-        let (place, apart) = self.place(slot);
-        for (part, values) in (0..).zip(values.chunks(self.many as usize)) {
-            self.share.k.st_shared_vector(place, i64::from(part * apart), values);
-        }
-    }
-
-    fn clear<T: Compute>(&self) {
-        let zeros = vec![T::constant(self.share.k, 0.0); self.share.vector as usize];
-        (0..self.share.held).for_each(|slot| self.store(slot, &zeros));
-    }
-
-    /// Stores them as the CTA's line.
-    fn deliver<T: Compute>(&self, line: Val<'k, u64>) {
-        let k = self.share.k;
-        self.share.each(|part| {
-            let sums = self.load::<T>(part.slot.unwrap_or(0));
-            let values: Vec<AnyVal<'k>> = sums.into_iter().map(AnyVal::of).collect();
-            value::store_values(k, T::DTYPE, line + part.number.mul_wide(self.share.vector * self.bytes), &values);
-        });
     }
 }
 
@@ -844,7 +822,8 @@ pub(super) fn catalog(target: Target) -> Vec<KernelRef> {
                     // Longer rows whose CTAs stay are compiled when they are first asked for.
                     let ends = !backward && team >= 32 && held > 0;
                     let once = ends.then(|| Once { threads: team.max(NARROW_CTA), overlaps: false });
-                    specs.push(Spec { once, ..spec });
+                    let rows = if ends || held == 0 { 0 } else { ahead::rows_of(spec.streamed_bytes(), u32::MAX) };
+                    specs.push(Spec { once, ahead: rows, ..spec });
                 }
                 if backward && dtype != DType::F32 {
                     let long = [3, 4].map(|held| plain(kind, true, dtype, [WIDEST as u32, held, vector]));
@@ -890,5 +869,6 @@ fn plain(kind: NormKind, backward: bool, dtype: DType, [team, held, vector]: [u3
         sums: [backward, backward && has_bias],
         sums_in_shared: false,
         once: None,
+        ahead: 0,
     }
 }
