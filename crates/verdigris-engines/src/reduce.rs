@@ -43,8 +43,9 @@ pub static ENGINES: &[&dyn Engine] = &[&Listed::<rows::Rows>::new(), &Listed::<R
 pub(crate) const VERSION: u32 = <ReduceSimt as Algorithm>::VERSION + <rows::Rows as Algorithm>::VERSION;
 
 const THREADS: u32 = 256;
-/// Threads that may take a row: the smallest team of which each has at most [`UNROLL`] accesses, or the largest.
-const TEAMS: [u32; 4] = [4, 16, 64, THREADS];
+/// Threads that may take a row: the smallest team of which each has at most [`UNROLL`] accesses, or the largest. A warp waits for no other, so that it takes as
+/// much as it may.
+const TEAMS: [u32; 5] = [4, 16, 32, 128, THREADS];
 /// Threads that may stand along results.
 const LANES: [u32; 2] = [8, 32];
 /// The fewest turns of a team in a part of a reduction, if the chip is to have four CTAs for each SM or sixteen, whose ends weigh less.

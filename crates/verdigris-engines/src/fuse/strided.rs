@@ -219,6 +219,13 @@ impl<'k> Line<'k> {
         Packed::load(self.dtype, self.vector, self.place(number), Cache::NoAllocate)
     }
 
+    /// Starts a copy of the vector of that number, of 4, 8 or 16 bytes, to shared memory.
+    #[track_caller]
+    pub(crate) fn start_copy(&self, number: Val<'k, u32>, to: Val<'k, u32>, offset_bytes: i64) {
+        let bytes = self.vector * self.dtype.bytes() as u32;
+        self.address.kernel().cp_async(to, offset_bytes, self.place(number), 0, bytes as u8, bytes);
+    }
+
     /// Loads the vector of that number where a condition holds; elsewhere zeros.
     #[track_caller]
     pub(crate) fn load_where(&self, inside: Val<'k, bool>, number: Val<'k, u32>) -> Packed<'k> {
@@ -274,6 +281,16 @@ impl<'k> Kept<'k> {
     pub(crate) fn of(first: &Packed<'k>) -> Self {
         let words = first.words.iter().map(|&word| word.kernel().var(word)).collect();
         Kept { dtype: first.dtype, vector: first.vector, words }
+    }
+
+    /// Keeps what has been copied to shared memory.
+    #[track_caller]
+    pub(crate) fn set_copied(&self, k: Kernel<'k>, from: Val<'k, u32>, offset_bytes: i64) {
+        let words = match self.words.len() {
+            1 => vec![k.ld_shared::<u32>(from, offset_bytes)],
+            many => k.ld_shared_vector::<u32>(from, offset_bytes, many as u8),
+        };
+        self.words.iter().zip(words).for_each(|(word, new)| word.set(new));
     }
 
     /// Keeps another.

@@ -7,16 +7,22 @@ use verdigris_kir::params::Write;
 use verdigris_kir::program::KernelRef;
 use verdigris_tensor::DType;
 
+use super::ahead::{self, Ahead};
+use super::shared_sums::SharedSums;
 use super::{Along, FEW, Holds, NARROW_CTA, Once, OperandSpec, Role, Spec, WIDEST, class, ctas_of_few};
 use crate::fuse::compute::{self, Compute};
 use crate::fuse::lanes;
 use crate::fuse::operand::{OperandArgs, OperandDecl};
-use crate::fuse::strided::{self, Kept, Packed, Strided};
+use crate::fuse::strided::{self, Kept, Line, Packed, Strided};
 use crate::fuse::value::{self, AnyVal};
 use crate::layout::space::{Extents, Space};
 
 /// Words of a vector that all rows share, which a thread keeps from row to row; of longer ones it reads its part again, from L1.
-const KEPT_WORDS: u32 = 16;
+const KEPT_WORDS: u32 = 20;
+/// The most bytes of a row that a thread keeps as they are computed with.
+const MOST_WIDE_BYTES: u32 = 160;
+/// Shared memory of an SM that CTAs which stay reckon with.
+const SHARED_BYTES_OF_SM: u32 = 220 << 10;
 
 verdigris_kir::parameters! {
     /// Of the kernel of rows.
@@ -25,8 +31,9 @@ verdigris_kir::parameters! {
         /// Rows from one turn of a CTA to its next.
         pub(super) step: u32,
         pub(super) extent: u32,
-        /// Elements of a row, as a number.
+        /// Elements of a row, as a number, and one over it.
         pub(super) count: f64,
+        pub(super) per_element: f64,
         pub(super) eps: f64,
         pub(super) space: Extents = spec.ranks[0],
         pub(super) elements: Extents = spec.ranks[1],
@@ -88,6 +95,16 @@ impl Spec {
         self.sums.contains(&true) || self.operands.iter().any(|operand| operand.role.is_written())
     }
 
+    /// Whether registers hold a row as it is computed with, from one step to the next: one that is not long, where no other is on its way.
+    fn keeps_wide(&self) -> bool {
+        !self.backward && self.once.is_some() && self.held * self.vector * self.bytes() <= MOST_WIDE_BYTES
+    }
+
+    /// Whether registers hold so much of a row that nothing should be loaded early.
+    fn is_tight(&self) -> bool {
+        self.sums_in_shared || (!self.backward && self.held * self.vector * self.bytes() > MOST_WIDE_BYTES)
+    }
+
     fn threads(&self) -> u32 {
         self.once.map_or(self.team.max(NARROW_CTA), |once| once.threads)
     }
@@ -104,15 +121,23 @@ impl Spec {
         let of = |has: &dyn Fn(&OperandSpec) -> bool| -> u32 {
             self.operands.iter().filter(|operand| has(operand)).map(|operand| words(operand.dtype)).sum()
         };
-        // Each row as it is stored, twice.
-        let rows = 2 * of(&|operand| is_streamed(operand.role));
+        // Each row as it is stored, and the next one where it is not in shared memory.
+        let rows = if self.ahead > 0 { 1 } else { 2 } * of(&|operand| is_streamed(operand.role));
         let sums = self.sums.iter().filter(|&&summed| summed && !self.sums_in_shared).count() as u32;
         let is_kept = |operand: &OperandSpec| operand.along == Along::Shared && words(operand.dtype) <= KEPT_WORDS;
         // The sums, and the values of a row on their way; of wide rows, whose scale is not kept either, a forward kernel has those of one access. As many CTAs as the assembler
         // would let there be are slower where rows are short: 131072×128 takes 28.6 µs with 11 of them and 26.4 with 8 (H100).
         let on_their_way = if self.backward || self.held <= 4 || self.operands.iter().any(is_kept) { words(compute) } else { 0 };
         let registers = (48 + rows + sums * words(compute) + on_their_way).clamp(32, 255);
-        (65_536 / (registers * self.threads())).min(2048 / self.threads()).max(1)
+        // Beside what is read ahead a CTA has the sums of its teams, at most.
+        let shared_bytes = self.ahead * self.streamed_bytes() + 4 * self.threads() * self.held * self.vector;
+        (65_536 / (registers * self.threads())).min(2048 / self.threads()).min(SHARED_BYTES_OF_SM / shared_bytes.max(1)).max(1)
+    }
+
+    /// Bytes of the rows that a CTA takes at a time, of all that is read ahead.
+    pub(super) fn streamed_bytes(&self) -> u32 {
+        let streamed = self.operands.iter().filter(|operand| is_streamed(operand.role));
+        streamed.map(|operand| self.held * self.threads() * self.vector * operand.dtype.bytes() as u32).sum()
     }
 
     fn name(&self) -> String {
@@ -132,9 +157,10 @@ impl Spec {
                 format!("{}{}{along}", operand.role.name(), operand.dtype)
             })
             .collect();
+        let ahead = if self.ahead > 0 { format!("_ahead{}", self.ahead) } else { String::new() };
         let once = self.once.map_or(String::new(), |once| format!("_once{}{}", once.threads, flag(once.overlaps, "overlapped")));
         format!(
-            "norm_rows_{kind}_{pass}{}{}{}{}_team{}x{}v{}{once}_d{rows}x{elements}_{}",
+            "norm_rows_{kind}_{pass}{}{}{}{}_team{}x{}v{}{once}{ahead}_d{rows}x{elements}_{}",
             flag(self.zero_centred, "centred"),
             flag(self.double, "f64"),
             flag(self.sums[0], "dscale"),
@@ -156,12 +182,14 @@ impl Spec {
     }
 
     fn build(&self) -> KernelBody {
-        let header = Header { name: self.name(), target: self.target(), threads: self.threads(), min_ctas: 1, cluster: 1 };
+        // A CTA that stays has its place from the beginning: one more than there is room for would begin when others have ended.
+        let min_ctas = if self.ahead > 0 { self.ctas_of_sm() } else { 1 };
+        let header = Header { name: self.name(), target: self.target(), threads: self.threads(), min_ctas, cluster: 1 };
         build(header, |k| if self.double { self.body::<f64>(k) } else { self.body::<f32>(k) })
     }
 
     fn body<'k, T: Compute>(&self, k: Kernel<'k>) {
-        let OfRows { rows, step, extent, count, eps, space, elements, operands, parts } = OfRows::declare(k, self);
+        let OfRows { rows, step, extent, count, per_element, eps, space, elements, operands, parts } = OfRows::declare(k, self);
         if self.once.is_some_and(|once| once.overlaps) {
             k.griddep_launch();
         }
@@ -177,7 +205,7 @@ impl Spec {
             held: self.held,
             vector: self.vector,
             // Rows are whole vectors, which the assembler does not know.
-            zero: extent & (self.vector - 1),
+            zero: (!self.keeps_wide()).then(|| extent & (self.vector - 1)),
         };
         let streamed: Vec<&(OperandSpec, Strided<'k>)> = operands.iter().filter(|(spec, _)| is_streamed(spec.role)).collect();
         let row_of = |first: Val<'k, u32>| {
@@ -190,7 +218,9 @@ impl Spec {
             streamed.iter().map(|(spec, _)| of(spec.dtype)).collect()
         };
         let now = room();
-        let next = if self.once.is_some() { Vec::new() } else { room() };
+        let next = if self.once.is_some() || self.ahead > 0 { Vec::new() } else { room() };
+        let accesses: Vec<u32> = streamed.iter().map(|(spec, _)| self.vector * spec.dtype.bytes() as u32).collect();
+        let ahead = (self.ahead > 0).then(|| Ahead::new(k, self.ahead, self.held, &accesses));
         // All loads before what they are kept in, so that none waits for another.
         let fetch = |first: Val<'k, u32>, to: &[Vec<Kept<'k>>]| {
             let (index, _) = row_of(first);
@@ -217,6 +247,7 @@ impl Spec {
             now: &now,
             vectors: &vectors,
             count: T::from_f64(count),
+            per_element: T::from_f64(per_element),
             eps: T::from_f64(eps),
         };
         let sums: Vec<Option<Vec<Var<'k, T>>>> = (self.sums.iter())
@@ -225,7 +256,7 @@ impl Spec {
             })
             .collect();
         let first = k.cta() * self.rows_of_cta();
-        if self.held > 0 {
+        if self.held > 0 && ahead.is_none() {
             fetch(first, &now);
         }
         let take = |first: Val<'k, u32>| {
@@ -239,8 +270,20 @@ impl Spec {
             }
             return;
         }
+        // A row so many steps behind another, where there is one.
+        let start = |first: Val<'k, u32>, ahead: &Ahead<'k>, number: u32, turn: Val<'k, u32>| {
+            let behind = first + step * number;
+            k.when(behind.lt(rows), || {
+                let (index, _) = row_of(behind);
+                let lines: Vec<Line<'k>> = streamed.iter().map(|(_, operand)| operand.line(&index, self.vector)).collect();
+                ahead.start(&share, &lines, turn);
+            });
+        };
+        ahead.iter().for_each(|ahead| ahead.begin(|number, turn| start(first, ahead, number, turn)));
         k.range_step(first, rows, step, |first| {
-            if self.held > 0 {
+            if let Some(ahead) = &ahead {
+                ahead.take(&now, |number, turn| start(first, ahead, number, turn));
+            } else if self.held > 0 {
                 k.when((first + step).lt(rows), || fetch(first + step, &next));
             }
             take(first);
@@ -250,6 +293,7 @@ impl Spec {
             }
             now.iter().flatten().zip(next.iter().flatten()).for_each(|(now, next)| now.set(&next.get()));
         });
+        ahead.iter().for_each(Ahead::end);
         for (sums, to) in sums.iter().zip([parts.scale, parts.bias]) {
             if let (Some(sums), Some(to)) = (sums, to) {
                 self.deliver(&share, team, sums, to);
@@ -270,7 +314,8 @@ impl Spec {
             NormKind::Layer => 2,
             NormKind::Rms => 1,
         };
-        of_statistics + u32::from(has(Role::Dx))
+        // The sums of a gradient are formed together with the last of those.
+        of_statistics.max(u32::from(has(Role::Dx)))
     }
 
     /// Adds the sums of the CTA's teams up, one after the other, and stores them as the CTA's line.
@@ -359,46 +404,53 @@ impl Spec {
 }
 
 /// What is loaded a row ahead.
-fn is_streamed(role: Role) -> bool {
+pub(super) fn is_streamed(role: Role) -> bool {
     matches!(role, Role::X | Role::Residual | Role::Dy | Role::Dsum)
 }
 
 /// A thread's share of a row: vectors that are as many apart as the team has threads.
 #[derive(Clone, Copy, Debug)]
-struct Share<'k> {
-    k: Kernel<'k>,
-    vectors: Val<'k, u32>,
-    member: Val<'k, u32>,
-    team: u32,
-    held: u32,
-    vector: u32,
-    zero: Val<'k, u32>,
+pub(super) struct Share<'k> {
+    pub(super) k: Kernel<'k>,
+    pub(super) vectors: Val<'k, u32>,
+    pub(super) member: Val<'k, u32>,
+    pub(super) team: u32,
+    pub(super) held: u32,
+    pub(super) vector: u32,
+    /// 0, but nobody can know: see [`Packed::again`]. None where what is widened is kept so.
+    pub(super) zero: Option<Val<'k, u32>>,
 }
 
 /// One vector of a thread's share.
 #[derive(Clone, Copy, Debug)]
-struct Part<'k> {
+pub(super) struct Part<'k> {
     /// Its number in the row.
-    number: Val<'k, u32>,
+    pub(super) number: Val<'k, u32>,
     /// Which of the vectors held it is.
-    slot: Option<u32>,
+    pub(super) slot: Option<u32>,
 }
 
 impl<'k> Share<'k> {
+    /// What is kept as it is stored, for a further step.
     #[track_caller]
-    fn number(&self, slot: u32) -> Val<'k, u32> {
+    fn again(&self, packed: &Packed<'k>) -> Packed<'k> {
+        self.zero.map_or_else(|| packed.clone(), |zero| packed.again(zero))
+    }
+
+    #[track_caller]
+    pub(super) fn number(&self, slot: u32) -> Val<'k, u32> {
         self.member + slot * self.team
     }
 
     /// The number of a vector of the share, the last one where the share has none.
     #[track_caller]
-    fn nearest(&self, slot: u32) -> Val<'k, u32> {
+    pub(super) fn nearest(&self, slot: u32) -> Val<'k, u32> {
         self.number(slot).min(self.vectors - 1)
     }
 
     /// Runs `f` for each vector of the share.
     #[track_caller]
-    fn each(&self, f: impl Fn(Part<'k>)) {
+    pub(super) fn each(&self, f: impl Fn(Part<'k>)) {
         if self.held == 0 {
             self.k.range_step(self.member, self.vectors, self.team, |number| f(Part { number, slot: None }));
             return;
@@ -430,58 +482,6 @@ impl<'k> Share<'k> {
         };
         let lanes = own.map(|sum| lanes::over_lanes(k, self.team.min(32), sum, &|x, y| x + y));
         lanes::over_warps(k, self.team, lanes, &|x, y| std::array::from_fn(|i| x[i] + y[i]))
-    }
-}
-
-/// Sums of a team that is a CTA, in shared memory: each thread adds to those of its own share alone. The parts of a vector that one access takes lie apart,
-/// so that neighbouring threads touch neighbouring words.
-#[derive(Clone, Copy, Debug)]
-struct SharedSums<'k> {
-    share: Share<'k>,
-    address: Val<'k, u32>,
-    /// Elements that one access takes, and their bytes.
-    many: u32,
-    bytes: u32,
-}
-
-impl<'k> SharedSums<'k> {
-    fn new(share: &Share<'k>, bytes: u32) -> SharedSums<'k> {
-        let address = share.k.shared("sums", share.team * share.held * share.vector * bytes, 16).address();
-        SharedSums { share: *share, address, many: share.vector.min(16 / bytes), bytes }
-    }
-
-    /// Where the sums of a vector of the share begin, and how far its parts lie apart.
-    fn place(&self, slot: u32) -> (Val<'k, u32>, u32) {
-        let part_bytes = self.many * self.bytes;
-        (self.address + self.share.number(slot) * part_bytes, self.share.team * self.share.held * part_bytes)
-    }
-
-    fn load<T: Compute>(&self, slot: u32) -> Vec<Val<'k, T>> {
-        let (place, apart) = self.place(slot);
-        let parts = 0..self.share.vector / self.many;
-        parts.flat_map(|part| self.share.k.ld_shared_vector::<T>(place, i64::from(part * apart), self.many as u8)).collect()
-    }
-
-    fn store<T: Compute>(&self, slot: u32, values: &[Val<'k, T>]) {
-        let (place, apart) = self.place(slot);
-        for (part, values) in (0..).zip(values.chunks(self.many as usize)) {
-            self.share.k.st_shared_vector(place, i64::from(part * apart), values);
-        }
-    }
-
-    fn clear<T: Compute>(&self) {
-        let zeros = vec![T::constant(self.share.k, 0.0); self.share.vector as usize];
-        (0..self.share.held).for_each(|slot| self.store(slot, &zeros));
-    }
-
-    /// Stores them as the CTA's line.
-    fn deliver<T: Compute>(&self, line: Val<'k, u64>) {
-        let k = self.share.k;
-        self.share.each(|part| {
-            let sums = self.load::<T>(part.slot.unwrap_or(0));
-            let values: Vec<AnyVal<'k>> = sums.into_iter().map(AnyVal::of).collect();
-            value::store_values(k, T::DTYPE, line + part.number.mul_wide(self.share.vector * self.bytes), &values);
-        });
     }
 }
 
@@ -524,7 +524,7 @@ fn vector_values<'k, T: Compute>(share: &Share<'k>, (vector, own, one): &AtRow<'
         return vec![*one; many];
     }
     if let Some(kept) = part.slot.and_then(|slot| vector.kept.get(slot as usize)) {
-        return kept.again(share.zero).values(k);
+        return share.again(kept).values(k);
     }
     let first = part.number * share.vector;
     match vector.spec.along {
@@ -550,6 +550,7 @@ struct Row<'s, 'k, T: Compute> {
     /// The sums that are the gradients of scale and bias, where shared memory holds them.
     in_shared: &'s [Option<SharedSums<'k>>; 2],
     count: Val<'k, T>,
+    per_element: Val<'k, T>,
     eps: Val<'k, T>,
 }
 
@@ -597,7 +598,7 @@ impl<'k, T: Compute> Row<'_, 'k, T> {
     fn values(&self, row: &[(Role, Strided<'k>)], role: Role, part: Part<'k>) -> Option<Vec<Val<'k, T>>> {
         let place = self.streamed.iter().position(|(spec, _)| spec.role == role)?;
         let packed = match part.slot {
-            Some(slot) => self.now[place][slot as usize].get().again(self.share.zero),
+            Some(slot) => self.share.again(&self.now[place][slot as usize].get()),
             None => find(row, role)?.line(&[], self.share.vector).load(part.number),
         };
         Some(packed.values(self.k()))
@@ -634,7 +635,13 @@ impl<'k, T: Compute> Row<'_, 'k, T> {
 
     /// `r`, of the sum of the squared deviations.
     fn inverse(&self, squares: Val<'k, T>) -> Val<'k, T> {
-        T::rsqrt(T::quotient(squares, self.count) + self.eps)
+        T::rsqrt(self.mean_of(squares) + self.eps)
+    }
+
+    /// A sum over the elements, over their number.
+    fn mean_of(&self, sum: Val<'k, T>) -> Val<'k, T> {
+        // A division has branches, over which the assembler loads nothing early.
+        if self.spec.is_tight() { T::quotient(sum, self.count) } else { sum * self.per_element }
     }
 
     fn deviations(&self, row: &[(Role, Strided<'k>)], part: Part<'k>, mean: Val<'k, T>) -> Vec<Val<'k, T>> {
@@ -703,112 +710,93 @@ impl<'k, T: Compute> Row<'_, 'k, T> {
         let row = self.at(index);
         let vectors = self.vectors_at(index);
         let dy = |part: Part<'k>| self.values(&row, Role::Dy, part).unwrap_or_default();
-        let g = |part: Part<'k>, dy: Vec<Val<'k, T>>| -> Vec<Val<'k, T>> {
-            match self.gamma(&vectors, part) {
-                Some(gamma) => dy.into_iter().zip(gamma).map(|(dy, gamma)| dy * gamma).collect(),
-                None => dy,
+        let has_dx = find(&row, Role::Dx).is_some();
+        let given = find(&row, Role::Inv).map(|inv| {
+            let mean = find(&row, Role::Mean).map_or(T::constant(k, 0.0), |mean| mean.load::<T>(&[]));
+            [mean, inv.load::<T>(&[])]
+        });
+        // What a vector adds to the gradients of scale and bias: `dy·h`, and `dy`.
+        let add_to_vectors = |part: Part<'k>, dy: &[Val<'k, T>], h: &[Val<'k, T>]| {
+            let slot = part.slot.unwrap_or(0);
+            let with = |which: usize, i: usize, sum: Val<'k, T>| if which == 0 { k.fma(dy[i], h[i], sum) } else { sum + dy[i] };
+            for (which, sums) in self.in_shared.iter().enumerate().filter_map(|(which, sums)| Some((which, (*sums)?))) {
+                let next: Vec<Val<'k, T>> = sums.load::<T>(slot).into_iter().enumerate().map(|(i, sum)| with(which, i, sum)).collect();
+                sums.store(slot, &next);
+            }
+            let first = (slot * self.share.vector) as usize;
+            for (which, sums) in sums.iter().enumerate().filter_map(|(which, sums)| Some((which, sums.as_ref()?))) {
+                sums[first..].iter().enumerate().take(dy.len()).for_each(|(i, sum)| sum.set(with(which, i, sum.get())));
             }
         };
-        let has_dx = find(&row, Role::Dx).is_some();
-        let ([mean, inv], together) = match find(&row, Role::Inv) {
-            Some(inv) => {
-                let mean = find(&row, Role::Mean).map_or(T::constant(k, 0.0), |mean| mean.load::<T>(&[]));
-                ([mean, inv.load::<T>(&[])], None)
+        if !has_dx {
+            let [mean, inv] = given.unwrap_or_else(|| self.statistics(&row));
+            self.once(&row, Role::ToMean, inside, mean);
+            self.once(&row, Role::ToInv, inside, inv);
+            k.when(inside, || {
+                self.share.each(|part| {
+                    let h: Vec<Val<'k, T>> = self.deviations(&row, part, mean).into_iter().map(|deviation| deviation * inv).collect();
+                    add_to_vectors(part, &dy(part), &h);
+                });
+            });
+            return;
+        }
+        // The sums that are behind `r` are formed together with those of `g`, of deviations, so that threads meet once less.
+        let mean = given.map_or_else(|| self.mean(&row), |[mean, _]| mean);
+        let of_part = |part: Part<'k>| {
+            let (deviations, dy) = (self.deviations(&row, part, mean), dy(part));
+            let g = match self.gamma(&vectors, part) {
+                Some(gamma) => dy.into_iter().zip(gamma).map(|(dy, gamma)| dy * gamma).collect(),
+                None => dy,
+            };
+            (deviations, g)
+        };
+        let is_layer = self.spec.kind == NormKind::Layer;
+        let zero = T::constant(k, 0.0);
+        let (inv, of_g, product) = match (given, is_layer) {
+            (Some([_, inv]), true) => {
+                let [product, of_g] = self.share.sums(|part| {
+                    let (deviations, g) = of_part(part);
+                    [dot(&g, &deviations), total(&g)]
+                });
+                (inv, of_g, product)
             }
-            // Of few rows the sums that are behind `r` are formed together with it, of deviations, so that threads meet once less.
-            None if self.spec.once.is_some() && has_dx => {
-                let mean = self.mean(&row);
-                let of_part = |part: Part<'k>| (self.deviations(&row, part, mean), g(part, dy(part)));
-                let [squares, of_g, product] = match self.spec.kind {
-                    NormKind::Layer => self.share.sums(|part| {
-                        let (deviations, g) = of_part(part);
-                        [dot(&deviations, &deviations), total(&g), dot(&g, &deviations)]
-                    }),
-                    NormKind::Rms => {
-                        let [squares, product] = self.share.sums(|part| {
-                            let (deviations, g) = of_part(part);
-                            [dot(&deviations, &deviations), dot(&g, &deviations)]
-                        });
-                        [squares, T::constant(k, 0.0), product]
-                    }
-                };
-                let inv = self.inverse(squares);
-                ([mean, inv], Some([of_g, product * inv]))
+            (Some([_, inv]), false) => {
+                let [product] = self.share.sums(|part| {
+                    let (x, g) = of_part(part);
+                    [dot(&g, &x)]
+                });
+                (inv, zero, product)
             }
-            None => (self.statistics(&row), None),
+            (None, true) => {
+                let [squares, product, of_g] = self.share.sums(|part| {
+                    let (deviations, g) = of_part(part);
+                    [dot(&deviations, &deviations), dot(&g, &deviations), total(&g)]
+                });
+                (self.inverse(squares), of_g, product)
+            }
+            (None, false) => {
+                let [squares, product] = self.share.sums(|part| {
+                    let (x, g) = of_part(part);
+                    [dot(&x, &x), dot(&g, &x)]
+                });
+                (self.inverse(squares), zero, product)
+            }
         };
         self.once(&row, Role::ToMean, inside, mean);
         self.once(&row, Role::ToInv, inside, inv);
-        let h = |part: Part<'k>| -> Vec<Val<'k, T>> {
-            let values = self.normalized_values(&row, part);
-            values.into_iter().map(|value| self.deviation(value, mean) * inv).collect()
-        };
-        // What a vector adds to the gradients of scale and bias. A thread without a row has taken another's along; what one without a vector adds is
-        // delivered nowhere.
-        let add_to_vectors = |part: Part<'k>, dy: &[Val<'k, T>], h: &[Val<'k, T>]| {
-            let slot = part.slot.unwrap_or(0);
-            for (which, sums) in self.in_shared.iter().enumerate().filter_map(|(which, sums)| Some((which, (*sums)?))) {
-                k.when(inside, || {
-                    let so_far = sums.load::<T>(slot).into_iter().zip(dy.iter().zip(h));
-                    let next: Vec<Val<'k, T>> =
-                        so_far.map(|(sum, (&dy, &h))| if which == 0 { k.fma(dy, h, sum) } else { sum + dy }).collect();
-                    sums.store(slot, &next);
-                });
-            }
-            if sums.iter().all(Option::is_none) {
-                return;
-            }
-            let first = (part.slot.unwrap_or(0) * self.share.vector) as usize;
-            k.when(inside, || {
-                for (i, (&dy, &h)) in dy.iter().zip(h).enumerate() {
-                    if let Some(Some(sums)) = sums.first() {
-                        sums[first + i].set(k.fma(dy, h, sums[first + i].get()));
-                    }
-                    if let Some(Some(sums)) = sums.get(1) {
-                        sums[first + i].set(sums[first + i].get() + dy);
-                    }
-                }
-            });
-        };
-        if !has_dx {
-            self.share.each(|part| add_to_vectors(part, &dy(part), &h(part)));
-            return;
-        }
-        // `Σ g·h` of a vector, and its `g`.
-        let product_of = |part: Part<'k>| {
-            let (dy, h) = (dy(part), h(part));
-            add_to_vectors(part, &dy, &h);
-            let g = g(part, dy);
-            (dot(&g, &h), g)
-        };
-        let [of_g, of_product] = match (together, self.spec.kind) {
-            (Some(sums), _) => sums,
-            (None, NormKind::Layer) => self.share.sums(|part| {
-                let (product, g) = product_of(part);
-                [total(&g), product]
-            }),
-            (None, NormKind::Rms) => {
-                let [of_product] = self.share.sums(|part| [product_of(part).0]);
-                [T::constant(k, 0.0), of_product]
-            }
-        };
-        let (of_g, of_product) = (T::quotient(of_g, self.count), T::quotient(of_product, self.count));
+        let (of_g, of_product) = (-self.mean_of(of_g), -self.mean_of(product * inv));
         k.when(inside, || {
             self.share.each(|part| {
                 let dsum = self.values(&row, Role::Dsum, part);
+                let h: Vec<Val<'k, T>> = self.deviations(&row, part, mean).into_iter().map(|deviation| deviation * inv).collect();
                 let dy = dy(part);
-                let (g, h) = (g(part, dy.clone()), h(part));
-                if together.is_some() {
-                    add_to_vectors(part, &dy, &h);
-                }
-                let results: Vec<Val<'k, T>> = (g.into_iter().zip(h).enumerate())
-                    .map(|(i, (g, h))| {
-                        let rest = if self.spec.kind == NormKind::Layer { g - of_g } else { g };
-                        let rest = k.fma(h, -of_product, rest);
-                        match &dsum {
-                            Some(dsum) => k.fma(rest, inv, dsum[i]),
-                            None => rest * inv,
-                        }
+                add_to_vectors(part, &dy, &h);
+                let gamma = self.gamma(&vectors, part);
+                let results: Vec<Val<'k, T>> = (dy.into_iter().zip(h).enumerate())
+                    .map(|(i, (dy, h))| {
+                        let rest = if is_layer { k.fma(h, of_product, of_g) } else { h * of_product };
+                        let rest = gamma.as_ref().map_or_else(|| dy + rest, |gamma| k.fma(dy, gamma[i], rest));
+                        dsum.as_ref().map_or_else(|| rest * inv, |dsum| k.fma(rest, inv, dsum[i]))
                     })
                     .collect();
                 self.store(&row, Role::Dx, part, &results);
@@ -834,7 +822,8 @@ pub(super) fn catalog(target: Target) -> Vec<KernelRef> {
                     // Longer rows whose CTAs stay are compiled when they are first asked for.
                     let ends = !backward && team >= 32 && held > 0;
                     let once = ends.then(|| Once { threads: team.max(NARROW_CTA), overlaps: false });
-                    specs.push(Spec { once, ..spec });
+                    let rows = if ends || held == 0 { 0 } else { ahead::rows_of(spec.streamed_bytes(), u32::MAX) };
+                    specs.push(Spec { once, ahead: rows, ..spec });
                 }
                 if backward && dtype != DType::F32 {
                     let long = [3, 4].map(|held| plain(kind, true, dtype, [WIDEST as u32, held, vector]));
@@ -880,5 +869,6 @@ fn plain(kind: NormKind, backward: bool, dtype: DType, [team, held, vector]: [u3
         sums: [backward, backward && has_bias],
         sums_in_shared: false,
         once: None,
+        ahead: 0,
     }
 }

@@ -19,8 +19,10 @@
 //!
 //! **Source.** The classes of lengths are those of quack's row kernels (github.com/Dao-AILab/quack), with rows in registers instead of shared memory.
 
+mod ahead;
 mod kernel;
 mod parts;
+mod shared_sums;
 
 use serde::{Deserialize, Serialize};
 use verdigris_graph::{NormKind, NormPass, NormProblem, Problem, View};
@@ -51,6 +53,8 @@ pub(super) struct Rows {
     /// The same with sums in shared memory, where registers do not hold them.
     in_shared: Option<Box<Rows>>,
     sm_count: u32,
+    /// Shared memory of a CTA.
+    shared_bytes: u32,
     /// Whether launches may overlap.
     overlaps: bool,
 }
@@ -152,6 +156,8 @@ pub(super) struct Config {
     once: Option<[u32; 2]>,
     /// Whether shared memory holds the sums that are the gradients of scale and bias.
     sums_in_shared: bool,
+    /// Whether shared memory holds the rows that are on their way to CTAs that stay.
+    ahead: bool,
 }
 
 /// A kernel whose teams take one row each.
@@ -185,6 +191,8 @@ pub(super) struct Spec {
     sums_in_shared: bool,
     /// Where teams take one row each.
     once: Option<Once>,
+    /// Rows that are on their way in shared memory to each team that stays; none where the next one is in registers.
+    ahead: u32,
 }
 
 /// The most elements that a thread holds of a row: of a result, and of a gradient, which holds `x`, `dy` and two sums.
@@ -277,16 +285,18 @@ impl Algorithm for Rows {
 
     fn configs(&self) -> Vec<Config> {
         let most = self.widest();
-        let stay = |vector: u32| Config { vector, once: None, sums_in_shared: false };
+        let stay = |vector: u32| Config { vector, once: None, sums_in_shared: false, ahead: false };
         let once = self.once(most).into_iter().map(|once| Config { once: Some(once), ..stay(most) });
         let in_shared = self.in_shared.as_ref().map(|rows| Config { sums_in_shared: true, ..stay(rows.widest()) });
-        once.chain(in_shared).chain([8, 4, 2, 1].into_iter().filter(|&vector| vector <= most).map(stay)).collect()
+        let ahead = Some(Config { ahead: true, ..stay(most) }).filter(|&config| self.spec(config).ahead > 0);
+        once.chain(in_shared).chain(ahead).chain([8, 4, 2, 1].into_iter().filter(|&vector| vector <= most).map(stay)).collect()
     }
 
     fn knobs(config: &Config) -> Knobs {
         let once = config.once.map(|[team, threads]| [("team", team), ("threads", threads)]);
         let in_shared = config.sums_in_shared.then_some(("shared", 1));
-        Knobs::new([("vector", config.vector)].into_iter().chain(once.into_iter().flatten()).chain(in_shared))
+        let ahead = config.ahead.then_some(("ahead", 1));
+        Knobs::new([("vector", config.vector)].into_iter().chain(once.into_iter().flatten()).chain(in_shared).chain(ahead))
     }
 
     fn notes(&self, _: &Config) -> Notes {
@@ -372,6 +382,7 @@ impl Algorithm for Rows {
                 step: ctas * spec.rows_of_cta(),
                 extent: extent as u32,
                 count: extent as f64,
+                per_element: 1.0 / extent as f64,
                 eps: p.eps.0,
                 space: region.extents.clone(),
                 elements: p.elements.iter().take(spec.ranks[1]).map(|&extent| extent as u32).collect(),
@@ -515,7 +526,8 @@ impl Rows {
             Operand { spec: OperandSpec { role, dtype: view.dtype, along: lies }, view }
         };
         let operands = list.into_iter().map(operand).collect();
-        Rows { problem, operands, summed, in_shared: None, sm_count: arch.sm_count, overlaps: arch.runs(Target::Sm90) }
+        let (sm_count, shared_bytes, overlaps) = (arch.sm_count, arch.shared_bytes_per_cta, arch.runs(Target::Sm90));
+        Rows { problem, operands, summed, in_shared: None, sm_count, shared_bytes, overlaps }
     }
 
     /// The widest access that strides and offsets allow: the largest of 8, 4, 2 and 1, at most 16 bytes of the narrowest element.
@@ -599,7 +611,7 @@ impl Rows {
             NormPass::Backward { dscale, dbias, .. } => [beside(dscale), beside(dbias)],
             NormPass::Forward { .. } => [false; 2],
         };
-        Spec {
+        let mut spec = Spec {
             kind: p.kind,
             backward,
             zero_centred: p.zero_centred && has(Role::Scale),
@@ -612,8 +624,23 @@ impl Rows {
             sums,
             sums_in_shared: self.summed == Summed::InShared,
             once: config.once.map(|[_, threads]| Once { threads, overlaps: backward && self.overlaps }),
+            ahead: 0,
         }
-        .plain_where_it_may_be()
+        .plain_where_it_may_be();
+        if config.ahead {
+            spec.ahead = self.rows_ahead(&spec);
+        }
+        spec
+    }
+
+    /// How many rows shared memory has room for on their way to each team that stays; none where accesses are none that are copied.
+    fn rows_ahead(&self, spec: &Spec) -> u32 {
+        let streamed = || spec.operands.iter().filter(|operand| kernel::is_streamed(operand.role));
+        let is_copied = streamed().all(|operand| matches!(spec.vector as usize * operand.dtype.bytes(), 4 | 8 | 16));
+        if spec.held == 0 || !is_copied {
+            return 0;
+        }
+        ahead::rows_of(spec.streamed_bytes(), self.shared_bytes)
     }
 }
 

@@ -45,6 +45,8 @@ use spec::{CountArgs, Form, JoinArgs, Kind, LossArgs, Number, OfRowsArgs, Spec, 
 const PART_ROWS: u64 = 1 << 13;
 /// Vectors that a thread holds at most: loads of so many overlap.
 const HELD: u32 = 4;
+/// Threads that an SM holds, of 64 registers each.
+const THREADS_OF_SM: u32 = 1024;
 
 /// What a byte from L2 costs beside one of device memory.
 const L2_BYTE: f64 = 0.4;
@@ -109,13 +111,13 @@ impl Algorithm for Rows {
     fn work(&self, config: &Config) -> Work {
         let (form, spec) = (&config.form, self.spec(*config));
         let elements = self.problem.row_count() as f64 * self.problem.extent as f64;
-        // What stands in registers is read once, and so is a row of which nothing is written, or of which the sums are known.
-        let is_read_once = match *form {
-            Form::Elements { held, .. } | Form::Rows { held, .. } if held > 0 => true,
-            Form::Elements { .. } => false,
-            _ => matches!(spec.kind, Kind::CrossEntropy { .. } | Kind::CrossEntropyBackward { lse: true, .. }),
+        // What stands in registers is read once.
+        let reads = match *form {
+            Form::Elements { held, .. } | Form::Rows { held, .. } if held > 0 => 1.0,
+            Form::Elements { .. } => 2.0,
+            _ if is_read_once(spec.kind) => 1.0,
+            _ => 2.0,
         };
-        let reads = if is_read_once { 1.0 } else { 2.0 };
         let bytes: f64 = (self.problem.operands().into_iter())
             .filter(|(_, view, _)| view.strides.last().is_some_and(|&stride| stride > 0))
             .map(|(_, view, written)| elements * view.dtype.bytes() as f64 * if written { 1.0 } else { reads })
@@ -326,22 +328,38 @@ fn rows_of(p: &SoftmaxProblem, arch: &Arch, spec: &Spec, vector: u32, edges: boo
         _ => 1,
     };
     // Of each number of vectors that a thread holds, the smallest team that is large enough.
-    let mut forms = Vec::new();
+    let mut held_forms = Vec::new();
     for held in [1, HELD] {
         let fits = |team: &&u32| is_row(**team, held, reads) && u64::from(**team * held) >= vectors;
         if let Some(&team) = TEAMS.iter().find(fits) {
             // A team that is mostly idle is worth nothing.
             if u64::from(team) <= (2 * vectors).max(8) {
-                forms.push(Form::Rows { vector, team, held, edges });
+                held_forms.push(Form::Rows { vector, team, held, edges });
             }
         }
     }
-    if vectors >= u64::from(LONG_TEAMS[1]) {
-        let [few, many] = LONG_TEAMS;
-        let teams = if p.row_count() < 2 * u64::from(arch.sm_count) { [many, few] } else { [few, many] };
-        forms.extend(teams.map(|team| Form::Rows { vector, team, held: 0, edges }));
+    let [few, many] = LONG_TEAMS;
+    if vectors < u64::from(many) {
+        return held_forms;
     }
-    forms
+    // Where rows are read twice, those that are on their way at a time should stay in L2 until then.
+    let sms = u64::from(arch.sm_count);
+    let row_bytes: u64 = (spec.operands_of(p).enumerate().filter(|(i, _)| spec.is_whole(*i)).take(reads as usize))
+        .map(|(_, (_, view))| p.extent * view.dtype.bytes() as u64)
+        .sum();
+    let on_their_way = p.row_count().min(sms * u64::from(THREADS_OF_SM / few)) * row_bytes;
+    let leaves_l2 = !is_read_once(spec.kind) && on_their_way > arch.l2_bytes / 2;
+    let teams = if p.row_count() < 2 * sms || leaves_l2 { [many, few] } else { [few, many] };
+    let long = teams.map(|team| Form::Rows { vector, team, held: 0, edges });
+    // Of one CTA an SM, no loads run beside its sums: rows that are read once need not be held by so many threads.
+    let is_alone = held_forms.iter().all(|form| matches!(form, Form::Rows { team, .. } if *team == many));
+    let forms = if is_read_once(spec.kind) && is_alone { [long.to_vec(), held_forms] } else { [held_forms, long.to_vec()] };
+    forms.concat()
+}
+
+/// Whether a row that is not held is read once all the same: nothing of it is written, or its sums are known.
+fn is_read_once(kind: Kind) -> bool {
+    matches!(kind, Kind::CrossEntropy { .. } | Kind::CrossEntropyBackward { lse: true, .. })
 }
 
 impl Spec {
