@@ -292,7 +292,7 @@ mod tests {
         ("norm.strided", 40, &[]),
         ("pool.blocks", 1, &[("direction", 24), ("extent", 12), ("layout", 11)]),
         ("pool.direct", 96, &[]),
-        ("pool.flat", 0, &[("direction", 24), ("extent", 12), ("layout", 12)]),
+        ("pool.flat", 1, &[("direction", 24), ("extent", 12), ("layout", 11)]),
         ("pool.map", 12, &[("direction", 48), ("extent", 12)]),
         ("pool.planes", 15, &[("extent", 9), ("layout", 72)]),
         ("pool.reduction", 24, &[("direction", 48), ("extent", 12)]),

@@ -1,6 +1,6 @@
 //! `pool.flat`: gradients of averages over whole planes ([`verdigris_graph::PoolProblem`] has the formulas), written without regard to where planes begin.
 //!
-//! It takes channels-first images without gaps in f32, f16 and bf16 whose planes have more elements than a vector of 16 bytes, but no whole number of vectors;
+//! It takes channels-first images, each without gaps, in f32, f16 and bf16 whose planes have more elements than a vector of 16 bytes, but no whole number of vectors;
 //! those that have are a map (`pool.map`).
 //!
 //! **Method.** A thread stores a vector of `dx`: elements of one plane, or of two that follow each other, whose means it reads.
@@ -35,7 +35,7 @@ const VECTOR_BYTES: u32 = 16;
 pub(super) struct Flat {
     problem: PoolProblem,
     spec: Spec,
-    planes: u64,
+    /// Elements of a plane.
     area: u64,
 }
 
@@ -61,20 +61,22 @@ impl Algorithm for Flat {
         Self::ID.require(is_taken, Reason::DType, reason)?;
         let (stays, _) = dims_of(p).map_err(|seen| Self::ID.refusal(Reason::Extent, seen))?;
         let (dims, vector) = (p.x_dims(), u64::from(spec.vector()));
-        let (planes, area) = (p.n.saturating_mul(p.c), p.extents.iter().product::<u64>());
+        let area = p.extents.iter().product::<u64>();
         let is_whole = stays.iter().all(|&dim| dim < 2 || dims[dim] == 1);
-        let all = planes.saturating_mul(area);
-        let is_flat = is_whole && area >= vector && !area.is_multiple_of(vector) && all.is_multiple_of(vector) && all < 1 << 31;
+        let line = p.c.saturating_mul(area);
+        let is_flat = is_whole && area >= vector && !area.is_multiple_of(vector) && line.is_multiple_of(vector);
         let reason = format_args!(
-            "{planes} planes of {:?} elements, taken are planes of no whole number of vectors, which they have in all",
-            p.extents
+            "{} planes of {:?} elements, taken are planes of no whole number of vectors, which they have in all",
+            p.c, p.extents
         );
         Self::ID.require(is_flat, Reason::Extent, reason)?;
-        let is_packed = is_packed(&dx.strides, &dims) && is_packed(&dy.strides, &p.y_dims()) && dx.offset.is_multiple_of(vector);
-        let reason = format_args!("strides {:?} and {:?}, taken are tensors without gaps", dy.strides, dx.strides);
-        Self::ID.require(is_packed, Reason::Layout, reason)?;
+        let all = p.n.saturating_mul(line);
+        Self::ID.require(all < 1 << 31, Reason::Extent, format_args!("{all} elements, taken below 2^31"))?;
+        let begins_whole = dx.offset.is_multiple_of(vector) && (p.n <= 1 || dx.strides[0].is_multiple_of(vector));
+        let reason = format_args!("dx with strides {:?}, taken are images without gaps that begin at whole vectors", dx.strides);
+        Self::ID.require(is_packed(&dx.strides[1..], &dims[1..]) && begins_whole, Reason::Layout, reason)?;
         Self::ID.require(arch.runs(spec.target()), Reason::Target, format_args!("{}, which needs {}", dx.dtype, spec.target().ptx()))?;
-        Ok(Flat { problem: p.clone(), spec, planes, area })
+        Ok(Flat { problem: p.clone(), spec, area })
     }
 
     fn configs(&self) -> Vec<u32> {
@@ -90,7 +92,8 @@ impl Algorithm for Flat {
     }
 
     fn work(&self, &vector: &u32) -> Work {
-        let (elements, planes) = ((self.planes * self.area) as f64, self.planes as f64);
+        let planes = (self.problem.n * self.problem.c) as f64;
+        let elements = planes * self.area as f64;
         let (threads, bytes) = (elements / f64::from(vector), self.spec.dtype.bytes() as f64);
         let issued = threads * (40.0 + 3.0 * f64::from(vector)) / 32.0;
         Work::default()
@@ -104,12 +107,17 @@ impl Algorithm for Flat {
         if p.is_empty() {
             return Ok(program);
         }
+        let bytes = self.spec.dtype.bytes() as u64;
+        let vectors_of_image = (p.c * self.area) as u32 / vector;
         let args = SpreadArgs {
-            vectors: (self.planes * self.area) as u32 / vector,
-            planes: self.planes as u32,
+            vectors: p.n as u32 * vectors_of_image,
+            vectors_of_image,
+            channels: p.c as u32,
             area: self.area as u32,
             dy: element(dy, []),
+            dy_strides_bytes: [0, 1].map(|dim| dy.strides[dim] * bytes),
             dx: element(dx, []),
+            dx_image_bytes: dx.strides[0] * bytes,
         };
         program.launch(Launch::new(self.spec.kernel(), [args.vectors.div_ceil(THREADS), 1, 1], args.bound(&self.spec)));
         Ok(program)
@@ -131,11 +139,15 @@ verdigris_kir::parameters! {
     /// Of every kernel here.
     struct Spread / SpreadArgs of Spec as spec {
         vectors: u32,
-        planes: u32,
+        vectors_of_image: Divide,
+        channels: u32,
         /// Elements of a plane.
         area: Divide,
         dy: Memory = Access { written: false, bytes: spec.dtype.bytes() as u32 },
+        /// From one image, and one channel, to the next.
+        dy_strides_bytes: [u64; 2],
         dx: Memory = Access { written: true, bytes: VECTOR_BYTES },
+        dx_image_bytes: u64,
     }
 }
 
@@ -159,17 +171,21 @@ impl Spec {
     }
 
     fn spread(self, k: Kernel<'_>) {
-        let Spread { vectors, planes, area, dy, dx } = Spread::declare(k, &self);
+        let Spread { vectors, vectors_of_image, channels, area, dy, dy_strides_bytes, dx, dx_image_bytes } = Spread::declare(k, &self);
+        let [dy_image_bytes, dy_channel_bytes] = dy_strides_bytes;
         let number = k.cta() * THREADS + k.thread();
         k.when(number.lt(vectors), || {
+            let (image, number) = vectors_of_image.split(number);
+            let dy = dy.address() + image.widen() * dy_image_bytes;
             // A plane has as many elements as a vector at least: one ends in it at most.
-            let (plane, place) = area.split(number * self.vector());
+            let (channel, place) = area.split(number * self.vector());
             let share = share_of(k, area.value());
-            let planes = [plane, (plane + 1).min(planes - 1)];
-            let [own, next] = planes.map(|plane| compute::load::<f32>(k, self.dtype, dy.at(plane, self.dtype.bytes() as u32), 0) * share);
+            let channels = [channel, (channel + 1).min(channels - 1)];
+            let [own, next] =
+                channels.map(|channel| compute::load::<f32>(k, self.dtype, dy + channel.widen() * dy_channel_bytes, 0) * share);
             let value = |i: u32| -> Val<'_, f32> { k.select((place + i).lt(area.value()), own, next) };
             let values: Vec<AnyVal<'_>> = (0..self.vector()).map(|i| AnyVal::of(value(i))).collect();
-            store_values(k, self.dtype, dx.at(number, VECTOR_BYTES), &values);
+            store_values(k, self.dtype, dx.moved(image.widen() * dx_image_bytes).at(number, VECTOR_BYTES), &values);
         });
     }
 }

@@ -73,7 +73,8 @@ const KNOWN: &[Known] = &[
     memory("pool/last", &["pool.direct", "pool.blocks"]),
     // The elements of a window are read once by either.
     memory("pool/global", &["pool.reduction", "pool.direct"]),
-    memory("pool/global-gradient", &["pool.map", "pool.flat"]),
+    memory("pool/global-gradient", &["pool.map"]),
+    memory("pool/global-gradient-lines", &["pool.flat"]),
     memory("softmax/rows", &["softmax.rows"]),
     memory("softmax/columns", &["softmax.rows"]),
     memory("softmax/losses", &["softmax.rows"]),
