@@ -399,9 +399,13 @@ impl Algorithm for Rows {
             let vectors = [dscale, dbias].into_iter().zip(spec.sums).filter(|&(_, summed)| summed);
             let to: Vec<&View> = vectors.filter_map(|(view, _)| view.as_ref()).collect();
             let join = JoinSpec::new(to.iter().map(|view| view.dtype).collect(), p.compute, p.elements.len(), self.overlaps);
-            let join = if spec.once.is_some() { join.at_once(lines) } else { join };
             let along = |view: &View| View { strides: view.strides[p.rows.len()..].to_vec(), ..view.clone() };
             let grid = [(extent as u32).div_ceil(parts::COLUMNS), to.len() as u32, 1];
+            let join = match spec.once {
+                Some(_) => join.at_once(lines),
+                None if grid[0] * grid[1] <= self.sm_count => join.of_few_ctas(),
+                None => join,
+            };
             let args = JoinArgs {
                 columns: extent as u32,
                 lines,
@@ -424,7 +428,7 @@ impl Algorithm for Rows {
         let joins = [DType::F32, DType::F16, DType::Bf16]
             .into_iter()
             .flat_map(|dtype| [1, 2].map(|vectors| JoinSpec::new(vec![dtype; vectors], DType::F32, 1, true)))
-            .flat_map(|join| [join.clone(), join.clone().at_once(1), join.at_once(parts::MOST_AT_ONCE)]);
+            .flat_map(|join| [join.clone(), join.clone().of_few_ctas(), join.clone().at_once(1), join.at_once(parts::MOST_AT_ONCE)]);
         kernels.extend(joins.filter(|join| join.target() <= target).map(JoinSpec::kernel));
         kernels.extend(VectorSpec::catalog().into_iter().filter(|spec| spec.target() <= target).map(VectorSpec::kernel));
         kernels
