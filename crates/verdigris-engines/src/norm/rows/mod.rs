@@ -5,9 +5,9 @@
 //!
 //! **Method.** A team of 8 to 512 threads takes a row, by its length, and holds it in registers; several teams are a CTA. Of normalization a team of a warp
 //! or more takes one row and ends: an SM holds many such CTAs, and one's loads run beside another's sums. Elsewhere CTAs stay and go through rows in
-//! steps of their count, and load the next row while they compute the one before. Accesses are of 16 bytes where rows are aligned to them, of fewer
-//! elements where not. The mean is summed first, then the squares of the deviations, both out of registers; a gradient sums `g` and `g·h` together. Rows
-//! too long for a CTA are read again for each step, from L2 where they fit.
+//! steps of their count; up to three rows are on their way to shared memory meanwhile, or the next one to registers. Accesses are of 16 bytes where rows
+//! are aligned to them, of fewer elements where not. The mean is summed first, then the squares of the deviations, both out of registers; a gradient sums
+//! those together with `g` and `g·h`. Rows too long for a CTA are read again for each step, from L2 where they fit.
 //! The gradients of a scale and a bias that all rows share are summed in registers over the rows of a team, over the teams of a CTA in shared memory, and
 //! over CTAs by a second launch for both, always in the same order. Of few rows a team takes one alone, with few registers, and the second launch starts
 //! while the first one runs. Of rows of 16-bit elements from 8193 to 16384, shared memory holds the sums. Those of other vectors, and of longer rows, are
