@@ -5,9 +5,9 @@
 //!
 //! **Method.** A team of 8 to 512 threads takes a row, by its length, and holds it in registers; several teams are a CTA. Of normalization a team of a warp
 //! or more takes one row and ends: an SM holds many such CTAs, and one's loads run beside another's sums. Elsewhere CTAs stay and go through rows in
-//! steps of their count, and load the next row while they compute the one before. Accesses are of 16 bytes where rows are aligned to them, of fewer
-//! elements where not. The mean is summed first, then the squares of the deviations, both out of registers; a gradient sums `g` and `g·h` together. Rows
-//! too long for a CTA are read again for each step, from L2 where they fit.
+//! steps of their count; up to three rows are on their way to shared memory meanwhile, or the next one to registers. Accesses are of 16 bytes where rows
+//! are aligned to them, of fewer elements where not. The mean is summed first, then the squares of the deviations, both out of registers; a gradient sums
+//! those together with `g` and `g·h`. Rows too long for a CTA are read again for each step, from L2 where they fit.
 //! The gradients of a scale and a bias that all rows share are summed in registers over the rows of a team, over the teams of a CTA in shared memory, and
 //! over CTAs by a second launch for both, always in the same order. Of few rows a team takes one alone, with few registers, and the second launch starts
 //! while the first one runs. Of rows of 16-bit elements from 8193 to 16384, shared memory holds the sums. Those of other vectors, and of longer rows, are
@@ -399,9 +399,13 @@ impl Algorithm for Rows {
             let vectors = [dscale, dbias].into_iter().zip(spec.sums).filter(|&(_, summed)| summed);
             let to: Vec<&View> = vectors.filter_map(|(view, _)| view.as_ref()).collect();
             let join = JoinSpec::new(to.iter().map(|view| view.dtype).collect(), p.compute, p.elements.len(), self.overlaps);
-            let join = if spec.once.is_some() { join.at_once(lines) } else { join };
             let along = |view: &View| View { strides: view.strides[p.rows.len()..].to_vec(), ..view.clone() };
             let grid = [(extent as u32).div_ceil(parts::COLUMNS), to.len() as u32, 1];
+            let join = match spec.once {
+                Some(_) => join.at_once(lines),
+                None if grid[0] * grid[1] <= self.sm_count => join.of_few_ctas(),
+                None => join,
+            };
             let args = JoinArgs {
                 columns: extent as u32,
                 lines,
@@ -424,7 +428,7 @@ impl Algorithm for Rows {
         let joins = [DType::F32, DType::F16, DType::Bf16]
             .into_iter()
             .flat_map(|dtype| [1, 2].map(|vectors| JoinSpec::new(vec![dtype; vectors], DType::F32, 1, true)))
-            .flat_map(|join| [join.clone(), join.clone().at_once(1), join.at_once(parts::MOST_AT_ONCE)]);
+            .flat_map(|join| [join.clone(), join.clone().of_few_ctas(), join.clone().at_once(1), join.at_once(parts::MOST_AT_ONCE)]);
         kernels.extend(joins.filter(|join| join.target() <= target).map(JoinSpec::kernel));
         kernels.extend(VectorSpec::catalog().into_iter().filter(|spec| spec.target() <= target).map(VectorSpec::kernel));
         kernels

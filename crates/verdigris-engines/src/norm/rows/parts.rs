@@ -16,8 +16,8 @@ use crate::layout::space::Extents;
 
 /// Columns of a CTA: a lane each.
 pub(super) const COLUMNS: u32 = 32;
-/// Warps of a CTA that goes through any number of lines.
-const WARPS: u32 = 8;
+/// Warps of a CTA that goes through any number of lines: of many CTAs, and of so few that each has an SM.
+const WARPS: [u32; 2] = [8, 32];
 /// Lines that are on their way at a time.
 const UNROLL: u32 = 8;
 /// Warps of a CTA whose loads are all on their way at a time: of few lines, and of as many as there may be.
@@ -35,8 +35,10 @@ pub(super) struct JoinSpec {
     rank: usize,
     /// It starts while the launch in front of it ends.
     pub(super) overlaps: bool,
-    /// Warps that have all their lines on their way at a time; none where [`WARPS`] of them go on until there is no line left.
-    at_once: Option<u32>,
+    /// Warps of a CTA.
+    warps: u32,
+    /// All lines are on their way at a time; elsewhere warps go on until there is no line left.
+    at_once: bool,
 }
 
 verdigris_kir::parameters! {
@@ -53,17 +55,18 @@ verdigris_kir::parameters! {
 
 impl JoinSpec {
     pub(super) fn new(dtypes: Vec<DType>, compute: DType, rank: usize, overlaps: bool) -> JoinSpec {
-        JoinSpec { dtypes, double: compute == DType::F64, rank, overlaps, at_once: None }
+        JoinSpec { dtypes, double: compute == DType::F64, rank, overlaps, warps: WARPS[0], at_once: false }
     }
 
     /// The same for at most [`MOST_AT_ONCE`] lines, whose loads are all on their way at a time.
     pub(super) fn at_once(self, lines: u32) -> JoinSpec {
         let [few, many] = AT_ONCE;
-        JoinSpec { at_once: Some(if lines <= few * UNROLL { few } else { many }), ..self }
+        JoinSpec { at_once: true, warps: if lines <= few * UNROLL { few } else { many }, ..self }
     }
 
-    fn warps(&self) -> u32 {
-        self.at_once.unwrap_or(WARPS)
+    /// The same of more warps, where CTAs are few.
+    pub(super) fn of_few_ctas(self) -> JoinSpec {
+        JoinSpec { warps: WARPS[1], ..self }
     }
 
     fn bytes(&self) -> u32 {
@@ -73,7 +76,11 @@ impl JoinSpec {
     fn name(&self) -> String {
         let dtypes: String = self.dtypes.iter().map(|dtype| format!("_{dtype}")).collect();
         let overlapped = if self.overlaps { "_overlapped" } else { "" };
-        let at_once = self.at_once.map_or(String::new(), |warps| format!("_once{warps}"));
+        let at_once = match (self.at_once, self.warps) {
+            (true, warps) => format!("_once{warps}"),
+            (false, warps) if warps == WARPS[0] => String::new(),
+            (false, warps) => format!("_warps{warps}"),
+        };
         format!("norm_rows_join{}_d{}{dtypes}{at_once}{overlapped}", if self.double { "_f64" } else { "" }, self.rank)
     }
 
@@ -87,7 +94,7 @@ impl JoinSpec {
     }
 
     fn build(&self) -> KernelBody {
-        let header = Header { name: self.name(), target: self.target(), threads: 32 * self.warps(), min_ctas: 1, cluster: 1 };
+        let header = Header { name: self.name(), target: self.target(), threads: 32 * self.warps, min_ctas: 1, cluster: 1 };
         build(header, |k| if self.double { self.body::<f64>(k) } else { self.body::<f32>(k) })
     }
 
@@ -97,7 +104,7 @@ impl JoinSpec {
         if self.overlaps {
             k.griddep_wait();
         }
-        let (bytes, warps) = (T::TY.bytes(), self.warps());
+        let (bytes, warps) = (T::TY.bytes(), self.warps);
         let to: Vec<Strided<'k>> = self.dtypes.iter().zip(to).map(|(&dtype, to)| Strided::new(dtype, to)).collect();
         let vector = k.special(Special::CtaY);
         let (lane, warp) = (k.lane(), k.thread() >> 5);
@@ -105,16 +112,18 @@ impl JoinSpec {
         let inside = column.lt(columns);
         let from = parts.at(column.min(columns - 1), bytes) + (vector * lines).mul_wide(columns) * u64::from(bytes);
         let load = |line: Val<'k, u32>| k.ld_global::<T>(from + line.mul_wide(columns) * u64::from(bytes), 0);
-        let own = if self.at_once.is_some() {
-            // A warp without a line takes the last one and does not count it, so that no load waits for a branch.
-            let lines_of_warp = (0..UNROLL).map(|turn| warp + turn * warps);
+        // A warp without a line takes the last one and does not count it, so that no load waits for a branch.
+        let lines_from = |first: Val<'k, u32>| {
+            let lines_of_warp = (0..UNROLL).map(|turn| first + turn * warps);
             let loaded: Vec<_> = lines_of_warp.map(|line| (line.lt(lines), load(line.min(lines - 1)))).collect();
             let values = loaded.into_iter().map(|(inside, value)| k.select(inside, value, T::constant(k, 0.0)));
             values.reduce(|sum, value| sum + value).unwrap_or_else(|| T::constant(k, 0.0))
+        };
+        let own = if self.at_once {
+            lines_from(warp)
         } else {
             let sum = k.var(T::constant(k, 0.0));
-            let turns = (lines + (WARPS - 1) - warp) >> WARPS.ilog2();
-            k.range_unrolled(turns, UNROLL, |turn| sum.set(sum.get() + load(warp + turn * WARPS)));
+            k.range_step(warp, lines, warps * UNROLL, |first| sum.set(sum.get() + lines_from(first)));
             sum.get()
         };
         let scratch = k.shared("warps", 32 * warps * bytes, 16).address();

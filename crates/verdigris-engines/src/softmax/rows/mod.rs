@@ -6,7 +6,7 @@
 //!
 //! | form | rows | threads |
 //! |---|---|---|
-//! | rows | elements lie side by side | a team of 8 to 1024 takes a row, 16 bytes to an access, and elements in front of and behind whole vectors one by one where rows begin anywhere; up to some 32,000 elements are read once and kept in registers, longer rows are read once for maximum and sum, and once more, from L2 where they fit, for what is written |
+//! | rows | elements lie side by side | a team of 8 to 1024 takes a row, 16 bytes to an access, and elements in front of and behind whole vectors one by one where rows begin anywhere; up to some 32,000 elements are read once and kept in registers, longer rows, and losses' of more than 16,000, are read once for maximum and sum, and once more, from L2 where they fit, for what is written |
 //! | columns | rows lie side by side | a thread takes neighbouring rows, 16 bytes to an access, and goes along their elements twice |
 //! | elements | any strides | a thread, a warp or a CTA takes a row, element by element |
 //!
