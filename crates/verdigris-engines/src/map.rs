@@ -6,7 +6,7 @@
 //! take up to 16 bytes at a time, several points each, whose loads all come before the first computation. An input that runs along another
 //! dim goes through a tile of 32×32 in shared memory, so that it is read along its own neighbours and used along the output's.
 //!
-//! **When it wins.** There is no other engine for maps. Copies that interleave a few runs of elements, or deal them out, are an algorithm of their own ([`interleave`]).
+//! **When it wins.** There is no other engine for maps. Copies that interleave a few runs of elements, or deal them out, are an algorithm of their own (`map::interleave`).
 //!
 //! **Numbers.** Functions are good to a few units in the last place, without the fast forms of the special function unit where those lose
 //! more. Each point is computed by itself, so results repeat bit for bit.

@@ -165,6 +165,10 @@ def test_a_sample_of_rows_puts_no_suite_off_the_page():
     probe = run([row("a", 2.0), row("b", 2.0, timed_s=0.1)], date="2026-01-02T00:00:00Z")
     whole.head["source"], probe.head["source"] = {"hash": "old"}, {"hash": "new"}
     assert render.current([whole, probe], "conv") == [whole], "one row is evidence, of four"
+    # Of what the probe was of, it has enough.
+    assert render.current([whole, probe], "conv", lambda one: one["name"][0] in "ab") == [probe]
+    assert render.current([whole, probe], "conv", lambda one: one["name"][0] in "bcd") == [whole]
+    assert render.current([whole, probe], "conv", lambda one: False) == []
     probe.rows.update({name: row(name, 2.0) for name in "bc"})
     assert render.current([whole, probe], "conv") == [probe]
 

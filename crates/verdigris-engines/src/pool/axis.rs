@@ -54,7 +54,7 @@ impl Axis {
 pub(super) fn elements_along<'k>(
     window: Val<'k, u32>,
     [taps, stride]: [u32; 2],
-    pad: impl AsVal<'k, u32> + Copy,
+    pad: impl AsVal<'k, u32>,
     extent: Val<'k, u32>,
 ) -> Val<'k, u32> {
     let first = window * stride;

@@ -1,6 +1,6 @@
 //! Resampling, borders and their gradients ([`verdigris_graph::ResampleProblem`] has the formulas).
 //!
-//! One engine of two algorithms: [`gather`] takes everything, [`upsample`] what makes several outputs of each element by filters that follow the elements. How tensors of
+//! One engine of two algorithms: `gather` takes everything, `upsample` what makes several outputs of each element by filters that follow the elements. How tensors of
 //! both lie stands here.
 
 mod gather;

@@ -32,7 +32,8 @@ take these numbers on another machine.
   interquartile range. Operands and results rotate. Where a side is shorter than 50 µs, all are replayed as CUDA graphs.
 - **A bar is met** when it passes in two separate leases of a machine, in both columns, on the lists and on drawn rows; passed in one alone it says so. A
   row that is wrong or refused fails its bar; where no peer is right, the row is counted and has no ratio. Rows that were timed for less than 0.3 s are no
-  evidence. All runs of a table are of the same sources: the newest of which at least half as many rows are evidence as of any other's.
+  evidence. What is said of a bar, of a suite's table, or of one function of a suite of layers, is of the same sources: the newest of which at least half as many of
+  its rows are evidence as of any other's.
 - Rates differ by 15 % between chips of one type, so ratios compare across runs and rates do not.
 """
 
@@ -100,15 +101,15 @@ def _listed(suite: str) -> List[dict]:
 LEAST_OF_FULLEST = 0.5
 
 
-def current(runs: Sequence[Run], suite: str) -> List[Run]:
-    """The runs that tables of a suite are made from: by today's method (by the first where there is no other), those of the newest sources of which enough rows
-    are evidence (`LEAST_OF_FULLEST`)."""
-    mine = [run for run in runs if run.suite == suite and run.rows]
+def current(runs: Sequence[Run], suite: str, counts: Callable[[dict], bool] = lambda row: True) -> List[Run]:
+    """The runs that a table of a suite is made from, or what is said of the rows that count: by today's method (by the first where there is no other), those of the
+    newest sources of which enough rows are evidence (`LEAST_OF_FULLEST`)."""
+    mine = [run for run in runs if run.suite == suite and any(counts(row) for row in run.rows.values())]
     latest = max((run.method for run in mine), default=1)
     mine = [run for run in mine if run.method == latest]
     evidence: Dict[str, set] = {}
     for run in mine:
-        evidence.setdefault(run.source, set()).update(key for key, row in run.rows.items() if bars.is_evidence(row))
+        evidence.setdefault(run.source, set()).update(key for key, row in run.rows.items() if counts(row) and bars.is_evidence(row))
     enough = LEAST_OF_FULLEST * max((len(keys) for keys in evidence.values()), default=0)
     shown = next((run.source for run in reversed(mine) if len(evidence[run.source]) >= enough), None)
     return [run for run in mine if run.source == shown]
@@ -118,10 +119,10 @@ def _standings(runs: Sequence[Run], names: Dict[str, str]) -> str:
     lines = []
     suites = (*SUITES, *layers.SUITES)
     every = {name: _listed(name) for name in suites}
-    leases = {name: bars.by_lease(current(runs, name), name) for name in suites}
     places = [(where, column) for column in columns.JUDGED for where in (bars.LISTS, bars.DRAWN)]
     for bar in bars.load():
         cells, musts, aims = [], [], []
+        leases = bars.by_lease(current(runs, bar.suite, bar.counts), bar.suite)
         for where, column in places:
             if where not in bar.rows or column not in bar.columns:
                 cells.append("–")
@@ -129,7 +130,7 @@ def _standings(runs: Sequence[Run], names: Dict[str, str]) -> str:
             listed = every[bar.suite] if where == bars.LISTS else ()
             stands = {
                 lease: bars.standing(bar, bars.of([row for row in rows if bars.is_evidence(row)], where), listed, column)
-                for lease, rows in leases[bar.suite].items()
+                for lease, rows in leases.items()
             }
             stands = {lease: one for lease, one in stands.items() if one is not None}
             seen = [
@@ -260,14 +261,20 @@ def _suite(suite: str, runs: Sequence[Run], plots: Path) -> Optional[str]:
 
 
 def _layers(suite: str, runs: Sequence[Run], names: Dict[str, str]) -> str:
-    """A suite of what lies between the products, by the sources of its newest run."""
-    runs = current(runs, suite)
-    rows = list(record.merged(runs).values())
+    """A suite of what lies between the products: of each function the rows of one source."""
+    kinds = dict.fromkeys(row["bar_kind"] for run in runs if run.suite == suite for row in run.rows.values())
+    rows: List[dict] = []
+    origins: Dict[str, List[str]] = {}
+    for kind in kinds:
+        of_kind = current(runs, suite, lambda row, kind=kind: row["bar_kind"] == kind)
+        rows += [row for row in record.merged(of_kind).values() if row["bar_kind"] == kind]
+        origins.setdefault(f"lease {names[of_kind[-1].lease]}, sources `{of_kind[-1].source[:12] or 'unknown'}`", []).append(kind)
     text = f"## Suite {suite}\n\n"
     if not rows:
         return text + "Not measured yet."
     short = sum(1 for row in rows if not bars.is_evidence(row))
-    text += f"Lease {names[runs[-1].lease]}, sources `{runs[-1].source[:12] or 'unknown'}`; the fastest right peer's time over ours. "
+    said = "; ".join(f"{origin}: {', '.join(found)}" for origin, found in origins.items())
+    text += f"The fastest right peer's time over ours, of each function by the newest sources that have enough of its rows ({said}). "
     text += f"{short} rows were timed for less than {bars.EVIDENCE_S} s. " if short else ""
     told = [row for row in rows if not row.get("fault")]
     means = layers.mean_lines(told)

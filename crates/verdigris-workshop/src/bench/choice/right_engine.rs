@@ -86,7 +86,8 @@ fn the_choice_at_once_takes_an_acceptable_engine_and_a_broken_estimate_is_told_b
     let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     let problems: Vec<&Value> = lines.iter().filter(|line| line["configs"].as_array().is_some_and(|configs| !configs.is_empty())).collect();
-    let judged: Vec<Judged> = problems.into_par_iter().map(Judged::new).collect();
+    // Depthwise convolutions of one element were products when the record was made, and are convolutions now: no engine that takes them has a time there.
+    let judged: Vec<Judged> = problems.into_par_iter().map(Judged::new).filter(|one| !one.estimates_us.is_empty()).collect();
     assert!(judged.len() > 400, "{} problems", judged.len());
 
     assert_eq!(suspects(&judged, "", 1.0), Vec::<String>::new());
