@@ -87,7 +87,7 @@ impl Shape {
         Some(shape)
     }
 
-    /// The most places that accesses may take together, at least two: all of them are whole and begin at whole ones.
+    /// The most places that accesses may take together, at least two, or one whose elements are a whole store: all of them are whole and begin at whole ones.
     fn vector(&self, dense: &View, apart: &View) -> Option<u32> {
         let (bytes, runs) = (dense.dtype.bytes() as u64, self.runs.len() as u64);
         let fits = |&vector: &u64| {
@@ -95,12 +95,13 @@ impl Shape {
             let apart_bits = self.runs.iter().fold(apart.offset | outer(&self.apart) | self.extents[RANK - 1], |bits, run| bits | run);
             let dense_bits = dense.offset | outer(&self.dense);
             let whole = (16 / bytes).min(runs * vector);
-            vector * bytes <= 16
+            (vector > 1 || (self.writes_dense && runs * bytes == 16))
+                && vector * bytes <= 16
                 && runs * vector * bytes <= most_bytes(self.writes_dense)
                 && apart_bits.is_multiple_of(vector)
                 && dense_bits.is_multiple_of(whole)
         };
-        [8, 4, 2].into_iter().find(fits).map(|vector| vector as u32)
+        [8, 4, 2, 1].into_iter().find(fits).map(|vector| vector as u32)
     }
 }
 
