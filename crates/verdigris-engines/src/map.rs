@@ -38,7 +38,7 @@ pub static ENGINES: &[&dyn Engine] = &[&Listed::<Joined<interleave::Interleave, 
 const ID: EngineId = EngineId { name: "map.simt", number: 300 };
 
 /// The version of the engine, which is also that of what is rewritten as maps.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 
 const THREADS: u32 = 256;
 /// Side of a tile.

@@ -85,7 +85,7 @@ struct Config {
 
 impl Algorithm for ReduceSimt {
     const ID: EngineId = EngineId { name: "reduce.simt", number: 400 };
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3;
     type Config = Config;
 
     fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {

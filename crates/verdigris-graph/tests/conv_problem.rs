@@ -133,9 +133,11 @@ fn a_filter_gradient_of_f32_stays_a_convolution() {
 #[test]
 fn a_depthwise_convolution_of_one_element_stays_one() {
     let one = ConvExtents { filter: [1; 3], pads: [0; 3], strides: [1; 3], dilations: [1; 3], ..PLAIN };
-    for (c, groups, stays) in [(one.c, one.c, true), (one.c, 2, false), (1, 1, false)] {
+    for (c, groups, of_channel, stays) in
+        [(one.c, one.c, 3, true), (one.c, one.c, 8, true), (one.c, one.c, 9, false), (one.c, 2, 3, false), (1, 1, 3, false)]
+    {
         for direction in Direction::ALL {
-            let problem = packed(ConvExtents { direction, c, groups, k: 3 * one.c, ..one });
+            let problem = packed(ConvExtents { direction, c, groups, k: of_channel * one.c, ..one });
             assert!(problem.as_gemm().is_some());
             assert_eq!(problem.cut_as_gemm().is_none(), stays, "{} {c} channels in {groups} groups", direction.name());
         }

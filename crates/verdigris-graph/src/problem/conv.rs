@@ -140,6 +140,9 @@ const SPATIAL_LIMIT: u64 = 1 << 29;
 /// Elements of images are numbered channel by channel, rows of a product are pixels: kernels reach no number by one stride for each.
 const NO_RANDOM: &str = "the steps around a convolution draw no random numbers";
 
+/// Filters of a channel up to which a depthwise convolution of one element is no product.
+const MOST_FILTERS_OF_CHANNEL: u64 = 8;
+
 impl ConvProblem {
     /// A convolution of packed tensors with channels last, without prologue and epilogue: the operands in slots 0 and 1, the result in
     /// slot 2. A start for the variations.
@@ -323,13 +326,13 @@ impl ConvProblem {
     /// The product that a graph of this convolution is cut into; `None` where it stays a convolution.
     ///
     /// A filter's gradient of f32 does: both of its operands are strided along the depth, tensor cores read 32-bit types along it alone, and engines for
-    /// convolutions have ways to turn them, or to split them into terms, that those for products have not. So does a depthwise one, whose products have a single
-    /// column of depth one each, a batch of as many as there are channels. The product is among the ways of either even so.
+    /// convolutions have ways to turn them, or to split them into terms, that those for products have not. So does a depthwise one of few filters a
+    /// channel: a batch of as many products as there are channels, each of a few columns and of depth one, or of a few elements. The product is among the ways of either even so.
     pub fn cut_as_gemm(&self) -> Option<GemmProblem> {
         let turns = self.direction == Direction::Wgrad
             && (self.x.dtype, self.y.dtype) == (DType::F32, DType::F32)
             && matches!(self.precision, Precision::Fp32 | Precision::Tf32);
-        let is_depthwise = self.groups > 1 && self.groups == self.c;
+        let is_depthwise = self.groups > 1 && self.groups == self.c && self.k <= MOST_FILTERS_OF_CHANNEL * self.c;
         if turns || is_depthwise { None } else { self.as_gemm() }
     }
 

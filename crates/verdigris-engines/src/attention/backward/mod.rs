@@ -92,7 +92,7 @@ pub(super) struct Backward {
 
 impl Algorithm for Backward {
     const ID: EngineId = EngineId { name: "attention.backward", number: 902 };
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3;
     type Config = Spec;
 
     fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {

@@ -244,7 +244,7 @@ enum Persistence {
 
 impl Algorithm for Forward {
     const ID: EngineId = EngineId { name: "attention.forward", number: 901 };
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     type Config = Config;
 
     fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {

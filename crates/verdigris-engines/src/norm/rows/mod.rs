@@ -258,7 +258,7 @@ fn class(accesses: u64, vector: u32, double: bool, holds: Holds) -> Option<(u32,
 
 impl Algorithm for Rows {
     const ID: EngineId = EngineId { name: "norm.rows", number: 700 };
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     type Config = Config;
 
     fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {

@@ -49,7 +49,7 @@ pub(super) struct Direct {
 
 impl Algorithm for Direct {
     const ID: EngineId = EngineId { name: "pool.direct", number: 600 };
-    const VERSION: u32 = 3;
+    const VERSION: u32 = 4;
 
     type Config = Config;
 

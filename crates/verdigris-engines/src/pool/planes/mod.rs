@@ -80,7 +80,7 @@ impl Room {
 
 impl Algorithm for Planes {
     const ID: EngineId = EngineId { name: "pool.planes", number: 603 };
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     type Config = Share;
 
     fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {

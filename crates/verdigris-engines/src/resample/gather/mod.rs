@@ -80,7 +80,7 @@ pub(super) struct Gather {
 
 impl Algorithm for Gather {
     const ID: EngineId = super::ID;
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
 
     type Config = Way;
 

@@ -1,7 +1,7 @@
 //! Resampling up by whole factors: several outputs of each element along a row, a column or both.
 //!
 //! It takes images, rows of them and volumes that keep their depth, of f16 and bf16, and of f32 where elements move, channels-first and, where outputs have several taps, channels-last: `nearest`,
-//! `linear` and `cubic` up by two to four along height, width or both, where what an output reads follows from the element that it is one of, with the outermost elements
+//! `linear` and `cubic` up by two or four along height, width or both, `nearest` along the height by three too, where what an output reads follows from the element that it is one of, with the outermost elements
 //! again and again beside the tensor.
 //!
 //! **Method.** The outputs of neighbouring elements read the same few neighbours, so a thread makes all outputs of a block: of four rows by as many columns as make 16 bytes
@@ -11,8 +11,8 @@
 //!
 //! **When it wins.** Wherever it takes the problem and there are blocks for the chip.
 //!
-//! **Numbers.** Sums in f32, along rows first, by multiply-adds in the order of the taps; where weights are below 0, of a quarter of the values, so that no part of a sum is
-//! beyond the range whose whole is not. Results repeat bit for bit.
+//! **Numbers.** Sums in f32, along rows first, by multiply-adds in the order of the taps; where weights along rows are below 0, of a quarter of the values, so that no part of
+//! a sum is beyond the range whose whole is not. Cubic along the height alone has no such room: values within a tenth of f32's greatest may become infinite. Results repeat bit for bit.
 
 mod along;
 mod kernel;

@@ -71,7 +71,7 @@ pub(super) struct Rows {
 
 impl Algorithm for Rows {
     const ID: EngineId = EngineId { name: "softmax.rows", number: 500 };
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3;
     type Config = Config;
 
     fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
