@@ -6,7 +6,7 @@
 //! **Method.** A thread has some neighbouring places: it reads a vector of each run and writes whole vectors of the dense tensor, or the other way round, and changes the order of
 //! elements in registers. Where a map takes the elements of the written tensor in order, each of them is a load of its own; here each access takes 4 to 16 bytes.
 //!
-//! **When it wins.** Wherever it takes the problem.
+//! **When it wins.** Wherever it takes the problem: pixel shuffles by two of 16-bit types take 0.75 to 0.87 of the time of a map (one H200; 32-bit types were not timed).
 //!
 //! **Numbers.** Bits are moved.
 

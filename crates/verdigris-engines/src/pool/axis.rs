@@ -3,10 +3,11 @@
 use verdigris_graph::{PoolProblem, Windows};
 use verdigris_kir::face::{AsVal, Kernel, Val};
 
+use crate::engine::{EngineId, Reason, Refusal};
 use crate::fuse::compute::Compute;
 
 /// Taps along a dim that a kernel is written out for.
-pub(super) const MOST_TAPS: u64 = 5;
+const MOST_TAPS: u64 = 5;
 /// Extents, so that products of a few of them count in 31 bits.
 const LIMIT: u64 = 1 << 14;
 
@@ -21,12 +22,21 @@ pub(super) struct Axis {
 }
 
 impl Axis {
-    /// Those of a problem's rows and columns, if there is no third dim; none where a dim has others.
-    pub(super) fn both(p: &PoolProblem) -> Option<[Option<Axis>; 2]> {
+    /// Those of a problem's rows and columns, where there is no third dim.
+    ///
+    /// # Errors
+    /// A refusal where there is one, or a dim has other windows.
+    pub(super) fn require_both(id: EngineId, p: &PoolProblem) -> Result<[Axis; 2], Refusal> {
         let is_flat = p.extents[0] == 1
             && p.out[0] == 1
             && matches!(p.windows[0], Windows::Adaptive | Windows::Sliding { taps: 1, pad_before: 0, .. });
-        is_flat.then(|| [1, 2].map(|i| Axis::of(p.extents[i], p.out[i], &p.windows[i])))
+        id.require(is_flat, Reason::Extent, "three spatial dims, taken are two")?;
+        let [Some(height), Some(width)] = [1, 2].map(|i| Axis::of(p.extents[i], p.out[i], &p.windows[i])) else {
+            let reason =
+                format_args!("windows {:?} over {:?}, taken are up to {MOST_TAPS} neighbours that meet the image", p.windows, p.extents);
+            return Err(id.refusal(Reason::Extent, reason));
+        };
+        Ok([height, width])
     }
 
     /// Of one dim.

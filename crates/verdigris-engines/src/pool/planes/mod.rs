@@ -32,7 +32,7 @@ use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::compute;
 use crate::layout::space::{element, is_packed};
 
-use super::axis::{Axis, MOST_TAPS};
+use super::axis::Axis;
 use kernel::{BackwardArgs, PlanesArgs, StripsArgs, TensorArgs};
 
 const THREADS: u32 = 256;
@@ -100,15 +100,7 @@ impl Algorithm for Planes {
             let reason = format_args!("{name} with strides {:?}, taken are planes without gaps", view.strides);
             Self::ID.require(is_packed(&view.strides[2..], &dims[2..]), Reason::Layout, reason)?;
         }
-        let Some(axes) = Axis::both(p) else {
-            return Err(Self::ID.refusal(Reason::Extent, "three spatial dims, taken are two"));
-        };
-        let [Some(height), Some(width)] = axes else {
-            let reason =
-                format_args!("windows {:?} over {:?}, taken are up to {MOST_TAPS} neighbours that meet the image", p.windows, p.extents);
-            return Err(Self::ID.refusal(Reason::Extent, reason));
-        };
-        let axes = [height, width];
+        let axes @ [height, width] = Axis::require_both(Self::ID, p)?;
         let planes = p.n.saturating_mul(p.c);
         Self::ID.require(planes < 1 << 24, Reason::Extent, format_args!("{planes} planes, taken below 2^24"))?;
         Self::ID.require(arch.runs(spec.target()), Reason::Target, format_args!("copies that need {}", spec.target().ptx()))?;
