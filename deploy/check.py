@@ -28,7 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from checks import Skipped, Tree, advisories, browser, dashboards, documents, failures, kubernetes, live  # noqa: E402
+from checks import Skipped, Tree, advisories, browser, dashboards, documents, failures, importer, kubernetes, live  # noqa: E402
 from checks import picture, records, rules, supply, tools, traces  # noqa: E402
 
 CHECKS = {
@@ -61,6 +61,7 @@ CHECKS = {
     "measures": failures.measures,
     "traces": traces.traces,
     "traces-schema": traces.schema,
+    "traces-imported": importer.importer,
     "trace-picture": traces.picture_fresh,
     "tested-fresh": records.tested_fresh,
     "browser": browser.browser,

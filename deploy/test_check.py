@@ -24,7 +24,7 @@ sys.path.insert(0, str(CHECK.parent))
 
 import check  # noqa: E402
 import checks  # noqa: E402
-from checks import picture, tools  # noqa: E402
+from checks import importer, picture, tools  # noqa: E402
 
 # Checks that take seconds each time; `--quick` leaves these out, and the whole tree, which check.py itself judges.
 SLOW = ("promtool-tests", "prometheus-live", "browser", "kubernetes-schema", "supply-chain")
@@ -558,6 +558,15 @@ class Planted(unittest.TestCase):
                 self.find("traces-schema", said)
                 for path, content in saved.items():
                     path.write_bytes(content)
+
+    def test_what_the_importer_makes_of_a_trace_is_compared(self):
+        events = [{"ph": "X", "pid": 1, "tid": 1, "ts": 1, "dur": 10, "name": "one"}, {"ph": "i", "pid": 1, "tid": 1, "ts": 3.5, "name": "two", "s": "t"}]
+        wanted = importer.expected(events)
+        self.assertEqual(wanted, (2, 10_000))
+        self.assertEqual(importer.findings_of_import(("", 2, 10_001), wanted), [])
+        for found, said in ((("slice_negative_duration 1", 2, 10_000), "counts slice_negative"), (("", 1, 10_000), "1 spans"), (("", 2, 9_000), "9000 ns")):
+            (finding,) = importer.findings_of_import(found, wanted)
+            self.assertIn(said, finding)
 
     def test_a_trace_that_was_cut_off(self):
         path = next(self.root.glob("bench/record/**/*trace*.json.gz"))

@@ -1,17 +1,13 @@
 """Checks of recorded traces: Chrome's trace format by the rules of Perfetto's importer, and the picture that the documentation shows of one.
 
 The rules are those by which trace_processor counts errors while it reads JSON (`json_parser_failure`, `misplaced_end_event`, overlapping complete events,
-depth) and those by which it silently leaves an event out. Where trace_processor itself is installed it reads the files too; it is in no package registry:
-Perfetto's package for Python, which is, fetches it from Google's storage when it is asked, and brings along Perfetto's schema of traces. What that says of an
-event (`ChromeTraceEvent`) is a check of its own, offline.
+depth) and those by which it silently leaves an event out. Perfetto's schema of traces, in its package for Python, says the same of an event (`ChromeTraceEvent`), which is a check
+of its own; what trace_processor itself makes of the files is another (`importer`).
 """
 
 import gzip
 import json
 import math
-import shutil
-import tempfile
-from pathlib import Path
 from xml.sax.saxutils import escape
 
 from . import module
@@ -23,7 +19,6 @@ MOST_DEPTH = 512
 SCOPES = {"g", "p", "t"}
 NAMES = {"process_name", "thread_name", "process_labels"}
 ORDERS = {"process_sort_index", "thread_sort_index"}
-ERRORS = "SELECT name, value FROM stats WHERE severity IN ('error', 'data_loss') AND value > 0;"
 
 
 def recorded(tree):
@@ -117,8 +112,7 @@ def findings_of(trace):
 
 def traces(tree):
     """Every recorded trace keeps the importer's rules."""
-    shell, spans = shutil.which("trace_processor_shell") or shutil.which("trace_processor"), 0
-    paths = recorded(tree)
+    paths, spans = recorded(tree), 0
     findings = [] if paths else [f"no trace is recorded under {RECORDS}"]
     for path in paths:
         try:
@@ -129,15 +123,7 @@ def traces(tree):
         found, count = findings_of(trace)
         spans += count
         findings += [f"{path.name}: {one}" for one in found]
-        if shell:
-            with tempfile.TemporaryDirectory() as folder:
-                (Path(folder) / "trace.json").write_text(json.dumps(trace), encoding="utf-8")
-                (Path(folder) / "errors.sql").write_text(ERRORS, encoding="utf-8")
-                code, output = tree.run(shell, "-q", Path(folder) / "errors.sql", Path(folder) / "trace.json")
-                told = [line for line in output.splitlines() if line.startswith('"') and not line.startswith('"name"')]
-                findings += [f"{path.name}: trace_processor says {line}" for line in told] + ([f"{path.name}: {output[-500:]}"] if code else [])
-    by = "by trace_processor as well" if shell else "by the rules of Perfetto's importer (trace_processor itself is not installed)"
-    return f"{len(paths)} traces, {spans} spans, {by}", findings
+    return f"{len(paths)} traces, {spans} spans, by the rules of Perfetto's importer", findings
 
 
 # Keys of an event in JSON, and the fields of Perfetto's message that they are.
@@ -180,7 +166,7 @@ def schema(tree):
         if [event.name for event in again.trace_events] != [event.get("name", "") for event in events]:
             findings.append(f"{path.name}: names of events are others after they were bytes of Perfetto's")
         count += len(events)
-    return f"{count} events, by Perfetto's ChromeTraceEvent; how its importer reads them as JSON is not run", findings
+    return f"{count} events, by Perfetto's ChromeTraceEvent", findings
 
 
 def picture_fresh(tree):
