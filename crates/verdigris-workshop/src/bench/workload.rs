@@ -57,10 +57,21 @@ struct Row {
     engine: &'static str,
     knobs: Knobs,
     us: Option<f64>,
+    /// All that were timed, the fastest first.
+    ways: Vec<Way>,
     machine: String,
     driver: String,
     versions: String,
     date: String,
+}
+
+/// A config that was timed.
+#[derive(Clone, Debug, Serialize)]
+struct Way {
+    engine: &'static str,
+    knobs: Knobs,
+    estimate_us: f64,
+    us: f64,
 }
 
 /// What all of it comes to.
@@ -152,6 +163,13 @@ impl Row {
         let chosen = &explanation.ways[explanation.chosen];
         let instant = explanation.tuning.map(|tuning| &explanation.ways[tuning.instant]);
         let properties = handle.context().properties();
+        let mut ways: Vec<Way> = (explanation.ways.iter())
+            .filter_map(|way| {
+                let (summary, us) = (&way.summary, way.measured?.us);
+                Some(Way { engine: summary.engine, knobs: summary.knobs.clone(), estimate_us: summary.estimate_us, us })
+            })
+            .collect();
+        ways.sort_by(|a, b| a.us.total_cmp(&b.us));
         Row {
             suite: "workload",
             problem,
@@ -163,6 +181,7 @@ impl Row {
             engine: chosen.summary.engine,
             knobs: chosen.summary.knobs.clone(),
             us: chosen.measured.map(|measured| measured.us),
+            ways,
             machine: format!("{} {}", properties.name, properties.uuid),
             driver: format!("{}.{}", properties.driver_version / 1000, properties.driver_version % 1000 / 10),
             versions: format!("verdigris {} ({})", env!("CARGO_PKG_VERSION"), &verdigris_engines::SOURCE_HASH[..12]),
@@ -262,6 +281,9 @@ mod tests {
         assert_eq!((summary.problems, summary.executions, summary.not_timed, summary.not_reached), (2, 1001, 0, 0));
         let of = |row: &serde_json::Value, field: &str| row[field].as_f64().expect("a time");
         let instant_ms = (1000.0 * of(&kept[0], "instant_us") + of(&kept[1], "instant_us")) * 1e-3;
+        let ways = kept[0]["ways"].as_array().expect("a list");
+        assert!(ways.len() > 1 && ways.windows(2).all(|pair| of(&pair[0], "us") <= of(&pair[1], "us")), "{ways:?}");
+        assert_eq!(of(&ways[0], "us"), of(&kept[0], "us"), "the fastest is what is measured");
         assert!(instant_ms > 0.0 && (summary.instant_ms / instant_ms - 1.0).abs() < 1e-9, "{summary:?}");
         assert!(summary.ratio.is_some_and(|ratio| ratio >= 1.0 - 1e-9), "what is measured is no slower: {summary:?}");
         print(&rows, &summary);
