@@ -4,7 +4,7 @@
 use verdigris_kir::face::{Kernel, Val, Var};
 use verdigris_kir::params::{Divide, Read, Write};
 
-use super::stage::{CutArgs, SourceArgs, load_bits, value_of, words};
+use super::stage::{CutArgs, Held, SourceArgs, words};
 use super::{Spec, THREADS};
 use crate::fuse::epilogue::{EpilogueArgs, EpilogueSpec};
 use crate::split_k::filter::depthwise::{TapBlocks, TapBlocksArguments};
@@ -17,6 +17,8 @@ verdigris_kir::parameters! {
         pub(super) source: SourceArgs = spec.dtype,
         /// Over images and channels.
         pub(super) source_strides: [u64; 2],
+        /// From image to image, where a CTA takes several.
+        pub(super) plane_bytes: u32,
         /// A channel of the gradients reads this quotient of it.
         pub(super) quotient: Divide,
         pub(super) gradients: Read = spec.dtype.bytes() as u32,
@@ -50,6 +52,7 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
         cut,
         source,
         source_strides,
+        plane_bytes,
         quotient,
         gradients,
         gradient_strides,
@@ -81,14 +84,14 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
             + row.unsigned().widen() * gradient_strides[2]
             + column.unsigned().mul_wide(bytes);
         let [rows, columns] = spec.outputs();
-        let block: Vec<Vec<Var<'k, u32>>> = (0..rows)
+        let block: Vec<Vec<Held<'k>>> = (0..rows)
             .map(|i| {
                 let end = k.select(place.is_used & (row.unsigned() + i).lt(cut.extents[0]), cut.extents[1], 0u32);
                 let line = own + gradient_strides[2] * u64::from(i);
                 let load = |j: u32| {
-                    let bits = k.var(0u32);
-                    k.when((column.unsigned() + j).lt(end), || bits.set(load_bits(k, bytes, line, j)));
-                    bits
+                    let gradient = Held::new(k, spec.dtype);
+                    k.when((column.unsigned() + j).lt(end), || gradient.load(k, line, j));
+                    gradient
                 };
                 (0..columns).map(load).collect()
             })
@@ -96,11 +99,11 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
         // All are done with the lines of the share before.
         k.bar_sync();
         let first = x + share.first_plane.widen() * source_strides[0];
-        source.stage(k, spec, &share, ahead, |plane| first + plane.widen() * source_strides[0], staged);
+        source.stage(k, spec, &share, ahead, |plane| first + plane.mul_wide(plane_bytes), staged);
         k.bar_sync();
         k.when(place.is_used, || {
             let block: Vec<Vec<Val<'k, f32>>> =
-                block.iter().map(|row| row.iter().map(|bits| value_of(spec.dtype, bits.get())).collect()).collect();
+                block.iter().map(|row| row.iter().map(|gradient| gradient.value(spec.dtype)).collect()).collect();
             add_products(k, spec, source.own(spec, &place, staged), source.pitch_bytes(), &block, &sums);
         });
     });

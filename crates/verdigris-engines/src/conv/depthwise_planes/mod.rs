@@ -455,7 +455,7 @@ impl DepthwisePlanes {
                 rounds: self.rounds() as u32,
                 channels: divisor(read_channels),
                 strides: Self::strides(read),
-                plane_bytes: Self::strides(read)[usize::from(read_channels > 1)],
+                plane_bytes: Self::strides(read)[usize::from(read_channels > 1)] as u32,
             },
             filter: pixels::FilterArgs {
                 pointer: Address::buffer(p.w.slot.0 as usize),
@@ -491,6 +491,7 @@ impl DepthwisePlanes {
             cut: self.shares.arguments(),
             source: self.source_arguments(),
             source_strides: Self::strides(&p.x),
+            plane_bytes: Self::strides(&p.x)[0] as u32,
             quotient: divisor(self.multiplier()),
             gradients: Address::buffer(p.y.slot.0 as usize),
             gradient_strides: [image, channel, p.y.strides[3] * p.y.dtype.bytes() as u64],

@@ -33,7 +33,7 @@ verdigris_kir::parameters! {
         pub(super) channels: Divide,
         /// From image to image and from channel to channel, and from plane to plane where a CTA takes several.
         pub(super) strides: [u64; 2],
-        pub(super) plane_bytes: u64,
+        pub(super) plane_bytes: u32,
     }
 }
 
@@ -95,7 +95,7 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
         k.when(round.gt(0), || k.bar_sync());
         let plane = |number: Val<'k, u32>| {
             let further = planes.quotient.quotient(share.first_plane + number) - first_read;
-            base + (further * planes.factor).widen() * planes.plane_bytes
+            base + (further * planes.factor).mul_wide(planes.plane_bytes)
         };
         filter.stage(k, spec, &share, &result, round, table);
         source.stage(k, spec, &share, none, plane, staged);

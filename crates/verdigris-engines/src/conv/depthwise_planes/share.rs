@@ -5,7 +5,6 @@ use verdigris_graph::{ConvProblem, Direction, Tensor};
 use super::stage::CutArgs;
 use super::{Kind, Spec, THREADS};
 use crate::arch::Arch;
-use crate::conv::geometry::spacing::Stride;
 use crate::layout::space::divisor;
 use crate::store::span::VECTOR_BYTES;
 
@@ -62,15 +61,12 @@ impl Shares {
             cut(blocks[0].div_ceil(most.bands))
         });
         let whole = cuts.min_by_key(|cut| cut.quads() * if cut.tiles > 1 { 5 } else { 4 })?;
-        if whole.bands * whole.tiles > 1 || !lie_together(p, spec) {
+        if whole.bands * whole.tiles > 1 || !lie_together(p) {
             return Some(whole);
         }
-        let columns = if spec.kind == Kind::Filter { p.k } else { 1 };
-        let wanted = CTAS_OF_SM * u64::from(arch.sm_count);
-        let most = (planes.saturating_mul(columns) / wanted).min(threads / (whole.strips * whole.groups)).min(planes).clamp(1, MOST_PLANES);
         // A wgrad's CTA goes through all its images anyway.
-        let most =
-            if spec.kind == Kind::Filter { (threads / (whole.strips * whole.groups)).min(planes).clamp(1, MOST_PLANES) } else { most };
+        let wanted = if spec.kind == Kind::Filter { 1 } else { CTAS_OF_SM * u64::from(arch.sm_count) };
+        let most = (planes / wanted).min(threads / (whole.strips * whole.groups)).clamp(1, MOST_PLANES);
         let several = (1..=most).rev().map(|planes_of_cta| Shares { planes_of_cta, ..whole.clone() });
         several.into_iter().find(|shares| shares.has_room(p, spec))
     }
@@ -142,20 +138,20 @@ impl Shares {
     }
 }
 
-/// Whether planes that follow each other are equally far apart, where kernels ask for it; those of a result without gaps between them.
-fn lie_together(p: &ConvProblem, spec: &Spec) -> bool {
+/// Bytes between planes that a CTA takes together.
+const FAR_BYTES: u64 = 1 << 32;
+
+/// Whether planes that follow each other are equally far apart, where kernels ask for it, and not too far; those of a result without gaps between them.
+fn lie_together(p: &ConvProblem) -> bool {
     let (read, read_channels, written, channels, extents) = match p.direction {
         Direction::Fprop => (&p.x, p.c, &p.y, p.k, p.output),
         Direction::Dgrad => (&p.y, p.k, &p.x, p.c, p.input),
         // Images of a channel have a stride of their own.
-        Direction::Wgrad => return true,
+        Direction::Wgrad => return p.x.strides[0].saturating_mul(p.x.dtype.bytes() as u64) < FAR_BYTES,
     };
-    debug_assert!(spec.kind == Kind::Pixels && (spec.stride != Stride::Half || p.direction == Direction::Dgrad));
-    let follow = |tensor: &Tensor, channels: u64, plane: Option<u64>| {
-        let [image, channel, ..] = tensor.strides;
-        let apart = if channels > 1 { channel } else { image };
-        plane.is_none_or(|plane| apart == plane || p.n * channels <= 1)
-            && (p.n <= 1 || channels <= 1 || image == channel.saturating_mul(channels))
-    };
-    follow(read, read_channels, None) && follow(written, channels, Some(extents[1] * extents[2]))
+    let apart = |tensor: &Tensor, channels: u64| if channels > 1 { tensor.strides[1] } else { tensor.strides[0] };
+    let follow =
+        |tensor: &Tensor, channels: u64| p.n <= 1 || channels <= 1 || tensor.strides[0] == tensor.strides[1].saturating_mul(channels);
+    let is_near = apart(read, read_channels).saturating_mul(read.dtype.bytes() as u64) < FAR_BYTES;
+    is_near && follow(read, read_channels) && follow(written, channels) && apart(written, channels) == extents[1] * extents[2]
 }

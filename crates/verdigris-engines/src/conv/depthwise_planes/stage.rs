@@ -3,7 +3,7 @@
 //! Lines lie in shared memory in f32, zeros in place of what is outside of the tensor: a plane behind the other, whole quads of words a line. No product asks where it is, rows
 //! may begin anywhere in global memory, and a thread reads four neighbours at a time.
 
-use verdigris_kir::face::{Kernel, Val};
+use verdigris_kir::face::{Kernel, Val, Var};
 use verdigris_kir::params::{Divide, Read};
 use verdigris_tensor::DType;
 
@@ -111,7 +111,8 @@ impl<'k> Source<'k> {
             std::array::from_fn(|i| (share.block[i] * spec.stride.apart(spec.outputs()[i]) + ahead[i]).signed() + self.first[i]);
         let all = share.planes * self.lines.value() * self.quads.value();
         k.range_step(k.thread(), all, AHEAD * THREADS, |first| {
-            let quads: Vec<_> = (0..AHEAD).map(|i| (first + i * THREADS, std::array::from_fn::<_, 4, _>(|_| k.var(0u32)))).collect();
+            let quads: Vec<_> =
+                (0..AHEAD).map(|i| (first + i * THREADS, std::array::from_fn::<_, 4, _>(|_| Held::new(k, spec.dtype)))).collect();
             for (quad, words) in &quads {
                 k.when(quad.lt(all), || {
                     let (rest, column) = self.quads.split(*quad);
@@ -121,13 +122,13 @@ impl<'k> Source<'k> {
                     let end = k.select(row.unsigned().lt(self.extents[0]), self.extents[1], 0u32);
                     let from = plane(number) + row.unsigned().mul_wide(self.row_bytes) + column.widen().unsigned() * u64::from(bytes);
                     for (i, word) in (0u32..).zip(words) {
-                        k.when((column.unsigned() + i).lt(end), || word.set(load_bits(k, bytes, from, i)));
+                        k.when((column.unsigned() + i).lt(end), || word.load(k, from, i));
                     }
                 });
             }
             for (quad, words) in &quads {
                 k.when(quad.lt(all), || {
-                    let values = words.map(|word| value_of(spec.dtype, word.get()));
+                    let values = words.map(|word| word.value(spec.dtype));
                     k.st_shared_vector(to + (*quad << 4), 0, &values);
                 });
             }
@@ -142,18 +143,33 @@ impl<'k> Source<'k> {
     }
 }
 
-/// The bits of element `index` behind an address, in the low end of a word.
-pub(super) fn load_bits<'k>(k: Kernel<'k>, bytes: u32, address: Val<'k, u64>, index: u32) -> Val<'k, u32> {
-    let offset = i64::from(index * bytes);
-    match bytes {
-        2 => k.join16(k.ld_global::<u16>(address, offset), 0u16),
-        _ => k.ld_global::<u32>(address, offset),
-    }
+/// An element as it is stored, in a register of its own: what is computed of it at once would wait for it, and loads behind it with it.
+#[derive(Clone, Copy)]
+pub(super) enum Held<'k> {
+    Half(Var<'k, u16>),
+    Word(Var<'k, u32>),
 }
 
-/// The value of such bits.
-pub(super) fn value_of(dtype: DType, bits: Val<'_, u32>) -> Val<'_, f32> {
-    if dtype == DType::F32 { bits.bitcast() } else { compute::decode_half(dtype, bits.low16()) }
+impl<'k> Held<'k> {
+    /// Zero.
+    pub(super) fn new(k: Kernel<'k>, dtype: DType) -> Held<'k> {
+        if dtype.bytes() == 2 { Held::Half(k.var(0u16)) } else { Held::Word(k.var(0u32)) }
+    }
+
+    /// Loads element `index` behind an address.
+    pub(super) fn load(&self, k: Kernel<'k>, address: Val<'k, u64>, index: u32) {
+        match self {
+            Held::Half(held) => held.set(k.ld_global::<u16>(address, i64::from(index * 2))),
+            Held::Word(held) => held.set(k.ld_global::<u32>(address, i64::from(index * 4))),
+        }
+    }
+
+    pub(super) fn value(&self, dtype: DType) -> Val<'k, f32> {
+        match self {
+            Held::Half(held) => compute::decode_half(dtype, held.get()),
+            Held::Word(held) => held.get().bitcast(),
+        }
+    }
 }
 
 /// Neighbouring words of shared memory, from a multiple of 16 bytes on.
