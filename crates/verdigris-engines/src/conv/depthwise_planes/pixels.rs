@@ -269,6 +269,7 @@ impl<'k> Output<'k> {
                 }
             });
         }
+        // All have left their results.
         k.bar_sync();
         let (all_rows, own_columns) = (end_row - first_row, end_column - first_column);
         let is_apart = self.apart_bytes.ne(0);
