@@ -3,9 +3,8 @@
 use verdigris_kir::face::{Kernel, Val, Var};
 use verdigris_kir::params::{Divide, Read, Write};
 
-use super::stage::{Cut, CutArgs, Place, Share, SourceArgs, words};
+use super::stage::{Cut, CutArgs, Held, Place, Share, SourceArgs, words};
 use super::{SPAN_BYTES, Spec, THREADS};
-use crate::fuse::compute;
 use crate::fuse::epilogue::{Epilogue, EpilogueArgs, EpilogueSpec};
 use crate::fuse::value::{AnyVal, Raw};
 use crate::store::span::Span;
@@ -97,8 +96,8 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
             let further = planes.quotient.quotient(share.first_plane + number) - first_read;
             base + (further * planes.factor).mul_wide(planes.plane_bytes)
         };
-        filter.stage(k, spec, &share, &result, round, table);
-        source.stage(k, spec, &share, none, plane, staged);
+        filter.stage(k, spec, &share, &result, round, table, || source.stage(k, spec, &share, none, plane, staged));
+        // Lines and taps are there.
         k.bar_sync();
         k.when(place.is_used, || match spec.taps {
             Some(extents) => add_whole(k, spec, extents, own, source.pitch_bytes(), taps, &sums),
@@ -109,22 +108,36 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
 }
 
 impl<'k> Filter<'k> {
-    /// Brings the filters of a share to the table: rows of taps in f32, what is behind a row zero.
-    fn stage(&self, k: Kernel<'k>, spec: &Spec, share: &Share<'k>, result: &Output<'k>, round: Val<'k, u32>, table: Val<'k, u32>) {
+    /// Brings the filters of a share to the table: rows of taps in f32, what is behind a row zero. Taps that threads have one of are on their way while `meanwhile` runs.
+    #[allow(clippy::too_many_arguments, reason = "each says one thing about which taps go where")]
+    fn stage(
+        &self,
+        k: Kernel<'k>,
+        spec: &Spec,
+        share: &Share<'k>,
+        result: &Output<'k>,
+        round: Val<'k, u32>,
+        table: Val<'k, u32>,
+        meanwhile: impl Fn(),
+    ) {
         let words = share.planes * self.rows.value() * self.pitch.value();
-        k.range_step(k.thread(), words, THREADS, |i| {
+        let load = |i: Val<'k, u32>| {
             let (rest, column) = self.pitch.split(i);
             let (plane, row) = self.rows.split(rest);
             let (_, channel) = result.channels.split(share.first_plane + plane);
-            let tap = k.var(0.0f32);
-            k.when(column.lt(self.columns), || {
+            let tap = Held::new(k, spec.dtype);
+            k.when(i.lt(words) & column.lt(self.columns), || {
                 let filter = (channel * self.factor + round).widen() * self.strides[0];
-                let address =
-                    self.pointer.address() + self.origin + filter + row.widen() * self.strides[1] + column.widen() * self.strides[2];
-                tap.set(compute::load::<f32>(k, spec.dtype, address, 0));
+                let address = self.pointer.address() + self.origin + filter;
+                tap.load(k, address + row.widen() * self.strides[1] + column.widen() * self.strides[2], 0);
             });
-            k.st_shared(table + i * 4, 0, tap.get());
-        });
+            tap
+        };
+        let keep = |i: Val<'k, u32>, tap: Held<'k>| k.when(i.lt(words), || k.st_shared(table + i * 4, 0, tap.value(spec.dtype)));
+        let first = load(k.thread());
+        meanwhile();
+        keep(k.thread(), first);
+        k.range_step(k.thread() + THREADS, words, THREADS, |i| keep(i, load(i)));
     }
 }
 
