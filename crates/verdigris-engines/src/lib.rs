@@ -109,7 +109,18 @@ mod tests {
     #[test]
     fn convolutions_have_six_engines_and_earlier_names_stand_for_parts_of_them() {
         let names: Vec<&str> = conv::ENGINES.iter().map(|engine| engine.id().name).collect();
-        assert_eq!(names, ["conv.implicit_gemm", "conv.halo", "conv.small_channels", "conv.grouped", "conv.depthwise", "conv.direct"]);
+        assert_eq!(
+            names,
+            [
+                "conv.implicit_gemm",
+                "conv.halo",
+                "conv.small_channels",
+                "conv.grouped",
+                "conv.depthwise",
+                "conv.depthwise_planes",
+                "conv.direct"
+            ]
+        );
         // With the name that a config had, and has.
         let [wgrad, grouped] = [
             "conv wgrad bf16 nhwc n=64 c=512 h=28 w=28 k=512 r=3 s=3 pad=1",

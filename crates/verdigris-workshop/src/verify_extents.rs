@@ -276,6 +276,7 @@ mod tests {
         ("attention.simt", 96, &[]),
         ("batch_norm.channels", 116, &[]),
         ("conv.depthwise", 30, &[("extent", 167)]),
+        ("conv.depthwise_planes", 9, &[("extent", 167), ("layout", 21)]),
         ("conv.direct", 197, &[]),
         ("conv.grouped", 96, &[("alignment", 22), ("dtype", 15), ("extent", 19), ("layout", 45)]),
         ("conv.halo", 8, &[("alignment", 17), ("dtype", 15), ("extent", 55), ("layout", 102)]),

@@ -1,6 +1,7 @@
 //! Convolution in its three directions ([`verdigris_graph::ConvProblem`] has the formula in full).
 
 mod depthwise;
+mod depthwise_planes;
 mod direct;
 pub(crate) mod geometry;
 mod grouped;
@@ -18,6 +19,7 @@ pub static ENGINES: &[&dyn Engine] = &[
     &Listed::<small_channels::SmallChannels>::new(),
     &Listed::<grouped::Grouped>::new(),
     &Listed::<depthwise::Depthwise>::new(),
+    &Listed::<depthwise_planes::DepthwisePlanes>::new(),
     &Listed::<direct::Direct>::new(),
 ];
 

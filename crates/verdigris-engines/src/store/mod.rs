@@ -4,8 +4,11 @@
 //! A [`StoreSpec`] is the part that shapes code. A kernel declares it once and, for each tile of results, calls [`Store::write`] with
 //! accumulators of 64 rows each, one below the other; before the kernel ends, [`Store::finish`]. D is any matrix with a row stride, a
 //! column stride and batch strides: of a product, or of a convolution whose pixels are rows.
+//!
+//! [`span`] is for kernels whose results lie one behind the other in shared memory, as in global memory.
 
 mod row_staging;
+pub(crate) mod span;
 
 use std::collections::VecDeque;
 use std::panic::Location;

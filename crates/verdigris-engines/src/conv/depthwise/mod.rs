@@ -45,6 +45,7 @@ use std::rc::Rc;
 
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
+use crate::conv::geometry::spacing::Stride;
 use crate::cost::{Loop, Stream, Traffic, Work};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal, empty_program};
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
@@ -53,7 +54,7 @@ use crate::split_k::filter::depthwise as reduction;
 use crate::sums::statistics;
 use coordinates::ShareArguments;
 use pixels::{PixelsArguments, ProductArguments};
-use spec::{Copying, Kind, Spec, Stride, Team};
+use spec::{Copying, Kind, Spec, Team};
 use view::{Places, View};
 
 const ID: EngineId = EngineId { name: "conv.depthwise", number: 202 };

@@ -9,6 +9,7 @@ use verdigris_kir::program::KernelRef;
 use verdigris_tensor::DType;
 
 use super::{filter, pixels};
+use crate::conv::geometry::spacing::Stride;
 use crate::fuse::epilogue::EpilogueSpec;
 
 /// Which kernel.
@@ -19,52 +20,6 @@ pub(super) enum Kind {
     Pixels,
     /// wgrad: the result is a filter.
     Filter,
-}
-
-/// How the lines of the tile in shared memory lie to those of the outputs: lines are rows or columns.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum Stride {
-    /// One line further for each output: stride 1, in all directions.
-    One,
-    /// Two lines further: fprop and wgrad of stride 2.
-    Two,
-    /// One line further for every second output: dgrad of stride 2.
-    Half,
-}
-
-impl Stride {
-    /// The line of the tile that output `output` meets with tap `tap`, both counted inside of a thread's block.
-    pub(super) fn line(self, output: u32, tap: u32, taps: u32) -> Option<u32> {
-        match self {
-            Stride::One => Some(output + tap),
-            Stride::Two => Some(2 * output + tap),
-            Stride::Half => {
-                let reached = (output + 2 * Stride::lead(taps)).checked_sub(tap)?;
-                reached.is_multiple_of(2).then_some(reached / 2)
-            }
-        }
-    }
-
-    /// Of [`Stride::Half`]: lines before the one that output 0 meets with tap 0.
-    pub(super) fn lead(taps: u32) -> u32 {
-        (taps - 1) / 2
-    }
-
-    /// Lines that `outputs` outputs (of [`Stride::Half`] an even number) meet.
-    pub(super) fn lines(self, outputs: u32, taps: u32) -> u32 {
-        let all = (0..outputs).flat_map(|output| (0..taps).filter_map(move |tap| self.line(output, tap, taps)));
-        all.max().map_or(0, |last| last + 1)
-    }
-
-    /// Lines between outputs that are `outputs` apart.
-    pub(super) fn apart(self, outputs: u32) -> u32 {
-        match self {
-            Stride::One => outputs,
-            Stride::Two => 2 * outputs,
-            Stride::Half => outputs / 2,
-        }
-    }
 }
 
 /// How a CTA's threads share its tile.
@@ -257,35 +212,11 @@ impl Spec {
 
     /// Which outputs and rows of taps meet a line of the tile.
     pub(super) fn pairs(&self, line: u32) -> Vec<(usize, usize)> {
-        let ([outputs, _], [taps, _]) = (self.outputs(), self.block);
-        let all = (0..outputs).flat_map(|output| (0..taps).map(move |tap| (output, tap)));
-        let met = all.filter(|&(output, tap)| self.stride.line(output, tap, taps) == Some(line));
-        met.map(|(output, tap)| (output as usize, tap as usize)).collect()
+        self.stride.pairs(self.outputs()[0], self.block[0], line)
     }
 
     /// Taps of a block.
     pub(super) fn taps(&self) -> u32 {
         self.block[0] * self.block[1]
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Every output and tap of a dgrad of stride 2, by its formula: line = (output − tap) / 2 behind the lead.
-    #[test]
-    fn half_strides_meet_what_the_formula_says() {
-        for taps in 1..=8 {
-            let lead = Stride::lead(taps) as i32;
-            for output in 0..8i32 {
-                for tap in 0..taps as i32 {
-                    let wanted = ((output - tap) % 2 == 0).then(|| (output - tap) / 2 + lead);
-                    assert!(wanted.is_none_or(|line| line >= 0), "{taps} taps reach before the tile");
-                    assert_eq!(Stride::Half.line(output as u32, tap as u32, taps), wanted.map(|line| line as u32));
-                }
-            }
-        }
-        assert_eq!([Stride::One.lines(7, 3), Stride::Two.lines(4, 5), Stride::Half.lines(8, 3)], [9, 11, 5]);
     }
 }

@@ -6,8 +6,9 @@ use verdigris_kir::program::Address;
 use super::ID;
 use super::coordinates::{AxisArguments, DepthArguments, TilesArguments};
 use super::pixels::FilterArguments;
-use super::spec::{Copying, Spec, Stride};
+use super::spec::{Copying, Spec};
 use super::tile::{ActivationsArguments, ChannelsArguments, TileExtentsArguments};
+use crate::conv::geometry::spacing::Stride;
 use crate::engine::{Reason, Refusal};
 use crate::layout::space::divisor;
 use crate::split_k::filter::depthwise::TapBlocksArguments;
@@ -26,18 +27,10 @@ impl View {
     pub(super) fn new(problem: &ConvProblem) -> Result<View, Refusal> {
         let p = in_order(problem);
         let multiplier = p.k / p.c.max(1);
-        let [height, width] = [1, 2].map(|dim| (p.strides[dim], p.filter[dim] == 1 && p.output[dim] == 1));
-        let stride = match (height, width) {
-            ((stride, _), (other, _)) if stride == other => stride,
-            ((_, true), (stride, _)) | ((stride, _), (_, true)) => stride,
-            _ => return Err(ID.refusal(Reason::Extent, format_args!("strides {:?}, takes equal ones", problem.strides))),
-        };
-        let is_dgrad = p.direction == Direction::Dgrad;
-        let stride = match (stride, is_dgrad) {
-            (1, _) => Stride::One,
-            (2, false) => Stride::Two,
-            (2, true) => Stride::Half,
-            _ => return Err(ID.refusal(Reason::Extent, format_args!("stride {stride}, takes 1 and 2"))),
+        let Some(stride) = Stride::of(&p) else {
+            return Err(
+                ID.refusal(Reason::Extent, format_args!("strides {:?}, takes 1 and 2, along height and width equal ones", problem.strides))
+            );
         };
         ID.require(
             stride != Stride::Half || p.dilations[1..] == [1; 2],
@@ -94,7 +87,7 @@ impl View {
 
     /// Outputs of the tile along an axis before the first: of a strided dgrad, tiles begin where taps and outputs are even together.
     fn before(&self, dim: usize) -> u64 {
-        if self.stride == Stride::Half { self.problem.pads_before[dim] % 2 } else { 0 }
+        self.stride.before(&self.problem, dim)
     }
 
     /// Phases, and tiles of each, along an axis on which a tile has `outputs` outputs.
@@ -264,7 +257,7 @@ impl View {
         let [filter, _, taps @ ..] = p.w.strides.map(|stride| stride * bytes);
         // Taps of a dgrad of stride 1 are met from the last to the first, and those of a flipped filter the other way round; along the
         // depth, where taps are met one by one, only these.
-        let is_reversed = |dim: usize| p.flip != (dim > 0 && p.direction == Direction::Dgrad && self.stride == Stride::One);
+        let is_reversed = |dim: usize| if dim == 0 { p.flip } else { self.stride.is_reversed(p) };
         let origin = (0..3).filter(|&dim| is_reversed(dim)).fold(0u64, |sum, dim| sum + (p.filter[dim] - 1) * taps[dim]);
         let walk = |dim: usize| if is_reversed(dim) { taps[dim].wrapping_neg() } else { taps[dim] };
         FilterArguments {

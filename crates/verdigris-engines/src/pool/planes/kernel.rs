@@ -1,13 +1,14 @@
 //! The kernels: planes in shared memory, windows of a column, blocks of elements.
 
 use verdigris_kir::face::{Bf16x2, F16x2, FloatScalar, Kernel, Pointer, Val};
-use verdigris_kir::inst::{Cache, CvtRound};
+use verdigris_kir::inst::CvtRound;
 use verdigris_kir::params::Divide;
 use verdigris_tensor::DType;
 
 use crate::fuse::compute::{self, Compute};
 use crate::fuse::value::{AnyVal, Raw, store_values};
 use crate::layout::space::{Access, Memory};
+use crate::store::span::{Span, VECTOR_BYTES};
 
 use super::super::axis::{elements_along, share_of};
 use super::{Kind, Spec, THREADS};
@@ -16,8 +17,6 @@ use super::{Kind, Spec, THREADS};
 pub(super) const STRIP: u32 = 4;
 /// Blocks of elements below each other that a thread takes.
 pub(super) const BLOCKS: u32 = 2;
-/// Bytes of an access.
-const VECTOR_BYTES: u32 = 16;
 
 verdigris_kir::parameters! {
     /// Of every kernel here.
@@ -296,21 +295,7 @@ impl<'k> Cta<'_, 'k> {
     /// Where rows lie in shared memory: as far behind a multiple of 16 bytes as in global memory.
     fn piece(&self, tensor: Pointer<'k>, sheet: Sheet<'k>, rows: Rows<'k>, shared: Val<'k, u32>) -> Piece<'k> {
         let (from, _) = self.span(tensor, sheet, rows, self.spec.dtype);
-        Piece { at: shared + (from.address().low32() & (VECTOR_BYTES - 1)), rows, sheet, bytes: self.bytes() }
-    }
-
-    /// Runs `vector` for the whole vectors of some elements from `first` on, with the distance in bytes, and `element` for those in front and behind.
-    fn each_access(&self, first: Val<'k, u64>, elements: Val<'k, u32>, vector: impl Fn(Val<'k, u32>), element: impl Fn(Val<'k, u32>)) {
-        let (k, bytes) = (self.k, self.bytes());
-        let of_vector = VECTOR_BYTES / bytes;
-        let front = ((k.constant(0u32) - first.low32()) & (VECTOR_BYTES - 1)) >> bytes.ilog2();
-        let front = front.min(elements);
-        let vectors = (elements - front) >> of_vector.ilog2();
-        k.range_step(k.thread(), vectors, THREADS, |i| vector(front * bytes + i * VECTOR_BYTES));
-        // At most one short of a vector on either side: fewer than threads.
-        let whole = vectors << of_vector.ilog2();
-        let edge = k.thread();
-        k.when(edge.lt(elements - whole), || element((edge + k.select(edge.lt(front), 0u32, whole)) * bytes));
+        Piece { at: shared + Span::behind(from.address()), rows, sheet, bytes: self.bytes() }
     }
 
     /// Starts the copy of rows to shared memory.
@@ -319,9 +304,7 @@ impl<'k> Cta<'_, 'k> {
         let piece = self.piece(tensor, sheet, rows, shared);
         let (from, elements) = self.span(tensor, sheet, rows, self.spec.dtype);
         let from = from.address();
-        self.each_access(
-            from,
-            elements,
+        self.accesses(from, elements).each_access(
             |at| k.cp_async(piece.at + at, 0, from + at.widen(), 0, VECTOR_BYTES as u8, VECTOR_BYTES),
             |at| match self.bytes() {
                 2 => k.st_shared(piece.at + at, 0, k.ld_global::<u16>(from + at.widen(), 0)),
@@ -340,18 +323,12 @@ impl<'k> Cta<'_, 'k> {
 
     /// Copies a piece to global memory.
     fn copy_out(&self, tensor: Pointer<'k>, piece: &Piece<'k>) {
-        let k = self.k;
         let (to, elements) = self.span(tensor, piece.sheet, piece.rows, self.spec.dtype);
-        let to = to.address();
-        self.each_access(
-            to,
-            elements,
-            |at| k.st_global_vector(to + at.widen(), 0, &k.ld_shared_vector::<u32>(piece.at + at, 0, 4), Cache::Default),
-            |at| match self.bytes() {
-                2 => k.st_global(to + at.widen(), 0, k.ld_shared::<u16>(piece.at + at, 0)),
-                _ => k.st_global(to + at.widen(), 0, k.ld_shared::<u32>(piece.at + at, 0)),
-            },
-        );
+        self.accesses(to.address(), elements).copy_out(piece.at);
+    }
+
+    fn accesses(&self, first: Val<'k, u64>, elements: Val<'k, u32>) -> Span<'k> {
+        Span { first, elements, element_bytes: self.bytes(), threads: THREADS }
     }
 
     fn load(&self, address: Val<'k, u32>) -> Val<'k, f32> {
