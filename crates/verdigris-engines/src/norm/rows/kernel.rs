@@ -23,8 +23,10 @@ const KEPT_WORDS: u32 = 20;
 const MOST_WIDE_BYTES: u32 = 160;
 /// And a CTA, where scale and bias are kept so as well.
 const MOST_WIDE_BYTES_OF_CTA: u32 = 24 << 10;
-/// Shared memory of an SM that CTAs which stay reckon with.
-const SHARED_BYTES_OF_SM: u32 = 220 << 10;
+/// The most shared memory that an SM of any chip has: registers are shared out among as many CTAs as it lets be there.
+const MOST_SHARED_BYTES_OF_SM: u32 = 228 << 10;
+/// What each CTA takes of it beside its own.
+const SHARED_BYTES_BESIDE: u32 = 1 << 10;
 
 verdigris_kir::parameters! {
     /// Of the kernel of rows.
@@ -119,8 +121,8 @@ impl Spec {
         self.threads() / self.team
     }
 
-    /// CTAs of one SM that stay: as many as its threads and registers hold, by a count of what a thread keeps.
-    pub(super) fn ctas_of_sm(&self) -> u32 {
+    /// CTAs that stay on one SM with so much shared memory: as many as its threads and registers hold, by a count of what a thread keeps.
+    pub(super) fn ctas_of_sm(&self, shared_bytes_of_sm: u32) -> u32 {
         let words = |dtype: DType| self.held * strided::words_of(dtype, self.vector);
         let compute = if self.double { DType::F64 } else { DType::F32 };
         let of = |has: &dyn Fn(&OperandSpec) -> bool| -> u32 {
@@ -136,7 +138,10 @@ impl Spec {
         let registers = (48 + rows + sums * words(compute) + on_their_way).clamp(32, 255);
         // Beside what is read ahead a CTA has the sums of its teams, at most.
         let shared_bytes = self.ahead * self.streamed_bytes() + 4 * self.threads() * self.held * self.vector;
-        (65_536 / (registers * self.threads())).min(2048 / self.threads()).min(SHARED_BYTES_OF_SM / shared_bytes.max(1)).max(1)
+        (65_536 / (registers * self.threads()))
+            .min(2048 / self.threads())
+            .min(shared_bytes_of_sm / (shared_bytes + SHARED_BYTES_BESIDE))
+            .max(1)
     }
 
     /// Bytes of the rows that a CTA takes at a time, of all that is read ahead.
@@ -164,8 +169,9 @@ impl Spec {
             .collect();
         let ahead = if self.ahead > 0 { format!("_ahead{}", self.ahead) } else { String::new() };
         let once = self.once.map_or(String::new(), |once| format!("_once{}{}", once.threads, flag(once.overlaps, "overlapped")));
+        let streams = flag(self.streams[0], "loads") + &flag(self.streams[1], "stores");
         format!(
-            "norm_rows_{kind}_{pass}{}{}{}{}_team{}x{}v{}{once}{ahead}_d{rows}x{elements}_{}",
+            "norm_rows_{kind}_{pass}{}{}{}{}_team{}x{}v{}{once}{ahead}{streams}_d{rows}x{elements}_{}",
             flag(self.zero_centred, "centred"),
             flag(self.double, "f64"),
             flag(self.sums[0], "dscale"),
@@ -188,7 +194,7 @@ impl Spec {
 
     fn build(&self) -> KernelBody {
         // A CTA that stays has its place from the beginning: one more than there is room for would begin when others have ended.
-        let min_ctas = if self.ahead > 0 { self.ctas_of_sm() } else { 1 };
+        let min_ctas = if self.ahead > 0 { self.ctas_of_sm(MOST_SHARED_BYTES_OF_SM) } else { 1 };
         let header = Header { name: self.name(), target: self.target(), threads: self.threads(), min_ctas, cluster: 1 };
         build(header, |k| if self.double { self.body::<f64>(k) } else { self.body::<f32>(k) })
     }
@@ -232,7 +238,7 @@ impl Spec {
             let loaded: Vec<Vec<Packed<'k>>> = (streamed.iter())
                 .map(|(_, operand)| {
                     let line = operand.line(&index, self.vector);
-                    (0..self.held).map(|slot| line.load_once(share.nearest(slot))).collect()
+                    (0..self.held).map(|slot| line.load_once(share.nearest(slot), self.streams[0])).collect()
                 })
                 .collect();
             to.iter().flatten().zip(loaded.iter().flatten()).for_each(|(kept, loaded)| kept.set(loaded));
@@ -632,7 +638,7 @@ impl<'k, T: Compute> Row<'_, 'k, T> {
         match self.spec.kind {
             NormKind::Layer => {
                 let [sum] = self.share.sums(|part| [total(&self.normalized_values(row, part))]);
-                T::quotient(sum, self.count)
+                self.mean_of(sum)
             }
             NormKind::Rms => T::constant(self.k(), 0.0),
         }
@@ -645,8 +651,14 @@ impl<'k, T: Compute> Row<'_, 'k, T> {
 
     /// A sum over the elements, over their number.
     fn mean_of(&self, sum: Val<'k, T>) -> Val<'k, T> {
-        // A division has branches, over which the assembler loads nothing early.
-        if self.spec.is_tight() { T::quotient(sum, self.count) } else { sum * self.per_element }
+        // A division has branches, over which the assembler loads nothing early, and widens again what it widened before them.
+        if self.spec.is_tight() {
+            return T::quotient(sum, self.count);
+        }
+        let (k, near) = (self.k(), sum * self.per_element);
+        let missing = k.fma(-near, self.count, sum);
+        // Of an infinite sum nothing is missing.
+        k.select(missing.eq(missing), k.fma(missing, self.per_element, near), near)
     }
 
     fn deviations(&self, row: &[(Role, Strided<'k>)], part: Part<'k>, mean: Val<'k, T>) -> Vec<Val<'k, T>> {
@@ -706,7 +718,8 @@ impl<'k, T: Compute> Row<'_, 'k, T> {
 
     fn store(&self, row: &[(Role, Strided<'k>)], role: Role, part: Part<'k>, values: &[Val<'k, T>]) {
         if let Some(to) = find(row, role) {
-            to.line(&[], self.share.vector).store(part.number, values);
+            let line = to.line(&[], self.share.vector);
+            if self.spec.streams[1] { line.store_streaming(part.number, values) } else { line.store(part.number, values) }
         }
     }
 
@@ -875,5 +888,6 @@ fn plain(kind: NormKind, backward: bool, dtype: DType, [team, held, vector]: [u3
         sums_in_shared: false,
         once: None,
         ahead: 0,
+        streams: [false; 2],
     }
 }
