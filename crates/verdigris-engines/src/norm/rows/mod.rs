@@ -314,7 +314,9 @@ impl Algorithm for Rows {
         // Where the whole row is held, and nothing but rows is large.
         let streams = |config: Config| {
             let is_tried = most >= 4 && (config.once.is_some() || config.ahead) && !self.is_backward();
-            let others = [[false, true], [true, false], [true, true]].into_iter().filter(move |_| is_tried);
+            // Copies to shared memory pass L1 by whatever they are told.
+            let is_one = move |&[loads, _]: &[bool; 2]| is_tried && !(loads && config.ahead);
+            let others = [[false, true], [true, false], [true, true]].into_iter().filter(is_one);
             [[false; 2]].into_iter().chain(others).map(move |streams| Config { streams, ..config })
         };
         all.flat_map(streams).collect()
