@@ -9,7 +9,7 @@ use verdigris_tensor::DType;
 use super::compute::{self, Compute};
 use super::operand::{Layout, Operand, OperandArgs, OperandDecl, OperandSpec, Strides, Walk};
 use super::steps::Role;
-use super::value::{AnyVal, Raw, elements_of, load_raw, load_words, store_raw, store_values, store_words};
+use super::value::{AnyVal, Raw, elements_of, load_raw, load_words, store_raw, store_values, store_values_with, store_words};
 use crate::layout::space::element;
 
 fn role(written: bool) -> Role {
@@ -213,10 +213,11 @@ impl<'k> Line<'k> {
         Packed::load(self.dtype, self.vector, self.place(number), Cache::Default)
     }
 
-    /// The same of what nobody reads again: L1 keeps what is read often.
+    /// The same of what nobody reads again: L1 keeps what is read often; of what streams, L2 keeps nothing either.
     #[track_caller]
-    pub(crate) fn load_once(&self, number: Val<'k, u32>) -> Packed<'k> {
-        Packed::load(self.dtype, self.vector, self.place(number), Cache::NoAllocate)
+    pub(crate) fn load_once(&self, number: Val<'k, u32>, streams: bool) -> Packed<'k> {
+        let cache = if streams { Cache::Streaming } else { Cache::NoAllocate };
+        Packed::load(self.dtype, self.vector, self.place(number), cache)
     }
 
     /// Starts a copy of the vector of that number, of 4, 8 or 16 bytes, to shared memory.
@@ -245,13 +246,20 @@ impl<'k> Line<'k> {
     /// Stores the vector of that number: of the line's type, and whole words.
     #[track_caller]
     pub(crate) fn store_packed(&self, number: Val<'k, u32>, packed: &Packed<'k>) {
-        store_words(self.address.kernel(), self.place(number), &packed.words);
+        store_words(self.address.kernel(), self.place(number), &packed.words, Cache::Default);
     }
 
     /// Rounds and stores the vector of that number.
     #[track_caller]
     pub(crate) fn store<T: Compute>(&self, number: Val<'k, u32>, values: &[Val<'k, T>]) {
         self.store_values(number, &values.iter().map(|&value| AnyVal::of(value)).collect::<Vec<_>>());
+    }
+
+    /// The same of what streams: L2 gives it up first.
+    #[track_caller]
+    pub(crate) fn store_streaming<T: Compute>(&self, number: Val<'k, u32>, values: &[Val<'k, T>]) {
+        let values: Vec<AnyVal<'k>> = values.iter().map(|&value| AnyVal::of(value)).collect();
+        store_values_with(self.address.kernel(), self.dtype, self.place(number), &values, Cache::Streaming);
     }
 
     /// The same of values of any types.

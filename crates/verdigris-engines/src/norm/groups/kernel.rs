@@ -364,8 +364,8 @@ struct Whole<'k> {
 impl<'k> Whole<'k> {
     fn load(&self, point: Val<'k, u32>) -> Packed<'k> {
         match self.form {
-            Form::Lines { .. } => self.operand.line(&[point], self.vector).load_once(self.number),
-            Form::Planes => self.operand.line(&[], self.vector).load_once(point),
+            Form::Lines { .. } => self.operand.line(&[point], self.vector).load_once(self.number, false),
+            Form::Planes => self.operand.line(&[], self.vector).load_once(point, false),
         }
     }
 

@@ -21,10 +21,14 @@ use crate::layout::space::{Extents, Space};
 const KEPT_WORDS: u32 = 20;
 /// The most bytes of a row that a thread keeps as they are computed with.
 const MOST_WIDE_BYTES: u32 = 160;
+/// The same of each of the two rows of a gradient, beside which it keeps sums as long.
+const MOST_WIDE_BYTES_OF_GRADIENT: u32 = 64;
 /// And a CTA, where scale and bias are kept so as well.
 const MOST_WIDE_BYTES_OF_CTA: u32 = 24 << 10;
-/// Shared memory of an SM that CTAs which stay reckon with.
-const SHARED_BYTES_OF_SM: u32 = 220 << 10;
+/// The most shared memory that an SM of any chip has: registers are shared out among as many CTAs as it lets be there.
+const MOST_SHARED_BYTES_OF_SM: u32 = 228 << 10;
+/// What each CTA takes of it beside its own.
+const SHARED_BYTES_BESIDE: u32 = 1 << 10;
 
 verdigris_kir::parameters! {
     /// Of the kernel of rows.
@@ -97,12 +101,18 @@ impl Spec {
         self.sums.contains(&true) || self.operands.iter().any(|operand| operand.role.is_written())
     }
 
-    /// Whether registers hold a row as it is computed with, from one step to the next: one that is not long, where no other is on its way. Beside a scale and a bias
-    /// that are held so too, CTAs of long rows would be two to an SM (8,192 rows of 8,192 elements on an H200: 89 us, 72 otherwise).
+    /// Whether registers hold a row as it is computed with, from one step to the next: one that is not long, where no other is on its way to them. Beside a scale and a
+    /// bias that are held so too, CTAs of long rows would be two to an SM (8,192 rows of 8,192 elements on an H200: 89 us, 72 otherwise).
     fn keeps_wide(&self) -> bool {
         let of_thread = self.held * self.vector * self.bytes();
+        if self.once.is_none() && self.ahead == 0 {
+            return false;
+        }
+        if self.backward {
+            return of_thread <= MOST_WIDE_BYTES_OF_GRADIENT && !self.sums_in_shared;
+        }
         let fits = self.kind == NormKind::Rms || self.threads() * of_thread <= MOST_WIDE_BYTES_OF_CTA;
-        !self.backward && self.once.is_some() && of_thread <= MOST_WIDE_BYTES && fits
+        of_thread <= MOST_WIDE_BYTES && fits
     }
 
     /// Whether registers hold so much of a row that nothing should be loaded early.
@@ -119,8 +129,8 @@ impl Spec {
         self.threads() / self.team
     }
 
-    /// CTAs of one SM that stay: as many as its threads and registers hold, by a count of what a thread keeps.
-    pub(super) fn ctas_of_sm(&self) -> u32 {
+    /// CTAs that stay on one SM with so much shared memory: as many as its threads and registers hold, by a count of what a thread keeps.
+    pub(super) fn ctas_of_sm(&self, shared_bytes_of_sm: u32) -> u32 {
         let words = |dtype: DType| self.held * strided::words_of(dtype, self.vector);
         let compute = if self.double { DType::F64 } else { DType::F32 };
         let of = |has: &dyn Fn(&OperandSpec) -> bool| -> u32 {
@@ -135,8 +145,12 @@ impl Spec {
         let on_their_way = if self.backward || self.held <= 4 || self.operands.iter().any(is_kept) { words(compute) } else { 0 };
         let registers = (48 + rows + sums * words(compute) + on_their_way).clamp(32, 255);
         // Beside what is read ahead a CTA has the sums of its teams, at most.
-        let shared_bytes = self.ahead * self.streamed_bytes() + 4 * self.threads() * self.held * self.vector;
-        (65_536 / (registers * self.threads())).min(2048 / self.threads()).min(SHARED_BYTES_OF_SM / shared_bytes.max(1)).max(1)
+        let left = self.bytes() * self.threads() * self.held * self.vector * if self.rows_of_cta() > 1 { sums } else { 0 };
+        let shared_bytes = self.ahead * self.streamed_bytes() + left;
+        (65_536 / (registers * self.threads()))
+            .min(2048 / self.threads())
+            .min(shared_bytes_of_sm / (shared_bytes + SHARED_BYTES_BESIDE))
+            .max(1)
     }
 
     /// Bytes of the rows that a CTA takes at a time, of all that is read ahead.
@@ -164,8 +178,9 @@ impl Spec {
             .collect();
         let ahead = if self.ahead > 0 { format!("_ahead{}", self.ahead) } else { String::new() };
         let once = self.once.map_or(String::new(), |once| format!("_once{}{}", once.threads, flag(once.overlaps, "overlapped")));
+        let streams = flag(self.streams[0], "loads") + &flag(self.streams[1], "stores");
         format!(
-            "norm_rows_{kind}_{pass}{}{}{}{}_team{}x{}v{}{once}{ahead}_d{rows}x{elements}_{}",
+            "norm_rows_{kind}_{pass}{}{}{}{}_team{}x{}v{}{once}{ahead}{streams}_d{rows}x{elements}_{}",
             flag(self.zero_centred, "centred"),
             flag(self.double, "f64"),
             flag(self.sums[0], "dscale"),
@@ -188,7 +203,7 @@ impl Spec {
 
     fn build(&self) -> KernelBody {
         // A CTA that stays has its place from the beginning: one more than there is room for would begin when others have ended.
-        let min_ctas = if self.ahead > 0 { self.ctas_of_sm() } else { 1 };
+        let min_ctas = if self.ahead > 0 { self.ctas_of_sm(MOST_SHARED_BYTES_OF_SM) } else { 1 };
         let header = Header { name: self.name(), target: self.target(), threads: self.threads(), min_ctas, cluster: 1 };
         build(header, |k| if self.double { self.body::<f64>(k) } else { self.body::<f32>(k) })
     }
@@ -232,7 +247,7 @@ impl Spec {
             let loaded: Vec<Vec<Packed<'k>>> = (streamed.iter())
                 .map(|(_, operand)| {
                     let line = operand.line(&index, self.vector);
-                    (0..self.held).map(|slot| line.load_once(share.nearest(slot))).collect()
+                    (0..self.held).map(|slot| line.load_once(share.nearest(slot), self.streams[0])).collect()
                 })
                 .collect();
             to.iter().flatten().zip(loaded.iter().flatten()).for_each(|(kept, loaded)| kept.set(loaded));
@@ -271,7 +286,7 @@ impl Spec {
         if self.once.is_some() {
             take(first);
             if self.sums.contains(&true) {
-                self.deliver_at_once(&share, team, &sums, [parts.scale, parts.bias]);
+                self.deliver(&share, team, &sums, [parts.scale, parts.bias]);
             }
             return;
         }
@@ -299,10 +314,8 @@ impl Spec {
             now.iter().flatten().zip(next.iter().flatten()).for_each(|(now, next)| now.set(&next.get()));
         });
         ahead.iter().for_each(|ahead| ahead.end());
-        for (sums, to) in sums.iter().zip([parts.scale, parts.bias]) {
-            if let (Some(sums), Some(to)) = (sums, to) {
-                self.deliver(&share, team, sums, to);
-            }
+        if self.sums.contains(&true) && !self.sums_in_shared {
+            self.deliver(&share, team, &sums, [parts.scale, parts.bias]);
         }
         for (sums, to) in in_shared.iter().zip([parts.scale, parts.bias]) {
             if let (Some(sums), Some(to)) = (sums, to) {
@@ -323,46 +336,8 @@ impl Spec {
         of_statistics.max(u32::from(has(Role::Dx)))
     }
 
-    /// Adds the sums of the CTA's teams up, one after the other, and stores them as the CTA's line.
-    fn deliver<'k, T: Compute>(&self, share: &Share<'k>, team: Val<'k, u32>, sums: &[Var<'k, T>], to: Pointer<'k>) {
-        let (k, bytes) = (share.k, T::TY.bytes());
-        let extent = share.vectors * self.vector;
-        let own = to.address() + k.cta().mul_wide(extent) * u64::from(bytes);
-        let of = |slot: u32| &sums[(slot * self.vector) as usize..][..self.vector as usize];
-        let each = |f: &dyn Fn(Val<'k, u32>, u32)| {
-            for slot in 0..self.held {
-                let number = share.number(slot);
-                k.when(number.lt(share.vectors), || f(number * self.vector, slot));
-            }
-        };
-        if self.rows_of_cta() == 1 {
-            each(&|at, slot| {
-                let values: Vec<AnyVal<'k>> = of(slot).iter().map(|sum| AnyVal::of(sum.get())).collect();
-                value::store_values(k, T::DTYPE, own + at.mul_wide(bytes), &values);
-            });
-            return;
-        }
-        // One after the other, in place.
-        let columns = k.shared("columns", self.team * self.held * self.vector * bytes, 16).address();
-        for round in 0..self.rows_of_cta() {
-            k.when(team.eq(round), || {
-                each(&|at, slot| {
-                    for (i, sum) in of(slot).iter().enumerate() {
-                        let (place, offset) = (columns + at * bytes, i64::from(i as u32 * bytes));
-                        let sum = if round == 0 { sum.get() } else { k.ld_shared::<T>(place, offset) + sum.get() };
-                        k.st_shared(place, offset, sum);
-                    }
-                });
-            });
-            k.bar_sync();
-        }
-        k.range_step(k.thread(), extent, self.threads(), |column| {
-            k.st_global(own + column.mul_wide(bytes), 0, k.ld_shared::<T>(columns + column * bytes, 0));
-        });
-    }
-
-    /// The same where the teams of a CTA have one row each: they leave their sums beside each other, and threads add up neighbouring columns.
-    fn deliver_at_once<'k, T: Compute>(
+    /// Adds the sums of the CTA's teams up, and stores them as the CTA's line: teams leave them beside each other, and threads add up neighbouring columns.
+    fn deliver<'k, T: Compute>(
         &self,
         share: &Share<'k>,
         team: Val<'k, u32>,
@@ -372,7 +347,7 @@ impl Spec {
         let present: Vec<(&[Var<'k, T>], Pointer<'k>)> =
             sums.iter().zip(to).filter_map(|(sums, to)| Some((sums.as_deref()?, to?))).collect();
         if self.rows_of_cta() == 1 {
-            present.iter().for_each(|(sums, to)| self.deliver(share, team, sums, *to));
+            present.iter().for_each(|(sums, to)| self.deliver_own(share, sums, *to));
             return;
         }
         let (k, bytes) = (share.k, T::TY.bytes());
@@ -404,6 +379,17 @@ impl Spec {
                 let own = to.address() + (k.cta().mul_wide(extent) + column.widen()) * u64::from(bytes);
                 value::store_values(k, T::DTYPE, own, &values);
             }
+        });
+    }
+
+    /// The same of a CTA that is one team.
+    fn deliver_own<'k, T: Compute>(&self, share: &Share<'k>, sums: &[Var<'k, T>], to: Pointer<'k>) {
+        let (k, bytes) = (share.k, T::TY.bytes());
+        let own = to.address() + k.cta().mul_wide(share.vectors * self.vector) * u64::from(bytes);
+        share.each(|part| {
+            let first = (part.slot.unwrap_or(0) * self.vector) as usize;
+            let values: Vec<AnyVal<'k>> = sums[first..][..self.vector as usize].iter().map(|sum| AnyVal::of(sum.get())).collect();
+            value::store_values(k, T::DTYPE, own + part.number.mul_wide(self.vector * bytes), &values);
         });
     }
 }
@@ -632,7 +618,7 @@ impl<'k, T: Compute> Row<'_, 'k, T> {
         match self.spec.kind {
             NormKind::Layer => {
                 let [sum] = self.share.sums(|part| [total(&self.normalized_values(row, part))]);
-                T::quotient(sum, self.count)
+                self.mean_of(sum)
             }
             NormKind::Rms => T::constant(self.k(), 0.0),
         }
@@ -645,8 +631,14 @@ impl<'k, T: Compute> Row<'_, 'k, T> {
 
     /// A sum over the elements, over their number.
     fn mean_of(&self, sum: Val<'k, T>) -> Val<'k, T> {
-        // A division has branches, over which the assembler loads nothing early.
-        if self.spec.is_tight() { T::quotient(sum, self.count) } else { sum * self.per_element }
+        // A division has branches, over which the assembler loads nothing early, and widens again what it widened before them.
+        if self.spec.is_tight() {
+            return T::quotient(sum, self.count);
+        }
+        let (k, near) = (self.k(), sum * self.per_element);
+        let missing = k.fma(-near, self.count, sum);
+        // Of an infinite sum nothing is missing.
+        k.select(missing.eq(missing), k.fma(missing, self.per_element, near), near)
     }
 
     fn deviations(&self, row: &[(Role, Strided<'k>)], part: Part<'k>, mean: Val<'k, T>) -> Vec<Val<'k, T>> {
@@ -706,7 +698,8 @@ impl<'k, T: Compute> Row<'_, 'k, T> {
 
     fn store(&self, row: &[(Role, Strided<'k>)], role: Role, part: Part<'k>, values: &[Val<'k, T>]) {
         if let Some(to) = find(row, role) {
-            to.line(&[], self.share.vector).store(part.number, values);
+            let line = to.line(&[], self.share.vector);
+            if self.spec.streams[1] { line.store_streaming(part.number, values) } else { line.store(part.number, values) }
         }
     }
 
@@ -875,5 +868,6 @@ fn plain(kind: NormKind, backward: bool, dtype: DType, [team, held, vector]: [u3
         sums_in_shared: false,
         once: None,
         ahead: 0,
+        streams: [false; 2],
     }
 }

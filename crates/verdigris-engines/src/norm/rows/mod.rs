@@ -53,8 +53,8 @@ pub(super) struct Rows {
     /// The same with sums in shared memory, where registers do not hold them.
     in_shared: Option<Box<Rows>>,
     sm_count: u32,
-    /// Shared memory of a CTA.
-    shared_bytes: u32,
+    /// Shared memory of a CTA, and of an SM.
+    shared_bytes: [u32; 2],
     /// Whether launches may overlap.
     overlaps: bool,
 }
@@ -154,10 +154,14 @@ pub(super) struct Config {
     vector: u32,
     /// Threads of a row, and of a CTA whose teams take one row each; none where CTAs stay and go through rows.
     once: Option<[u32; 2]>,
+    /// Threads of a row of CTAs that stay, where they are not those of its class.
+    team: Option<u32>,
     /// Whether shared memory holds the sums that are the gradients of scale and bias.
     sums_in_shared: bool,
     /// Whether shared memory holds the rows that are on their way to CTAs that stay.
     ahead: bool,
+    /// Whether what is loaded and what is stored goes past L2's memory.
+    streams: [bool; 2],
 }
 
 /// A kernel whose teams take one row each.
@@ -193,6 +197,8 @@ pub(super) struct Spec {
     once: Option<Once>,
     /// Rows that are on their way in shared memory to each team that stays; none where the next one is in registers.
     ahead: u32,
+    /// Whether what is loaded and what is stored goes past L2's memory.
+    streams: [bool; 2],
 }
 
 /// The most elements that a thread holds of a row: of a result, and of a gradient, which holds `x`, `dy` and two sums.
@@ -251,9 +257,22 @@ fn class(accesses: u64, vector: u32, double: bool, holds: Holds) -> Option<(u32,
     };
     let teams = [(8, 1), (16, 1), (32, easy), (64, easy), (128, easy), (256, most), (WIDEST, of_widest)];
     let (team, _) = teams.into_iter().find(|&(team, held)| accesses <= team * held)?;
+    Some((team as u32, held_class(accesses, team)?))
+}
+
+/// The accesses that each thread of a team holds of a row of so many, or a few more, so that there are not too many kernels.
+fn held_class(accesses: u64, team: u64) -> Option<u32> {
     let held = accesses.div_ceil(team).max(1);
-    let held = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64].into_iter().find(|&class| class >= held)?;
-    Some((team as u32, held as u32))
+    [1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64].into_iter().find(|&class| u64::from(class) >= held)
+}
+
+/// The same of other teams, of at most so many threads: each thread holds few accesses, and most of them have as many as the others.
+fn teams(accesses: u64, vector: u32, holds: Holds, most_threads: u32) -> impl Iterator<Item = u32> {
+    let most = (MOST_HELD[usize::from(holds != Holds::Values)] / vector).min(5);
+    let teams = [8, 16, 32, 64, 128, 256, 512, 1024].into_iter().filter(move |&team| team <= most_threads);
+    teams.filter(move |&team| {
+        held_class(accesses, u64::from(team)).is_some_and(|held| held <= most && 4 * accesses >= u64::from(3 * team * held))
+    })
 }
 
 impl Algorithm for Rows {
@@ -285,18 +304,33 @@ impl Algorithm for Rows {
 
     fn configs(&self) -> Vec<Config> {
         let most = self.widest();
-        let stay = |vector: u32| Config { vector, once: None, sums_in_shared: false, ahead: false };
+        let stay = |vector: u32| Config { vector, once: None, team: None, sums_in_shared: false, ahead: false, streams: [false; 2] };
         let once = self.once(most).into_iter().map(|once| Config { once: Some(once), ..stay(most) });
         let in_shared = self.in_shared.as_ref().map(|rows| Config { sums_in_shared: true, ..stay(rows.widest()) });
-        let ahead = Some(Config { ahead: true, ..stay(most) }).filter(|&config| self.spec(config).ahead > 0);
-        once.chain(in_shared).chain(ahead).chain([8, 4, 2, 1].into_iter().filter(|&vector| vector <= most).map(stay)).collect()
+        let others = self.teams(most).into_iter().map(Some);
+        let ahead = [None].into_iter().chain(others).map(|team| Config { team, ahead: true, ..stay(most) });
+        let ahead = ahead.filter(|&config| self.spec(config).ahead > 0);
+        let all = once.chain(in_shared).chain(ahead).chain([8, 4, 2, 1].into_iter().filter(|&vector| vector <= most).map(stay));
+        // Where the whole row is held, and nothing but rows is large.
+        let streams = |config: Config| {
+            let is_tried = most >= 4 && (config.once.is_some() || config.ahead) && !self.is_backward();
+            // Copies to shared memory pass L1 by whatever they are told.
+            let is_one = move |&[loads, _]: &[bool; 2]| is_tried && !(loads && config.ahead);
+            let others = [[false, true], [true, false], [true, true]].into_iter().filter(is_one);
+            [[false; 2]].into_iter().chain(others).map(move |streams| Config { streams, ..config })
+        };
+        all.flat_map(streams).collect()
     }
 
     fn knobs(config: &Config) -> Knobs {
         let once = config.once.map(|[team, threads]| [("team", team), ("threads", threads)]);
         let in_shared = config.sums_in_shared.then_some(("shared", 1));
+        let team = config.team.map(|team| ("team", team));
         let ahead = config.ahead.then_some(("ahead", 1));
-        Knobs::new([("vector", config.vector)].into_iter().chain(once.into_iter().flatten()).chain(in_shared).chain(ahead))
+        let [loads, stores] = config.streams;
+        let streams = [loads.then_some(("loads", 1)), stores.then_some(("stores", 1))];
+        let rest = [team, in_shared, ahead].into_iter().chain(streams).flatten();
+        Knobs::new([("vector", config.vector)].into_iter().chain(once.into_iter().flatten()).chain(rest))
     }
 
     fn notes(&self, _: &Config) -> Notes {
@@ -356,7 +390,7 @@ impl Algorithm for Rows {
         }
         let extent = p.row_elements();
         let regions = Region::all(&p.rows, 1);
-        let stay = if spec.once.is_some() { u32::MAX } else { self.sm_count * spec.ctas_of_sm() };
+        let stay = if spec.once.is_some() { u32::MAX } else { self.sm_count * spec.ctas_of_sm(self.shared_bytes[1]) };
         let ctas_of = |rows: u32| rows.div_ceil(spec.rows_of_cta()).min(stay);
         // A line of sums for each CTA of each launch.
         let lines: u32 = regions.iter().map(|region| ctas_of(region.points(1))).sum();
@@ -530,7 +564,8 @@ impl Rows {
             Operand { spec: OperandSpec { role, dtype: view.dtype, along: lies }, view }
         };
         let operands = list.into_iter().map(operand).collect();
-        let (sm_count, shared_bytes, overlaps) = (arch.sm_count, arch.shared_bytes_per_cta, arch.runs(Target::Sm90));
+        let (sm_count, overlaps) = (arch.sm_count, arch.runs(Target::Sm90));
+        let shared_bytes = [arch.shared_bytes_per_cta, arch.shared_bytes_per_sm];
         Rows { problem, operands, summed, in_shared: None, sm_count, shared_bytes, overlaps }
     }
 
@@ -566,7 +601,8 @@ impl Rows {
         if !self.is_backward() {
             let class = class(accesses, vector, p.compute == DType::F64, Holds::Values);
             // Of shorter rows a thread has one access, and CTAs that stay have two on their way.
-            return class.filter(|&(team, _)| team >= 32).map(|(team, _)| [team, team.max(NARROW_CTA)]).into_iter().collect();
+            let usual = class.filter(|&(team, _)| team >= 32).map(|(team, _)| team);
+            return usual.into_iter().chain(self.teams(vector)).map(|team| [team, team.max(NARROW_CTA)]).collect();
         }
         if self.summed != Summed::Beside || vector < 2 {
             return Vec::new();
@@ -591,6 +627,27 @@ impl Rows {
         few
     }
 
+    /// Teams that are not those of the class of a row's length, of few accesses to a thread, where registers hold them.
+    fn teams(&self, vector: u32) -> Vec<u32> {
+        let p = &self.problem;
+        let (accesses, holds) = (p.row_elements().div_ceil(u64::from(vector)), self.holds());
+        if p.compute == DType::F64 || vector < 4 {
+            return Vec::new();
+        }
+        let usual = class(accesses, vector, false, holds).map(|(team, _)| team);
+        let most_threads = if holds == Holds::Values { 1024 } else { 512 };
+        teams(accesses, vector, holds, most_threads).filter(|&team| Some(team) != usual).collect()
+    }
+
+    /// What a thread holds.
+    fn holds(&self) -> Holds {
+        match (self.is_backward(), self.summed) {
+            (false, _) => Holds::Values,
+            (true, Summed::Beside) => Holds::Sums,
+            (true, _) => Holds::Gradients,
+        }
+    }
+
     fn is_backward(&self) -> bool {
         matches!(self.problem.pass, NormPass::Backward { .. })
     }
@@ -600,14 +657,11 @@ impl Rows {
         let backward = self.is_backward();
         let double = p.compute == DType::F64;
         let accesses = p.row_elements().div_ceil(u64::from(config.vector));
-        let holds = match (backward, self.summed) {
-            (false, _) => Holds::Values,
-            (true, Summed::Beside) => Holds::Sums,
-            (true, _) => Holds::Gradients,
-        };
-        let (team, held) = match config.once {
-            Some([team, _]) if backward => (team, held_of_few(accesses, team).unwrap_or(0)),
-            _ => class(accesses, config.vector, double, holds).unwrap_or((256, 0)),
+        let usual = class(accesses, config.vector, double, self.holds()).unwrap_or((256, 0));
+        let (team, held) = match (config.once, config.team) {
+            (Some([team, _]), _) if backward => (team, held_of_few(accesses, team).unwrap_or(0)),
+            (Some([team, _]), _) | (None, Some(team)) if team != usual.0 => (team, held_class(accesses, u64::from(team)).unwrap_or(0)),
+            _ => usual,
         };
         let has = |role: Role| self.operands.iter().any(|operand| operand.spec.role == role);
         let beside = |to: &Option<View>| matches!(self.summed, Summed::Beside | Summed::InShared) && to.is_some();
@@ -629,6 +683,7 @@ impl Rows {
             sums_in_shared: self.summed == Summed::InShared,
             once: config.once.map(|[_, threads]| Once { threads, overlaps: backward && self.overlaps }),
             ahead: 0,
+            streams: config.streams,
         }
         .plain_where_it_may_be();
         if config.ahead {
@@ -644,7 +699,7 @@ impl Rows {
         if spec.held == 0 || !is_copied {
             return 0;
         }
-        ahead::rows_of(spec.streamed_bytes(), self.shared_bytes)
+        ahead::rows_of(spec.streamed_bytes(), self.shared_bytes[0])
     }
 }
 
