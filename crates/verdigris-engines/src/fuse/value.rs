@@ -170,25 +170,36 @@ pub(crate) fn elements_of<'k>(k: Kernel<'k>, dtype: DType, words: &[Val<'k, u32>
 /// instruction.
 #[track_caller]
 pub(crate) fn store_values<'k>(k: Kernel<'k>, dtype: DType, address: Val<'k, u64>, values: &[AnyVal<'k>]) {
+    store_values_with(k, dtype, address, values, Cache::Default);
+}
+
+/// The same with a choice of caching, which single bytes go without.
+#[track_caller]
+pub(crate) fn store_values_with<'k>(k: Kernel<'k>, dtype: DType, address: Val<'k, u64>, values: &[AnyVal<'k>], cache: Cache) {
     let computed: Vec<Val<'k, f32>> =
         values.iter().filter_map(|value| if let AnyVal::F32(value) = *value { Some(value) } else { None }).collect();
     if matches!(dtype, DType::F16 | DType::Bf16) && computed.len() == values.len() && values.len().is_multiple_of(2) {
         let words: Vec<Val<'k, u32>> = computed.chunks(2).map(|pair| compute::pack_16(k, dtype, [pair[0], pair[1]])).collect();
-        return store_words(k, address, &words);
+        return store_words_with(k, address, &words, cache);
     }
     let raws: Vec<Raw<'k>> = values.iter().map(|value| value.encoded(k, dtype)).collect();
-    store_raw(k, address, &raws);
+    store_raw_with(k, address, &raws, cache);
 }
 
 /// Stores neighbouring elements: 16 bytes at a time, or all at once if they are fewer.
 #[track_caller]
 pub(crate) fn store_raw<'k>(k: Kernel<'k>, address: Val<'k, u64>, raws: &[Raw<'k>]) {
+    store_raw_with(k, address, raws, Cache::Default);
+}
+
+#[track_caller]
+fn store_raw_with<'k>(k: Kernel<'k>, address: Val<'k, u64>, raws: &[Raw<'k>], cache: Cache) {
     if let [raw] = raws {
         match *raw {
             Raw::B8(bits) => k.st_global_byte(address, 0, bits),
-            Raw::B16(bits) => k.st_global(address, 0, bits),
-            Raw::B32(bits) => k.st_global(address, 0, bits),
-            Raw::B64(bits) => k.st_global(address, 0, bits),
+            Raw::B16(bits) => k.st_global_with(address, 0, bits, Order::Weak, cache),
+            Raw::B32(bits) => k.st_global_with(address, 0, bits, Order::Weak, cache),
+            Raw::B64(bits) => k.st_global_with(address, 0, bits, Order::Weak, cache),
         }
         return;
     }
@@ -218,16 +229,21 @@ pub(crate) fn store_raw<'k>(k: Kernel<'k>, address: Val<'k, u64>, raws: &[Raw<'k
         k.st_global(address, 0, word.low16());
         return;
     }
-    store_words(k, address, &words);
+    store_words_with(k, address, &words, cache);
 }
 
 /// Stores neighbouring words, 16 bytes at a time.
 #[track_caller]
 pub(super) fn store_words<'k>(k: Kernel<'k>, address: Val<'k, u64>, words: &[Val<'k, u32>]) {
+    store_words_with(k, address, words, Cache::Default);
+}
+
+#[track_caller]
+fn store_words_with<'k>(k: Kernel<'k>, address: Val<'k, u64>, words: &[Val<'k, u32>], cache: Cache) {
     for (i, group) in words.chunks(4).enumerate() {
         match group {
-            [word] => k.st_global(address, 16 * i as i64, *word),
-            _ => k.st_global_vector(address, 16 * i as i64, group, Cache::Default),
+            [word] => k.st_global_with(address, 16 * i as i64, *word, Order::Weak, cache),
+            _ => k.st_global_vector(address, 16 * i as i64, group, cache),
         }
     }
 }
