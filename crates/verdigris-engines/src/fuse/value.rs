@@ -175,7 +175,7 @@ pub(crate) fn store_values<'k>(k: Kernel<'k>, dtype: DType, address: Val<'k, u64
 
 /// The same, by a way through the caches where they are whole words.
 #[track_caller]
-pub(super) fn store_values_with<'k>(k: Kernel<'k>, dtype: DType, address: Val<'k, u64>, values: &[AnyVal<'k>], cache: Cache) {
+pub(crate) fn store_values_with<'k>(k: Kernel<'k>, dtype: DType, address: Val<'k, u64>, values: &[AnyVal<'k>], cache: Cache) {
     let computed: Vec<Val<'k, f32>> =
         values.iter().filter_map(|value| if let AnyVal::F32(value) = *value { Some(value) } else { None }).collect();
     if matches!(dtype, DType::F16 | DType::Bf16) && computed.len() == values.len() && values.len().is_multiple_of(2) {
@@ -198,9 +198,9 @@ fn store_raw_with<'k>(k: Kernel<'k>, address: Val<'k, u64>, raws: &[Raw<'k>], ca
     if let [raw] = raws {
         match *raw {
             Raw::B8(bits) => k.st_global_byte(address, 0, bits),
-            Raw::B16(bits) => k.st_global(address, 0, bits),
-            Raw::B32(bits) => k.st_global(address, 0, bits),
-            Raw::B64(bits) => k.st_global(address, 0, bits),
+            Raw::B16(bits) => k.st_global_with(address, 0, bits, Order::Weak, cache),
+            Raw::B32(bits) => k.st_global_with(address, 0, bits, Order::Weak, cache),
+            Raw::B64(bits) => k.st_global_with(address, 0, bits, Order::Weak, cache),
         }
         return;
     }

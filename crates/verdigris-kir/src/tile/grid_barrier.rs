@@ -1,4 +1,4 @@
-//! A barrier of all CTAs of a launch, built from one counter in global memory.
+//! A barrier of all CTAs of a launch, or of a team of them, built from one counter in global memory.
 //!
 //! Arriving CTAs add to the counter, releasing; waiting ones look at it with relaxed loads, which stay out of L1's way, and acquire once,
 //! when they have seen enough. The counter only grows: phase `p` is complete at `p · CTAs`. It starts at zero, set by the program before
@@ -7,6 +7,9 @@
 use crate::face::{AsVal, Kernel, Pointer, Val};
 use crate::inst::{Atomic, Cache, Fence, Order, Scope, Special};
 use std::panic::Location;
+
+/// Bytes between the counters of teams: lines of their own.
+pub const TEAM_BYTES: u32 = 128;
 
 /// A barrier of all CTAs along x.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +24,15 @@ impl<'k> GridBarrier<'k> {
     #[track_caller]
     pub fn declare(k: Kernel<'k>, name: &'static str) -> Self {
         k.scope(Location::caller(), || GridBarrier { kernel: k, counter: k.in_out(name, 4), ctas: k.special(Special::GridX) })
+    }
+
+    /// The barrier of one of several teams of so many CTAs, each with a counter of its own, [`TEAM_BYTES`] behind the one before. Teams together are all
+    /// CTAs of the launch.
+    #[track_caller]
+    pub fn of_team(self, team: impl AsVal<'k, u32>, ctas: impl AsVal<'k, u32>) -> Self {
+        let k = self.kernel;
+        let (team, ctas) = (team.operand_val(k), ctas.operand_val(k));
+        k.scope(Location::caller(), || GridBarrier { kernel: k, counter: self.counter.moved(team.mul_wide(TEAM_BYTES)), ctas })
     }
 
     /// Arrives for the CTA: by one thread, behind a CTA barrier that all whose writes are to be seen have passed.

@@ -8,134 +8,25 @@
 //!
 //! **Statistics** of a thread are [`Moments`]; its channels' first elements of the part serve as the shift that the CTA's threads share.
 
-use serde::{Deserialize, Serialize};
-use verdigris_kir::face::{Header, Kernel, Pointer, Val, build};
+use verdigris_kir::face::{AsVal, Header, Kernel, Pointer, Val, build};
 use verdigris_kir::inst::{Cache, Special};
-use verdigris_kir::ir::{KernelBody, Target};
+use verdigris_kir::ir::KernelBody;
 use verdigris_kir::params::{Arguments, Divide, Parameter, Read, ReadWrite, Write};
 use verdigris_kir::program::{Address, KernelRef};
 use verdigris_kir::tile::grid_barrier::GridBarrier;
-use verdigris_tensor::DType;
 
-use super::operands::{Name, Whole, WholeArgs, WholeDecl};
-use crate::fuse::compute::{self, Compute};
+use super::kept::Room;
+use super::operands::{Name, Whole, WholeArgs};
+use super::spec::{Form, Pass, Spec, Stage, THREADS, UNROLL, WARPS};
+use crate::fuse::compute::Compute;
 use crate::fuse::lanes;
-use crate::fuse::operand::{OperandArgs, OperandDecl};
-use crate::fuse::strided::{self, Strided};
+use crate::fuse::operand::OperandArgs;
+use crate::fuse::strided::Strided;
 use crate::fuse::value::AnyVal;
 use crate::layout::space::{Extents, Space};
 use crate::sums::moments::{Moments, pairwise};
 
-/// Threads of a CTA.
-pub(super) const THREADS: u32 = 256;
-/// Its warps.
-pub(super) const WARPS: u32 = THREADS / 32;
-/// Points whose loads come before the first of them is used.
-const UNROLL: u32 = 4;
-
-/// Which part of the computation.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum Stage {
-    /// Sums of parts go to scratch.
-    Sums,
-    /// Parts are joined; what belongs to channels is written.
-    Join,
-    /// What has an element for each of `x` is written.
-    Apply,
-    /// All three, with barriers of the grid between.
-    Fused,
-    /// All three, of a CTA's channels by itself: its part is all of them.
-    Alone,
-}
-
-impl Stage {
-    fn word(self) -> &'static str {
-        match self {
-            Stage::Sums => "sums",
-            Stage::Join => "join",
-            Stage::Apply => "apply",
-            Stage::Fused => "fused",
-            Stage::Alone => "alone",
-        }
-    }
-}
-
-/// What is computed.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum Pass {
-    Statistics,
-    Forward,
-    Backward,
-}
-
-/// How threads stand.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum Form {
-    /// So many threads along channels, each with a vector of them.
-    Lines { across: u32 },
-    /// All threads along the elements of one channel, each with a vector of them.
-    Planes,
-    /// So many threads along the planes of neighbouring channels, each with a vector of elements, of one channel or of several.
-    Images { across: u32 },
-}
-
-/// Everything that shapes a kernel.
-#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-pub(super) struct Spec {
-    pub stage: Stage,
-    pub pass: Pass,
-    pub relu: bool,
-    pub form: Form,
-    /// Neighbours that one access takes.
-    pub vector: u32,
-    /// Dims of the rows.
-    pub rank: usize,
-    pub double: bool,
-    /// Its launch starts while the one in front of it ends.
-    pub overlaps: bool,
-    /// What the stage reads and writes, in the order of the problem's operands.
-    pub operands: Vec<(Name, DType)>,
-}
-
 impl Spec {
-    fn name(&self) -> String {
-        let pass = match self.pass {
-            Pass::Statistics => "statistics",
-            Pass::Forward => "forward",
-            Pass::Backward => "backward",
-        };
-        let form = match self.form {
-            Form::Lines { across } => format!("lines{across}"),
-            Form::Planes => "planes".to_owned(),
-            Form::Images { across } => format!("images{across}"),
-        };
-        let flag = |set: bool, word: &str| if set { format!("_{word}") } else { String::new() };
-        let operands: String = self.operands.iter().map(|(name, dtype)| format!("_{}{dtype}", name.word())).collect();
-        let (stage, double, relu) = (self.stage.word(), flag(self.double, "f64"), flag(self.relu, "relu"));
-        let overlapped = flag(self.overlaps, "overlapped");
-        format!("batch_norm_{pass}_{stage}{relu}{double}_{form}x{}_d{}{operands}{overlapped}", self.vector, self.rank)
-    }
-
-    /// Without what does not shape the stage: a join knows nothing of how elements lie, and the sums of statistics nothing of what follows.
-    pub(super) fn reduced_to_stage(mut self) -> Spec {
-        match (self.stage, self.pass) {
-            (Stage::Join, _) => {
-                (self.rank, self.relu, self.form, self.vector) = (0, false, Form::Lines { across: 32 }, 1);
-            }
-            (Stage::Sums, Pass::Forward) => (self.relu, self.pass) = (false, Pass::Statistics),
-            _ => {}
-        }
-        self
-    }
-
-    pub(super) fn target(&self) -> Target {
-        let own = if self.overlaps { Target::Sm90 } else { Target::Sm80 };
-        compute::target_of_all(self.operands.iter().map(|(_, dtype)| *dtype)).max(own)
-    }
-
     pub(super) fn kernel(self) -> KernelRef {
         KernelRef::new(self.name(), move || self.build())
     }
@@ -143,88 +34,6 @@ impl Spec {
     fn build(&self) -> KernelBody {
         let header = Header { name: self.name(), target: self.target(), threads: THREADS, min_ctas: self.ctas_per_sm(), cluster: 1 };
         build(header, |k| if self.double { self.body::<f64>(k) } else { self.body::<f32>(k) })
-    }
-
-    /// CTAs that an SM holds at once, by which registers are cut: a gradient holds more values of each channel, and an addend more elements on their
-    /// way.
-    pub(super) fn ctas_per_sm(&self) -> u32 {
-        let is_large = self.double || self.pass == Pass::Backward || self.operands.iter().any(|(name, _)| *name == Name::Add);
-        if is_large { 2 } else { 3 }
-    }
-
-    /// Threads along channels.
-    pub(super) fn across(&self) -> u32 {
-        match self.form {
-            Form::Lines { across } | Form::Images { across } => across,
-            Form::Planes => 1,
-        }
-    }
-
-    /// Whether elements of planes stand in the place of channels.
-    fn is_image(&self) -> bool {
-        matches!(self.form, Form::Images { .. })
-    }
-
-    /// Points that a CTA has at a time.
-    fn lines(&self) -> u32 {
-        THREADS / self.across()
-    }
-
-    /// Channels of a CTA.
-    pub(super) fn width(&self) -> u32 {
-        self.across() * self.channels_of_thread()
-    }
-
-    /// Channels of a thread.
-    fn channels_of_thread(&self) -> u32 {
-        if self.form == Form::Planes { 1 } else { self.vector }
-    }
-
-    /// Elements of a channel that a point has.
-    pub(super) fn elements_of_point(&self) -> u32 {
-        if self.form == Form::Planes { self.vector } else { 1 }
-    }
-
-    /// Bytes of what is computed in.
-    pub(super) fn bytes(&self) -> u32 {
-        if self.double { 8 } else { 4 }
-    }
-
-    pub(super) fn is_written(&self, name: Name) -> bool {
-        match name {
-            Name::Y => self.pass == Pass::Forward,
-            Name::Dadd => self.stage != Stage::Apply,
-            Name::Mean | Name::Inv => self.pass != Pass::Backward,
-            Name::Dx | Name::Dscale | Name::Dbias | Name::M2 | Name::NextMean | Name::NextVar => true,
-            Name::X | Name::Dy | Name::Add | Name::Scale | Name::Bias | Name::RunningMean | Name::RunningVar => false,
-        }
-    }
-
-    fn wholes(&self) -> Vec<WholeDecl> {
-        let wholes = self.operands.iter().filter(|(name, _)| name.is_whole());
-        wholes.map(|&(name, dtype)| WholeDecl { dtype, vector: self.vector, rank: self.rank, written: self.is_written(name) }).collect()
-    }
-
-    fn vectors(&self) -> Vec<OperandDecl> {
-        let vectors = self.operands.iter().filter(|(name, _)| !name.is_whole());
-        vectors.map(|&(name, dtype)| strided::declaration(dtype, 1, self.is_written(name))).collect()
-    }
-
-    /// Whether the stage leaves sums of parts, reads them, leaves what was joined, and reads that.
-    pub(super) fn scratch(&self) -> [bool; 4] {
-        match self.stage {
-            Stage::Sums => [true, false, false, false],
-            Stage::Join => [false, true, self.pass != Pass::Statistics, false],
-            Stage::Apply => [false, false, false, true],
-            Stage::Fused => [true, true, self.pass != Pass::Statistics, self.pass != Pass::Statistics],
-            Stage::Alone => [false, false, self.pass != Pass::Statistics, self.pass != Pass::Statistics],
-        }
-    }
-
-    /// The alignment of two arrays in scratch, where the stage uses them so.
-    fn array(&self, use_of: usize) -> Option<u32> {
-        let vector = if use_of == 3 && !self.is_image() { self.channels_of_thread() } else { 1 };
-        self.scratch()[use_of].then(|| (vector * self.bytes()).min(16))
     }
 
     fn body<'k, T: Compute>(&self, k: Kernel<'k>) {
@@ -236,14 +45,14 @@ impl Spec {
         let run = Run::new(k, self, values);
         match self.stage {
             Stage::Sums => run.sums::<T>(&run.tile(k.cta())),
-            Stage::Join => run.join::<T>(),
+            Stage::Join => run.join::<T>(k.cta() * WARPS, run.values.channels, k.special(Special::GridX)),
             // The parts that were read last may still lie in L2: they come first.
             Stage::Apply => run.apply::<T>(&run.tile(k.special(Special::GridX) - 1 - k.cta())),
             Stage::Fused => {
                 let tile = run.tile(k.cta());
                 run.sums::<T>(&tile);
                 run.wait_for_all(1);
-                run.join::<T>();
+                run.join::<T>(k.cta() * WARPS, run.values.channels, k.special(Special::GridX));
                 if self.pass != Pass::Statistics {
                     run.wait_for_all(2);
                     run.apply::<T>(&tile);
@@ -258,6 +67,7 @@ impl Spec {
                     run.apply::<T>(&tile);
                 }
             }
+            Stage::Kept => run.rounds::<T>(),
         }
     }
 }
@@ -288,8 +98,10 @@ verdigris_kir::parameters! {
         pub channels: u32,
         /// Elements of a plane, by which the number of an element of an image becomes its channel's.
         pub plane: Option<Divide> = spec.is_image().then_some(()),
-        /// Channel blocks, by which the number of a CTA becomes block and part.
+        /// Channel blocks, by which the number of a CTA becomes block and part; where teams take several, the CTAs of a team.
         pub blocks: Divide,
+        /// Teams, and the blocks of all.
+        pub teams: Option<[u32; 2]> = (spec.stage == Stage::Kept).then_some(()),
         /// All of a channel; of a join, whose points have one element each, the elements.
         pub points: u32,
         /// Of all parts but the last.
@@ -311,23 +123,25 @@ verdigris_kir::parameters! {
         /// Two arrays `[channels]`.
         pub joined_to: Option<[Write; 2]> = spec.array(2),
         pub joined_from: Option<[Read; 2]> = spec.array(3),
-        pub arrivals: Option<Arrivals> = (spec.stage == Stage::Fused).then_some(()),
+        pub arrivals: Option<Arrivals> = matches!(spec.stage, Stage::Fused | Stage::Kept).then_some(()),
     }
 }
 
 /// The tile of a CTA, and the thread's place in it.
-struct Tile<'k> {
-    block: Val<'k, u32>,
-    part: Val<'k, u32>,
+pub(super) struct Tile<'k> {
+    pub block: Val<'k, u32>,
+    pub part: Val<'k, u32>,
     /// The thread's first channel, and whether there is one; else the last ones that there are.
-    channel: Val<'k, u32>,
-    inside: Val<'k, bool>,
+    pub channel: Val<'k, u32>,
+    pub inside: Val<'k, bool>,
     /// The thread along channels, and along points.
-    column: Val<'k, u32>,
-    line: Val<'k, u32>,
+    pub column: Val<'k, u32>,
+    pub line: Val<'k, u32>,
     /// The points of the part.
-    begin: Val<'k, u32>,
-    end: Val<'k, u32>,
+    pub begin: Val<'k, u32>,
+    pub end: Val<'k, u32>,
+    /// What is kept of the part.
+    pub room: Option<Room<'k>>,
 }
 
 /// What normalizes a channel.
@@ -351,17 +165,17 @@ impl<'k, T: Compute> Factors<'k, T> {
 }
 
 /// A kernel being built.
-struct Run<'s, 'k> {
-    k: Kernel<'k>,
-    spec: &'s Spec,
-    values: Values<'k>,
+pub(super) struct Run<'s, 'k> {
+    pub k: Kernel<'k>,
+    pub spec: &'s Spec,
+    pub values: Values<'k>,
     space: Space<'k>,
     wholes: Vec<(Name, Whole<'k>)>,
     vectors: Vec<(Name, Strided<'k>)>,
 }
 
 /// A point's elements of one operand.
-type Elements<'k> = Vec<AnyVal<'k>>;
+pub(super) type Elements<'k> = Vec<AnyVal<'k>>;
 
 impl<'s, 'k> Run<'s, 'k> {
     fn new(k: Kernel<'k>, spec: &'s Spec, mut values: Values<'k>) -> Self {
@@ -388,13 +202,22 @@ impl<'s, 'k> Run<'s, 'k> {
         self.whole(name, tile).expect("an operand that the pass always has")
     }
 
+    /// How results are stored: what is kept until it is read again stays in L2 before them.
+    fn stored(&self) -> Cache {
+        if self.spec.stage == Stage::Kept { Cache::Streaming } else { Cache::Default }
+    }
+
     fn number<T: Compute>(&self, value: f64) -> Val<'k, T> {
         T::constant(self.k, value)
     }
 
     fn tile(&self, cta: Val<'k, u32>) -> Tile<'k> {
+        let (part, block) = self.values.blocks.split(cta);
+        self.tile_of(block, part)
+    }
+
+    pub(super) fn tile_of(&self, block: Val<'k, u32>, part: Val<'k, u32>) -> Tile<'k> {
         let (k, spec, values) = (self.k, self.spec, &self.values);
-        let (part, block) = values.blocks.split(cta);
         let shift = spec.across().ilog2();
         let (column, line) = (k.thread() & (spec.across() - 1), k.thread() >> shift);
         let many = spec.channels_of_thread();
@@ -402,7 +225,27 @@ impl<'s, 'k> Run<'s, 'k> {
         let begin = part * values.points_of_part;
         let end = (begin + values.points_of_part).min(values.points);
         let inside = channel.lt(values.channels);
-        Tile { block, part, channel: channel.min(values.channels - many), inside, column, line, begin, end }
+        Tile { block, part, channel: channel.min(values.channels - many), inside, column, line, begin, end, room: None }
+    }
+
+    /// The index of a point.
+    pub(super) fn index(&self, point: Val<'k, u32>) -> Vec<Val<'k, u32>> {
+        let mut index = self.space.index(point);
+        if let (Some(inner), Form::Planes) = (index.last_mut(), self.spec.form) {
+            *inner = *inner * self.spec.vector;
+        }
+        index
+    }
+
+    /// Runs `f` for the thread's points, several at a time, with what operands have there: the first time, or once more for the result.
+    fn walk(&self, tile: &Tile<'k>, again: bool, from: &[&Whole<'k>], f: &dyn Fn(&[Vec<Val<'k, u32>>], &[Vec<Elements<'k>>])) {
+        match &tile.room {
+            Some(room) => self.walk_kept(tile, room, again, from, f),
+            None => self.turns(tile, again, |points| {
+                let load = |from: &&Whole<'k>| points.iter().map(|index| from.load(index)).collect();
+                f(points, &from.iter().map(load).collect::<Vec<_>>());
+            }),
+        }
     }
 
     /// Runs `f` for the indices of the thread's points, several at a time; in reverse, the last turns come first.
@@ -411,19 +254,12 @@ impl<'s, 'k> Run<'s, 'k> {
         let lines = spec.lines();
         let span = lines * UNROLL;
         let whole = (tile.end - tile.begin) & !(span - 1);
-        let index = |point: Val<'k, u32>| {
-            let mut index = self.space.index(point);
-            if let (Some(inner), Form::Planes) = (index.last_mut(), spec.form) {
-                *inner = *inner * spec.vector;
-            }
-            index
-        };
         let first = tile.begin + tile.line;
         let turn = |at: Val<'k, u32>| {
-            let points: Vec<_> = (0..UNROLL).map(|i| index(first + at + i * lines)).collect();
+            let points: Vec<_> = (0..UNROLL).map(|i| self.index(first + at + i * lines)).collect();
             f(&points);
         };
-        let rest = || k.range_step(first + whole, tile.end, lines, |point| f(&[index(point)]));
+        let rest = || k.range_step(first + whole, tile.end, lines, |point| f(&[self.index(point)]));
         if reverse {
             rest();
             k.range_step(0, whole, span, |at| turn(whole - span - at));
@@ -456,7 +292,7 @@ impl<'s, 'k> Run<'s, 'k> {
 
     // ---- sums -----------------------------------------------------------------------------------------------------------
 
-    fn sums<T: Compute>(&self, tile: &Tile<'k>) {
+    pub(super) fn sums<T: Compute>(&self, tile: &Tile<'k>) {
         if self.spec.pass == Pass::Backward { self.gradient_sums::<T>(tile) } else { self.moments::<T>(tile) }
     }
 
@@ -465,16 +301,9 @@ impl<'s, 'k> Run<'s, 'k> {
         let x = self.must(Name::X, tile);
         let many = spec.channels_of_thread();
         // The elements of the part's first row serve as the shift of all its threads.
-        let mut first = self.space.index(tile.begin);
-        if let (Some(inner), Form::Planes) = (first.last_mut(), spec.form) {
-            *inner = *inner * spec.vector;
-        }
-        let shift = x.load_many(&first, many).into_iter().map(|value| value.get::<T>(k)).collect();
+        let shift = x.load_many(&self.index(tile.begin), many).into_iter().map(|value| value.get::<T>(k)).collect();
         let moments = Moments::new(k, shift);
-        self.turns(tile, false, |points| {
-            let loaded: Vec<Elements<'k>> = points.iter().map(|index| x.load(index)).collect();
-            moments.take(&self.by_channel(&loaded));
-        });
+        self.walk(tile, false, &[&x], &|_, loaded| moments.take(&self.by_channel(&loaded[0])));
         let zero = self.number::<T>(0.0);
         let means: Vec<Val<'k, T>> = moments.mean.iter().map(|mean| mean.get()).collect();
         let m2s: Vec<Val<'k, T>> = moments.m2.iter().map(|m2| m2.get()).collect();
@@ -515,18 +344,17 @@ impl<'s, 'k> Run<'s, 'k> {
         let factors = self.factors::<T>(tile);
         let zeros = || (0..spec.channels_of_thread()).map(|_| k.var(self.number::<T>(0.0))).collect::<Vec<_>>();
         let (plain, weighted) = (zeros(), zeros());
-        self.turns(tile, false, |points| {
-            let load = |from: &Whole<'k>| points.iter().map(|index| from.load(index)).collect::<Vec<_>>();
-            let (loaded_dy, loaded_x, loaded_y) = (load(&dy), load(&x), y.as_ref().map(load));
-            let passed =
-                |point: usize| self.passed::<T>(&factors, &loaded_dy[point], &loaded_x[point], loaded_y.as_ref().map(|y| &y[point]));
+        let from: Vec<&Whole<'k>> = [&dy, &x].into_iter().chain(&y).collect();
+        self.walk(tile, false, &from, &|points, loaded| {
+            let (dy, x, y) = (&loaded[0], &loaded[1], loaded.get(2));
+            let passed = |point: usize| self.passed::<T>(&factors, &dy[point], &x[point], y.map(|y| &y[point]));
             let g: Vec<Elements<'k>> = (0..points.len()).map(passed).collect();
             if let Some(dadd) = &dadd {
                 for (index, g) in points.iter().zip(&g) {
-                    k.when(tile.inside, || dadd.store(index, g));
+                    k.when(tile.inside, || dadd.store(index, g, self.stored()));
                 }
             }
-            let (g, x) = (self.by_channel::<T>(&g), self.by_channel::<T>(&loaded_x));
+            let (g, x) = (self.by_channel::<T>(&g), self.by_channel::<T>(x));
             for channel in 0..plain.len() {
                 plain[channel].set(plain[channel].get() + pairwise(&g[channel]));
                 let mean = factors[channel].mean;
@@ -614,8 +442,14 @@ impl<'s, 'k> Run<'s, 'k> {
 
     /// Waits until all CTAs have come here for the `times`-th time.
     fn wait_for_all(&self, times: u32) {
-        let k = self.k;
-        let Some(arrivals) = self.values.arrivals else { return };
+        if let Some(arrivals) = self.values.arrivals {
+            self.wait_at(arrivals, times);
+        }
+    }
+
+    /// Waits until all CTAs of a barrier have come here for the `times`-th time.
+    pub(super) fn wait_at(&self, arrivals: GridBarrier<'k>, times: impl AsVal<'k, u32>) {
+        let (k, times) = (self.k, times.operand_val(self.k));
         k.bar_sync();
         k.when(k.thread().eq(0), || {
             arrivals.arrive();
@@ -624,15 +458,14 @@ impl<'s, 'k> Run<'s, 'k> {
         k.bar_sync();
     }
 
-    /// A warp a channel.
-    fn join<T: Compute>(&self) {
+    /// A warp a channel, from the CTA's first one up to `end`, of which so many CTAs take their turns.
+    pub(super) fn join<T: Compute>(&self, first: Val<'k, u32>, end: Val<'k, u32>, ctas: Val<'k, u32>) {
         let (k, spec, values) = (self.k, self.spec, &self.values);
         let Some(from) = values.parts_from else { return };
         let bytes = u64::from(spec.bytes());
         let warp = k.uniform(k.thread() >> 5);
         let add = |x: Val<'k, T>, y: Val<'k, T>| x + y;
-        let step = k.special(Special::GridX) * WARPS;
-        k.range_step(k.cta() * WARPS + warp, values.channels, step, |channel| {
+        k.range_step(first + warp, end, ctas * WARPS, |channel| {
             let base = channel.mul_wide(values.parts);
             let load = |which: usize, part: Val<'k, u32>| k.ld_global::<T>(from[which].address() + (base + part.widen()) * bytes, 0);
             let over = |f: &dyn Fn(Val<'k, u32>) -> Val<'k, T>| {
@@ -705,7 +538,7 @@ impl<'s, 'k> Run<'s, 'k> {
 
     // ---- the result -------------------------------------------------------------------------------------------------------
 
-    fn apply<T: Compute>(&self, tile: &Tile<'k>) {
+    pub(super) fn apply<T: Compute>(&self, tile: &Tile<'k>) {
         if self.spec.pass == Pass::Backward { self.input_gradient::<T>(tile) } else { self.normalize::<T>(tile) }
     }
 
@@ -763,20 +596,20 @@ impl<'s, 'k> Run<'s, 'k> {
         let (x, add, y) = (self.must(Name::X, tile), self.whole(Name::Add, tile), self.must(Name::Y, tile));
         let [mean, inv] = self.joined::<T>(tile);
         let factors = self.factors_of(tile, &mean, Some(&inv));
-        self.turns(tile, true, |points| {
-            let load = |from: &Whole<'k>| points.iter().map(|index| from.load(index)).collect::<Vec<_>>();
-            let (loaded, added) = (load(&x), add.as_ref().map(load));
+        let from: Vec<&Whole<'k>> = [&x].into_iter().chain(&add).collect();
+        self.walk(tile, true, &from, &|points, loaded| {
+            let (x, added) = (&loaded[0], loaded.get(1));
             for (point, index) in points.iter().enumerate() {
-                let results: Elements<'k> = (loaded[point].iter().enumerate())
+                let results: Elements<'k> = (x[point].iter().enumerate())
                     .map(|(i, x)| {
                         let mut value = factors[self.channel_of(i)].normalized(x.get::<T>(k));
-                        if let Some(added) = &added {
+                        if let Some(added) = added {
                             value = value + added[point][i].get::<T>(k);
                         }
                         AnyVal::of(if spec.relu { T::max_nan(value, self.number(0.0)) } else { value })
                     })
                     .collect();
-                k.when(tile.inside, || y.store(index, &results));
+                k.when(tile.inside, || y.store(index, &results, self.stored()));
             }
         });
     }
@@ -823,12 +656,11 @@ impl<'s, 'k> Run<'s, 'k> {
                 [of_channel * dbias[i], inv, of_channel * dscale[i]]
             })
             .collect();
-        self.turns(tile, true, |points| {
-            let load = |from: &Whole<'k>| points.iter().map(|index| from.load(index)).collect::<Vec<_>>();
-            let (loaded_dy, loaded_x, loaded_y) = (load(&dy), load(&x), y.as_ref().map(load));
+        let from: Vec<&Whole<'k>> = [&dy, &x].into_iter().chain(&y).collect();
+        self.walk(tile, true, &from, &|points, loaded| {
             for (point, index) in points.iter().enumerate() {
-                let (dy, x) = (&loaded_dy[point], &loaded_x[point]);
-                let g = if is_left { dy.clone() } else { self.passed::<T>(&factors, dy, x, loaded_y.as_ref().map(|y| &y[point])) };
+                let (dy, x) = (&loaded[0][point], &loaded[1][point]);
+                let g = if is_left { dy.clone() } else { self.passed::<T>(&factors, dy, x, loaded.get(2).map(|y| &y[point])) };
                 let results: Elements<'k> = (g.iter().zip(x).enumerate())
                     .map(|(i, (g, x))| {
                         let channel = self.channel_of(i);
@@ -837,7 +669,7 @@ impl<'s, 'k> Run<'s, 'k> {
                         AnyVal::of(k.fma((x.get::<T>(k) - *mean) * inv, slope, along))
                     })
                     .collect();
-                k.when(tile.inside, || dx.store(index, &results));
+                k.when(tile.inside, || dx.store(index, &results, self.stored()));
             }
         });
     }

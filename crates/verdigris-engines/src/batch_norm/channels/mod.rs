@@ -6,7 +6,9 @@
 //! **Method.** A first launch goes through the elements and leaves sums of parts, a second one joins the parts of each channel and writes what belongs
 //! to channels (one warp a channel), a third goes through the elements once more, from the parts that were read last, which may still lie in L2. Small
 //! tensors do all three in one launch, with barriers of the grid between them. Where what CTAs read first lies in L2 when they read it again, each CTA may
-//! do all three for channels of its own. Threads stand along channels where these are neighbours in memory (*lines*), along the elements of one channel
+//! do all three for channels of its own. Large tensors are taken by *teams*: the CTAs of the chip in groups, each of which sums, joins and writes one block
+//! of channels after the other, so that what is read twice is read again at once, out of shared memory as far as that reaches and out of L2 beyond it.
+//! Threads stand along channels where these are neighbours in memory (*lines*), along the elements of one channel
 //! where those are (*planes*), and take up to 16 bytes at a time; tensors that allow neither are read element by element. Planes whose extent no vector
 //! divides are taken together with those of the other channels, which lie behind them (*images*, of a gradient alone). Where the chip can, each of three
 //! launches starts while the one in front of it ends, and waits for what that writes.
@@ -14,6 +16,9 @@
 //! The gradient behind ReLU sees what passed by the sign of `(x − mean) · inv · scale + bias`, worked out again by the forward kernel's instructions,
 //! so that the result need not be read; where something was added, it reads the result, and stores the gradient of what was added on the way.
 //! Where that has the type of `dy`, the third launch reads it in place of `dy` and the result.
+//!
+//! Counted, not timed: teams read and write 128 images of 56 by 56 points and 256 channels of bf16, 205 MB, once each, 410 MB, where three launches move 616 MB less what
+//! L2 has kept; of a gradient 616 MB where these move 1,027 MB.
 //!
 //! **When it wins.** There is no other engine for these.
 //!
@@ -24,12 +29,15 @@
 //!
 //! Source: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
 
+mod kept;
 mod kernel;
 mod operands;
+mod spec;
 
 use verdigris_graph::{BatchNormProblem, ChannelFunction, Problem, View};
 use verdigris_kir::ir::Target;
 use verdigris_kir::program::{Address, KernelRef, Launch, Program, Step};
+use verdigris_kir::tile::grid_barrier::TEAM_BYTES;
 use verdigris_tensor::DType;
 
 use crate::algorithm::Algorithm;
@@ -38,11 +46,17 @@ use crate::cost::{Stream, Traffic, Work};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::strided;
 use crate::sums::moments::require_eps;
-use kernel::{Form, KernelArgs, Pass, Spec, Stage, THREADS, WARPS};
+use kernel::KernelArgs;
 use operands::{Name, WholeArgs};
+use spec::{Form, Pass, Spec, Stage, THREADS, WARPS};
 
 /// Threads along channels, where these are neighbours: a line of 128 bytes, or of 512.
 const ACROSS: [u32; 2] = [8, 32];
+/// The same of teams that keep what they read, besides: half a line.
+const HALF_ACROSS: u32 = 4;
+
+/// Shared memory that the chip takes of an SM for each CTA.
+const RESERVED_BYTES: u32 = 1024;
 
 /// The share of L2 that CTAs of whole channels may fill with what they read twice.
 const ALONE_SHARE: f64 = 0.6;
@@ -54,6 +68,7 @@ pub(super) struct Channels {
     pass: Pass,
     relu: bool,
     sm_count: u32,
+    shared_bytes_per_sm: u32,
     l2_bytes: f64,
     overlaps: bool,
 }
@@ -76,12 +91,16 @@ enum Launches {
     Fused,
     /// One for all stages, whose CTAs have whole channels.
     Alone,
+    /// One for all stages, by so many teams of CTAs that keep what they read.
+    Kept { teams: u32 },
 }
 
 /// How a problem is laid over the grid.
 #[derive(Clone, Copy, Debug)]
 struct Grid {
     blocks: u32,
+    /// Blocks that CTAs are at work on at once; those of a launch that has a CTA for each part of each are all.
+    teams: u32,
     points: u32,
     points_of_part: u32,
     parts: u32,
@@ -90,7 +109,12 @@ struct Grid {
 
 impl Grid {
     fn ctas(self) -> u32 {
-        self.blocks * self.parts
+        self.teams * self.parts
+    }
+
+    /// Blocks that a team has one after the other.
+    fn rounds(self) -> u32 {
+        self.blocks.div_ceil(self.teams)
     }
 }
 
@@ -116,8 +140,9 @@ impl Algorithm for Channels {
             ChannelFunction::Backward { relu, .. } => (Pass::Backward, *relu),
             ChannelFunction::Statistics { .. } => (Pass::Statistics, false),
         };
-        let (sm_count, l2_bytes, overlaps) = (arch.sm_count, arch.l2_bytes as f64, arch.runs(Target::Sm90));
-        let accepted = Channels { problem: problem.clone(), pass, relu, sm_count, l2_bytes, overlaps };
+        let (sm_count, shared_bytes_per_sm) = (arch.sm_count, arch.shared_bytes_per_sm);
+        let (l2_bytes, overlaps) = (arch.l2_bytes as f64, arch.runs(Target::Sm90));
+        let accepted = Channels { problem: problem.clone(), pass, relu, sm_count, shared_bytes_per_sm, l2_bytes, overlaps };
         let any = Config { form: Form::Lines { across: 32 }, vector: 1, launches: Launches::Each };
         let target = accepted.stages(any).into_iter().map(|stage| accepted.spec(stage, any).target()).max().unwrap_or(Target::Sm80);
         Self::ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
@@ -144,6 +169,10 @@ impl Algorithm for Channels {
             forms.extend(ACROSS.map(|across| (Form::Images { across }, along_images)));
         }
         let mut configs = Vec::new();
+        let half = (along_channels > 1).then_some((Form::Lines { across: HALF_ACROSS }, along_channels));
+        for (form, vector) in forms.iter().copied().chain(half) {
+            configs.extend(self.kept(form, vector));
+        }
         for (form, vector) in forms {
             let config = Config { form, vector, launches: Launches::Each };
             configs.push(config);
@@ -169,8 +198,9 @@ impl Algorithm for Channels {
         };
         let all = [("across", across), ("vector", vector), ("launches", if launches == Launches::Each { 3 } else { 1 })];
         let alone = (launches == Launches::Alone).then_some(("alone", 1));
+        let teams = if let Launches::Kept { teams } = launches { Some(("teams", teams)) } else { None };
         let images = matches!(form, Form::Images { .. }).then_some(("images", 1));
-        Knobs::new(all.into_iter().chain(alone).chain(images))
+        Knobs::new(all.into_iter().chain(alone).chain(teams).chain(images))
     }
 
     fn notes(&self, _: &Config) -> Notes {
@@ -187,17 +217,28 @@ impl Algorithm for Channels {
             let bytes: f64 = wholes.map(|&(name, dtype)| elements * self.bytes_of_element(name, dtype, config)).sum();
             *(if stage == Stage::Sums { &mut first } else { &mut again }) += bytes;
         }
+        let grid = self.grid(*config);
         // What the third launch reads first was read last, and may lie in L2; and it is read beside what is written.
         let kept = match config.launches {
             // All of it, where a CTA reads its own again at once.
             Launches::Alone => first.min(again),
+            // What teams are at work on lies in shared memory and in L2, as far as it fits.
+            Launches::Kept { .. } => {
+                let spec = self.spec(Stage::Kept, *config);
+                let at_work = elements * f64::from(grid.teams) / f64::from(grid.blocks) * self.bytes_read_first(&spec);
+                let room = f64::from(grid.ctas() * spec.room_rows() * THREADS * spec.kept_bytes().iter().sum::<u32>());
+                self.bytes_read_first(&spec) * elements * ((room + 0.4 * self.l2_bytes) / at_work).min(1.0)
+            }
             _ => (0.5 * self.l2_bytes).min(0.5 * again).min(first),
         };
-        let ctas = self.grid(*config).ctas();
+        let ctas = grid.ctas();
         // Barriers of the grid, and the arrivals that are set to 0 in front of it, cost more than launches that overlap.
         let launches = match (config.launches, self.overlaps) {
             (Launches::Alone, _) => 1.0,
             (Launches::Fused, _) => 4.0,
+            // Beside other teams' barriers memory is at work; a team that is alone waits for its own.
+            (Launches::Kept { teams: 1 }, _) => 0.5 + 2.0 * f64::from(grid.rounds()),
+            (Launches::Kept { .. }, _) => 2.5 + 0.25 * f64::from(grid.rounds() - 1),
             (Launches::Each, true) => 2.0,
             (Launches::Each, false) => 3.0,
         };
@@ -206,7 +247,9 @@ impl Algorithm for Channels {
         // A last wave of few CTAs of whole channels leaves the others idle.
         let waves = f64::from(ctas) / f64::from(self.sm_count * self.spec(Stage::Fused, *config).ctas_per_sm());
         let idle = if config.launches == Launches::Alone { (waves.ceil() / waves).min(2.0) } else { 1.0 };
-        let stream = Stream::new(Traffic::Lines, (first + again - kept) * idle).of_ctas(f64::from(ctas)).issuing(issued);
+        // Halves of lines are as much work for memory's rows as whole ones.
+        let halves = if config.form == (Form::Lines { across: HALF_ACROSS }) { 1.05 } else { 1.0 };
+        let stream = Stream::new(Traffic::Lines, (first + again - kept) * idle * halves).of_ctas(f64::from(ctas)).issuing(issued);
         Work::default().beside([stream.in_launches(launches)])
     }
 
@@ -224,17 +267,23 @@ impl Algorithm for Channels {
         let parts_bytes = if leaves_parts { p.channels * self.plane(*config) * u64::from(grid.parts) * bytes } else { bytes };
         let parts = ["sums", "weighted sums"].map(|name| program.add_scratch(name, parts_bytes));
         let joined = ["mean", "deviation"].map(|name| program.add_scratch(name, p.channels * bytes));
-        let arrivals = (config.launches == Launches::Fused).then(|| program.add_scratch("arrivals", 4));
-        if let Some(at) = arrivals {
-            program.steps.push(Step::Fill { at, bytes: 4, value: 0 });
-        }
+        let arrivals_bytes = match config.launches {
+            Launches::Each | Launches::Alone => None,
+            Launches::Fused => Some(4),
+            Launches::Kept { .. } => Some(u64::from(grid.teams * TEAM_BYTES)),
+        };
+        let arrivals = arrivals_bytes.map(|bytes| {
+            let at = program.add_scratch("arrivals", bytes);
+            program.steps.push(Step::Fill { at, bytes, value: 0 });
+            at
+        });
         for spec in specs {
             let args = self.arguments(&spec, grid, self.plane(*config), parts, joined, arrivals).bound(&spec);
             let ctas = if spec.stage == Stage::Join { (p.channels as u32).div_ceil(WARPS) } else { grid.ctas() };
             let overlaps = spec.overlaps;
             let launch = Launch::new(spec.kernel(), [ctas, 1, 1], args);
             program.launch(match (config.launches, overlaps) {
-                (Launches::Fused, _) => launch.resident(),
+                (Launches::Fused | Launches::Kept { .. }, _) => launch.resident(),
                 (_, true) => launch.overlapping(),
                 (_, false) => launch,
             });
@@ -250,18 +299,27 @@ impl Algorithm for Channels {
             let forms = [(Form::Lines { across: ACROSS[0] }, vector), (Form::Planes, vector), (Form::Planes, 1)];
             let wide = [(Form::Lines { across: ACROSS[1] }, vector)];
             let images = ACROSS.map(|across| (Form::Images { across }, vector));
-            for (form, vector) in forms.into_iter().chain(wide).chain(images) {
+            let half = (dtype != DType::F32).then_some((Form::Lines { across: HALF_ACROSS }, vector));
+            for (form, vector) in forms.into_iter().chain(wide).chain(half).chain(images) {
                 let is_image = matches!(form, Form::Images { .. });
+                let has = |stage: Stage| match (stage, form) {
+                    (Stage::Kept, Form::Lines { across }) => across <= ACROSS[0],
+                    (Stage::Kept, _) => !is_image && vector > 1,
+                    (_, Form::Lines { across: HALF_ACROSS }) => false,
+                    (Stage::Fused | Stage::Alone, _) => !is_image,
+                    _ => true,
+                };
                 for (pass, relu, names) in CATALOG.iter().filter(|(pass, ..)| !is_image || *pass == Pass::Backward) {
-                    let all = [Stage::Sums, Stage::Join, Stage::Apply, Stage::Fused, Stage::Alone];
-                    let stages = all.into_iter().filter(|stage| !is_image || !matches!(stage, Stage::Fused | Stage::Alone));
-                    for stage in stages.filter(|&stage| stage != Stage::Apply || *pass != Pass::Statistics) {
+                    let all = [Stage::Sums, Stage::Join, Stage::Apply, Stage::Fused, Stage::Alone, Stage::Kept];
+                    let stages = all.into_iter().filter(|&stage| has(stage));
+                    let writes = |stage: Stage| !matches!(stage, Stage::Apply | Stage::Kept) || *pass != Pass::Statistics;
+                    for stage in stages.filter(|&stage| writes(stage)) {
                         let all: Vec<(Name, DType)> = (names.iter().filter_map(|name| Name::of(name)))
                             .map(|name| (name, if name.is_whole() { dtype } else { DType::F32 }))
                             .collect();
                         let operands = of_stage(stage, *pass, *relu, &all);
                         let rank = if form == Form::Planes { 2 } else { 1 };
-                        let overlaps = stage != Stage::Fused;
+                        let overlaps = !matches!(stage, Stage::Fused | Stage::Kept);
                         specs.push(Spec { stage, pass: *pass, relu: *relu, form, vector, rank, double: false, overlaps, operands });
                     }
                 }
@@ -292,7 +350,7 @@ fn of_stage(stage: Stage, pass: Pass, relu: bool, all: &[(Name, DType)]) -> Vec<
     let is_left = dtype_of(Name::Dadd).is_some() && dtype_of(Name::Dadd) == dtype_of(Name::Dy);
     let (sums, join, apply) = (stage == Stage::Sums, stage == Stage::Join, stage == Stage::Apply);
     let has = |name: Name| match (pass, name) {
-        _ if matches!(stage, Stage::Fused | Stage::Alone) => true,
+        _ if matches!(stage, Stage::Fused | Stage::Alone | Stage::Kept) => true,
         (Pass::Statistics, Name::X) => sums,
         (Pass::Statistics, _) => join,
         (Pass::Forward, Name::X) => sums || apply,
@@ -322,7 +380,7 @@ impl Channels {
         let rank = self.problem.rows.len() - usize::from(matches!(config.form, Form::Images { .. }));
         let operands = of_stage(stage, pass, relu, &all);
         // A launch whose CTAs wait for each other begins when the chip is free.
-        let overlaps = self.overlaps && stage != Stage::Fused;
+        let overlaps = self.overlaps && !matches!(stage, Stage::Fused | Stage::Kept);
         Spec { stage, pass, relu, form: config.form, vector: config.vector, rank, double, overlaps, operands }.reduced_to_stage()
     }
 
@@ -331,6 +389,7 @@ impl Channels {
         match config.launches {
             Launches::Fused => return vec![Stage::Fused],
             Launches::Alone => return vec![Stage::Alone],
+            Launches::Kept { .. } => return vec![Stage::Kept],
             Launches::Each => {}
         }
         let writes_elements = match self.pass {
@@ -409,6 +468,36 @@ impl Channels {
         at_work * of_cta <= ALONE_SHARE * self.l2_bytes
     }
 
+    /// Bytes that the sums read of an element.
+    fn bytes_read_first(&self, spec: &Spec) -> f64 {
+        f64::from(spec.kept_bytes().iter().sum::<u32>()) / f64::from(spec.vector)
+    }
+
+    /// Ways of teams: as many as keep their blocks in shared memory; along channels, whose blocks may be larger than the chip's, also one, and two of which
+    /// one works while the other waits.
+    fn kept(&self, form: Form, vector: u32) -> Vec<Config> {
+        let config = |teams: u32| Config { form, vector, launches: Launches::Kept { teams } };
+        let spec = self.spec(Stage::Kept, config(1));
+        let writes_elements = self.pass == Pass::Forward || self.problem.operand("dx").is_some();
+        let of_sm = spec.ctas_per_sm() * (spec.kept_shared_bytes() + RESERVED_BYTES);
+        let is_held = self.overlaps && of_sm <= self.shared_bytes_per_sm;
+        if !writes_elements || self.problem.is_empty() || !spec.can_keep() || !is_held {
+            return Vec::new();
+        }
+        let Grid { blocks, points, .. } = self.grid(config(1));
+        let resident = self.sm_count * spec.ctas_per_sm();
+        let room = spec.room_rows() * spec.lines();
+        let fit = (resident / points.div_ceil(room).max(1)).clamp(1, blocks);
+        let mut teams = vec![blocks.div_ceil(blocks.div_ceil(fit))];
+        if form != Form::Planes {
+            teams.extend([1, 2]);
+        }
+        teams.retain(|&teams| teams <= blocks);
+        teams.sort_unstable();
+        teams.dedup();
+        teams.into_iter().map(config).collect()
+    }
+
     /// The same for all stages, each of which the chip holds as a whole.
     fn grid(&self, config: Config) -> Grid {
         let spec = &self.spec(Stage::Sums, config);
@@ -417,15 +506,23 @@ impl Channels {
         let plane = self.plane(config);
         let points = (self.problem.count() / plane / u64::from(spec.elements_of_point())) as u32;
         let blocks = ((self.problem.channels * plane) as u32).div_ceil(spec.width()).max(1);
+        let elements_of_point = spec.elements_of_point();
         if config.launches == Launches::Alone {
-            return Grid { blocks, points, points_of_part: points, parts: 1, elements_of_point: spec.elements_of_point() };
+            return Grid { blocks, teams: blocks, points, points_of_part: points, parts: 1, elements_of_point };
         }
-        let lines = THREADS / spec.across();
+        let lines = spec.lines();
+        if let Launches::Kept { teams } = config.launches {
+            let spec = self.spec(Stage::Kept, config);
+            // Whole turns, so that all of a part may be kept.
+            let parts = (self.sm_count * spec.ctas_per_sm() / teams).max(1);
+            let points_of_part = points.div_ceil(parts).next_multiple_of(lines * spec.rows_of_turn());
+            return Grid { blocks, teams, points, points_of_part, parts: points.div_ceil(points_of_part).max(1), elements_of_point };
+        }
         // As many CTAs as the chip holds, each with a few turns at least.
         let wanted = (self.sm_count * ctas_per_sm / blocks).max(1);
         let least = lines * 2;
         let points_of_part = points.div_ceil(wanted).next_multiple_of(lines).max(least);
-        Grid { blocks, points, points_of_part, parts: points.div_ceil(points_of_part), elements_of_point: spec.elements_of_point() }
+        Grid { blocks, teams: blocks, points, points_of_part, parts: points.div_ceil(points_of_part), elements_of_point }
     }
 
     fn arguments(
@@ -472,7 +569,8 @@ impl Channels {
         KernelArgs {
             channels: if is_image { (p.channels * plane) as u32 } else { p.channels as u32 },
             plane: is_image.then_some(plane as u32),
-            blocks: grid.blocks,
+            blocks: if spec.stage == Stage::Kept { grid.parts } else { grid.blocks },
+            teams: (spec.stage == Stage::Kept).then_some([grid.teams, grid.blocks]),
             points: grid.points * elements,
             points_of_part: grid.points_of_part * elements,
             parts: parts_of_channel,
@@ -533,11 +631,12 @@ mod tests {
             let accepted = accepted(words).expect("taken");
             for config in accepted.configs() {
                 let spec = accepted.spec(Stage::Sums, config);
-                let Grid { blocks, points, points_of_part, parts, elements_of_point } = accepted.grid(config);
+                let Grid { blocks, teams, points, points_of_part, parts, elements_of_point } = accepted.grid(config);
                 assert_eq!(u64::from(points * elements_of_point), accepted.problem.count(), "{words}: {config:?}");
                 assert!(points_of_part * (parts - 1) < points && points <= points_of_part * parts, "{words}: {config:?}");
                 assert!(u64::from(blocks * spec.width()) >= accepted.problem.channels, "{words}: {config:?}");
-                assert!(config.launches != Launches::Fused || blocks * parts <= 132 * spec.ctas_per_sm(), "{words}: {config:?}");
+                let is_resident = matches!(config.launches, Launches::Fused | Launches::Kept { .. });
+                assert!(!is_resident || teams * parts <= 132 * spec.ctas_per_sm(), "{words}: {config:?}");
             }
         }
     }
@@ -548,5 +647,27 @@ mod tests {
         assert_eq!(refusal.reason, Reason::Extent);
         let other = accepted("gemm bf16 m=4 n=4 k=4").expect_err("a product");
         assert_eq!(other.reason, Reason::Problem);
+    }
+
+    #[test]
+    fn teams_keep_channels_as_whole_where_they_can() {
+        let teams = |words: &str| {
+            let accepted = accepted(words).expect("taken");
+            let kept: Vec<Config> =
+                accepted.configs().into_iter().filter(|config| matches!(config.launches, Launches::Kept { .. })).collect();
+            kept.into_iter().map(|config| (Channels::knobs(&config).to_string(), accepted.grid(config))).collect::<Vec<_>>()
+        };
+        let first = teams("batch_norm forward bf16 rows=128x3136 channels=256 eps=1e-5 x=nchw y=nchw");
+        let [(name, grid)] = first.as_slice() else { panic!("{first:?}") };
+        assert_eq!(name, "across=0,launches=1,teams=29,vector=8");
+        // A channel of 803 KB lies in nine CTAs, six turns of 16 KB in each.
+        assert_eq!((grid.parts, grid.points_of_part, grid.rounds()), (9, 6 * 4 * THREADS, 9));
+        let last = teams("batch_norm backward bf16 rows=401408 channels=256 dx=nhwc");
+        let names: Vec<&str> = last.iter().map(|(name, _)| name.as_str()).collect();
+        assert!(
+            names.contains(&"across=8,launches=1,teams=1,vector=8") && names.contains(&"across=4,launches=1,teams=2,vector=8"),
+            "{names:?}"
+        );
+        assert!(teams("batch_norm statistics bf16 rows=401408 channels=256 mean=f32").is_empty());
     }
 }

@@ -3,9 +3,10 @@
 use serde::{Deserialize, Serialize};
 use verdigris_graph::{BatchNormProblem, View};
 use verdigris_kir::face::Val;
+use verdigris_kir::inst::Cache;
 use verdigris_tensor::DType;
 
-use crate::fuse::value::{AnyVal, Raw, load_raw, store_raw};
+use crate::fuse::value::{AnyVal, elements_of, load_raw, load_words, store_values_with};
 use crate::layout::space::{Access, Memory, element};
 
 macro_rules! names {
@@ -115,7 +116,7 @@ impl<'k> Whole<'k> {
         Whole { address: self.address + channel.widen() * self.channel_stride, ..self.clone() }
     }
 
-    fn address(&self, index: &[Val<'k, u32>]) -> Val<'k, u64> {
+    pub(super) fn address(&self, index: &[Val<'k, u32>]) -> Val<'k, u64> {
         index.iter().zip(&self.row_strides).fold(self.address, |address, (&i, &stride)| address + i.widen() * stride)
     }
 
@@ -130,10 +131,24 @@ impl<'k> Whole<'k> {
         raws.into_iter().map(|raw| AnyVal::Stored(self.dtype, raw)).collect()
     }
 
+    /// The words of the neighbours from a row on.
+    pub(super) fn words(&self, index: &[Val<'k, u32>], cache: Cache) -> Vec<Val<'k, u32>> {
+        load_words(self.address.kernel(), self.address(index), self.bytes(), cache)
+    }
+
+    /// The neighbours that stand in words.
+    pub(super) fn elements(&self, words: &[Val<'k, u32>]) -> Vec<AnyVal<'k>> {
+        let raws = elements_of(self.address.kernel(), self.dtype, words, self.vector);
+        raws.into_iter().map(|raw| AnyVal::Stored(self.dtype, raw)).collect()
+    }
+
+    /// Bytes of neighbours.
+    pub(super) fn bytes(&self) -> u32 {
+        self.vector * self.dtype.bytes() as u32
+    }
+
     /// Rounds and stores the neighbours from a row on.
-    pub(super) fn store(&self, index: &[Val<'k, u32>], values: &[AnyVal<'k>]) {
-        let k = self.address.kernel();
-        let raws: Vec<Raw<'k>> = values.iter().map(|value| value.encoded(k, self.dtype)).collect();
-        store_raw(k, self.address(index), &raws);
+    pub(super) fn store(&self, index: &[Val<'k, u32>], values: &[AnyVal<'k>], cache: Cache) {
+        store_values_with(self.address.kernel(), self.dtype, self.address(index), values, cache);
     }
 }
