@@ -1,7 +1,7 @@
 //! `conv.unfolded`: convolutions in which one side has few channels, as one product beside an im2col of the activations or a col2im of the
 //! products.
 //!
-//! **What.** Up to 48 channels of x or of y, one group, 16-bit operands and f32 under tf32, any strides, dilations and padding, every
+//! **What.** Up to 48 channels of x or of y, one group, 16-bit operands and f32, any strides, dilations and padding, every
 //! epilogue. Taps by the few channels become the columns (or the depth) of one product over pixels:
 //!
 //! | direction | few channels | before | product | behind |
@@ -24,6 +24,9 @@
 //! **When it wins.** On compute capability 9.0. Where patches do not overlap (stride equal to the filter), as nothing is read twice then;
 //! where few channels would fill a fraction of the tensor core's columns or of a row of 128 bytes of depth. The result of im2col crosses
 //! the memory bus twice.
+//!
+//! Under the policy `fp32`, operands of f32 are three bf16 terms each ([`crate::terms`]). Those of an im2col matrix whose rows run along the depth are
+//! written by im2col itself; others are copied by `gemm.wgmma`.
 //!
 //! **Numbers.** Products are exact. After im2col: sums as those of `gemm.wgmma`. With col2im: f32 sums over channels by the tensor core,
 //! then over taps in the order of the filter. Repeats agree bit for bit. Zeros of the padding are multiplied, so an infinite filter element
@@ -202,12 +205,14 @@ fn require(p: &ConvProblem) -> Result<(), Refusal> {
     let [(_, a, _), (_, b, _)] = p.operands();
     let takes = matches!(
         (p.precision, a.dtype, b.dtype),
-        (Precision::Fp32, DType::Bf16, DType::Bf16) | (Precision::Fp32, DType::F16, DType::F16) | (Precision::Tf32, DType::F32, DType::F32)
+        (Precision::Fp32, DType::Bf16, DType::Bf16)
+            | (Precision::Fp32, DType::F16, DType::F16)
+            | (Precision::Fp32 | Precision::Tf32, DType::F32, DType::F32)
     );
     ID.require(
         takes,
         Reason::Precision,
-        format_args!("{:?} of {} and {}, taken are bf16 and f16 under fp32, f32 under tf32", p.precision, a.dtype, b.dtype),
+        format_args!("{:?} of {} and {}, taken are bf16, f16 and f32 under fp32, f32 under tf32", p.precision, a.dtype, b.dtype),
     )?;
     ID.require(
         p.prologue.is_empty() && p.statistics.is_none(),
@@ -304,6 +309,8 @@ impl Form {
         let columns = Columns::of(p, side).ok_or_else(|| {
             ID.refusal(Reason::Layout, format_args!("w with strides {:?}; taps and channels of {of} must have a single one", p.w.strides))
         })?;
+        // Rows of the im2col matrix are lines of depth, as those of terms; in wgrad the depth runs over pixels.
+        let in_terms = p.precision == Precision::Fp32 && p.x.dtype == DType::F32 && p.direction != Direction::Wgrad && !adds_behind;
         let (beside, counts, bytes) = if adds_behind {
             let col2im = Col2im::new(p, &columns, side).ok_or_else(|| {
                 ID.refusal(Reason::Extent, format_args!("strides {:?} and dilations {:?}; one of them must be 1", p.strides, p.dilations))
@@ -311,7 +318,7 @@ impl Form {
             let (counts, bytes) = (col2im.counts(), col2im.scratch_bytes());
             (Beside::Behind(col2im), counts, bytes)
         } else {
-            let im2col = Im2col::new(p, &columns, side).ok_or_else(|| {
+            let im2col = Im2col::new(p, &columns, side, if in_terms { gemm::F32_TERMS } else { 1 }).ok_or_else(|| {
                 ID.refusal(Reason::Extent, format_args!("strides {:?} with few channels of y; takes a stride of 1", p.strides))
             })?;
             let (counts, bytes) = (im2col.counts(), im2col.scratch_bytes());
@@ -330,7 +337,8 @@ impl Form {
         )?;
         let gemm = product(p, &columns, side, &beside, meeting)?;
         let halves = p.x.dtype.bytes() == 2 || p.y.dtype.bytes() == 2 && p.direction == Direction::Dgrad;
-        let product = gemm::HOPPER.accept(&Problem::Gemm(gemm), arch).map_err(|refusal| ID.refusal(refusal.reason, refusal.seen))?;
+        let product = if in_terms { gemm::of_terms(&gemm, arch) } else { gemm::HOPPER.accept(&Problem::Gemm(gemm), arch) };
+        let product = product.map_err(|refusal| ID.refusal(refusal.reason, refusal.seen))?;
         let space = product.knobs();
         let keeps_sums = adds_behind || parts > 1;
         // Parts of the product's own are added up by one CTA a tile, which takes long where they are many.
