@@ -182,22 +182,26 @@ impl<A: Algorithm> Engine for Listed<A> {
     }
 
     fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
-        let accepted = A::accept(problem, arch)?;
-        let configs = accepted.configs();
-        let works: Vec<Work> = configs.iter().map(|config| accepted.work(config)).collect();
-        let costs = cost::estimate(&works, arch);
-        A::ID.require(!configs.is_empty(), Reason::Knobs, "no config fits")?;
-        // Stable: among equals, the algorithm's own preference.
-        let mut order: Vec<usize> = (0..configs.len()).collect();
-        order.sort_by(|&one, &other| costs[one].us.total_cmp(&costs[other].us));
-        let mut configs: Vec<Option<A::Config>> = configs.into_iter().map(Some).collect();
-        let ranked = order.into_iter().filter_map(|place| Some((configs[place].take()?, costs[place]))).collect();
-        Ok(Box::new(Accepted { accepted, arch: arch.clone(), ranked, space: OnceCell::new() }))
+        candidate(A::accept(problem, arch)?, arch)
     }
 
     fn catalog(&self, target: Target) -> Vec<KernelRef> {
         A::catalog(target)
     }
+}
+
+/// An accepted problem with its configs, ranked.
+pub(crate) fn candidate<A: Algorithm>(accepted: A, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
+    let configs = accepted.configs();
+    let works: Vec<Work> = configs.iter().map(|config| accepted.work(config)).collect();
+    let costs = cost::estimate(&works, arch);
+    A::ID.require(!configs.is_empty(), Reason::Knobs, "no config fits")?;
+    // Stable: among equals, the algorithm's own preference.
+    let mut order: Vec<usize> = (0..configs.len()).collect();
+    order.sort_by(|&one, &other| costs[one].us.total_cmp(&costs[other].us));
+    let mut configs: Vec<Option<A::Config>> = configs.into_iter().map(Some).collect();
+    let ranked = order.into_iter().filter_map(|place| Some((configs[place].take()?, costs[place]))).collect();
+    Ok(Box::new(Accepted { accepted, arch: arch.clone(), ranked, space: OnceCell::new() }))
 }
 
 struct Accepted<A: Algorithm> {

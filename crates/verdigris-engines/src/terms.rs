@@ -108,6 +108,11 @@ pub(crate) fn catalog() -> impl Iterator<Item = KernelRef> {
     })
 }
 
+/// Elements from one line of a matrix of terms to the next: lines that TMA maps, of whole segments but for those that padding would multiply.
+pub(crate) fn pitch(depth: u64, to: DType) -> u64 {
+    depth.next_multiple_of(if depth < 64 { 16 / to.bytes() as u64 } else { 64 })
+}
+
 /// A copy to be made of an operand, in lines of channels.
 #[derive(Clone, Debug)]
 pub(crate) struct Terms {
@@ -149,8 +154,7 @@ impl Terms {
     /// The copy of an operand of `rows` by `depth` as `terms` stacks of matrices of `to`, one behind the other: each has one matrix for each of the
     /// batch that the operand has one for, and its rows are lines.
     pub(crate) fn of_matrix(source: &Matrix, to: DType, terms: u32, [rows, depth]: [u64; 2], batch: &[u64]) -> Terms {
-        // Lines that TMA maps, of whole segments but for those that padding would multiply.
-        let pitch = depth.next_multiple_of(if depth < 64 { 16 / to.bytes() as u64 } else { 64 });
+        let pitch = pitch(depth, to);
         let batch: Vec<u64> =
             batch.iter().zip(&source.batch_strides).map(|(&extent, &stride)| if stride == 0 { 1 } else { extent }).collect();
         let mut matrices = 1;
@@ -293,19 +297,24 @@ fn terms<'k>(k: Kernel<'k>, spec: &Spec, values: [Val<'k, f32>; 2]) -> Vec<Vec<V
     if spec.terms == 1 {
         return vec![vec![compute::pack_16(k, spec.to, values)]];
     }
+    split_pair(k, spec.to, spec.terms, values).into_iter().map(|word| vec![word]).collect()
+}
+
+/// The terms of two neighbouring values, two and more, by place: words of two 16-bit numbers.
+pub(crate) fn split_pair<'k>(k: Kernel<'k>, to: DType, terms: u32, values: [Val<'k, f32>; 2]) -> Vec<Val<'k, u32>> {
     /// The largest finite bf16: what lies beyond it is rounded to it, and the rest is finite.
     const LARGEST: f32 = f32::from_bits(0x7f7f_0000);
     let bits = values.map(|value| value.bitcast::<u32>());
     let special = bits.map(|bits| (bits & 0x7f80_0000u32).eq(0x7f80_0000u32));
     let mut rest = [0, 1].map(|i| k.select(special[i], ((bits[i] & 0x8000_0000u32) | 0x3f80_0000u32).bitcast(), values[i]));
     let mut words = Vec::new();
-    for term in 0..spec.terms {
-        if term + 1 == spec.terms {
+    for term in 0..terms {
+        if term + 1 == terms {
             let last = [0, 1].map(|i| k.select(special[i], values[i], rest[i]));
-            words.push(vec![compute::pack_16(k, spec.to, last)]);
+            words.push(compute::pack_16(k, to, last));
         } else {
-            let word = compute::pack_16(k, spec.to, rest.map(|value| value.min(LARGEST).max(-LARGEST)));
-            words.push(vec![word]);
+            let word = compute::pack_16(k, to, rest.map(|value| value.min(LARGEST).max(-LARGEST)));
+            words.push(word);
             rest = [rest[0] - (word << 16).bitcast::<f32>(), rest[1] - (word & 0xffff_0000u32).bitcast::<f32>()];
         }
     }

@@ -31,6 +31,15 @@ pub(crate) fn over_matrices(
     steps.iter().map(step).collect()
 }
 
+/// The tensor as one matrix an image, a batch of them: rows are `[depth, height, width]`, columns channels. `None` where the rows have no single
+/// stride. Channels-first tensors have one within an image and none over all of them.
+pub(crate) fn of_images(tensor: &Tensor, extents: [u64; 5]) -> Option<Matrix> {
+    let [image, channel, depth, height, width] = tensor.strides;
+    let strides = [depth.checked_mul(extents[2])?, channel, depth, height, width];
+    let matrix = Tensor { strides, ..tensor.clone() }.as_matrix(extents)?;
+    Some(Matrix { batch_strides: vec![image], ..matrix })
+}
+
 /// The epilogue and the result as those of a product. Its operands' slots are the problem's; A and B stand for their types alone.
 pub(in crate::conv) fn product(
     id: EngineId,

@@ -27,10 +27,10 @@ use verdigris_kir::tile::operand::Major;
 use verdigris_tensor::DType;
 
 use super::factors::FactorsArgs;
-use crate::algorithm::Algorithm;
+use crate::algorithm::{Algorithm, candidate};
 use crate::arch::Arch;
 use crate::cost::{Loop, Stream, Work};
-use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal, empty_program};
+use crate::engine::{Candidate, EngineId, Knobs, Notes, Reason, Refusal, empty_program};
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
 use crate::hopper::epilogue::{TYPES, epilogue_of, store_bytes};
 use crate::hopper::grid::{Layout, TileGrid, TileOrder};
@@ -214,6 +214,8 @@ enum Copy {
     Moved(Repack),
     /// As sums of terms.
     Terms(Terms),
+    /// Terms that are there already, at the operand's slot.
+    Given(Terms),
 }
 
 impl Copy {
@@ -221,14 +223,15 @@ impl Copy {
     fn packed(&self) -> &Matrix {
         match self {
             Copy::Moved(repack) => &repack.packed,
-            Copy::Terms(terms) => terms.packed(),
+            Copy::Terms(terms) | Copy::Given(terms) => terms.packed(),
         }
     }
 
-    fn work(&self) -> Stream {
+    fn work(&self) -> Option<Stream> {
         match self {
-            Copy::Moved(repack) => repack.work(),
-            Copy::Terms(terms) => terms.work(),
+            Copy::Moved(repack) => Some(repack.work()),
+            Copy::Terms(terms) => Some(terms.work()),
+            Copy::Given(_) => None,
         }
     }
 
@@ -237,11 +240,12 @@ impl Copy {
         let (name, bytes) = match self {
             Copy::Moved(repack) => ("repacked operand", repack.scratch_bytes()),
             Copy::Terms(terms) => ("terms of an operand", terms.scratch_bytes()),
+            Copy::Given(_) => return from,
         };
         let to = program.add_scratch(name, bytes);
         let launches = match self {
             Copy::Moved(repack) => repack.launches(from, to),
-            Copy::Terms(terms) => terms.launches(from, to),
+            Copy::Terms(terms) | Copy::Given(terms) => terms.launches(from, to),
         };
         launches.into_iter().for_each(|launch| program.launch(launch));
         to
@@ -251,13 +255,26 @@ impl Copy {
     fn term_matrices(&self) -> Option<u32> {
         match self {
             Copy::Moved(_) => None,
-            Copy::Terms(terms) => u32::try_from(terms.matrices()).ok(),
+            Copy::Terms(terms) | Copy::Given(terms) => u32::try_from(terms.matrices()).ok(),
         }
     }
 }
 
-/// The terms that a number of f32 becomes.
-const F32_TERMS: u32 = 3;
+/// The terms that a number of f32 becomes, and their type.
+pub(crate) const F32_TERMS: u32 = 3;
+pub(crate) const TERM_TYPE: DType = DType::Bf16;
+
+/// A product of f32 under the policy `fp32` whose A lies at its slot as terms already, row by row as [`Terms::of_matrix`] places them: the caller
+/// wrote them instead of A. A's own strides say where its matrices and rows would lie.
+pub(crate) fn of_terms(problem: &GemmProblem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
+    let mut accepted = Wgmma::accept(&Problem::Gemm(problem.clone()), arch)?;
+    let given = match accepted.copies[0].take() {
+        Some(Copy::Terms(terms)) => Some(Copy::Given(terms)),
+        other => other,
+    };
+    accepted.copies[0] = given;
+    candidate(accepted, arch)
+}
 
 /// The engine: an accepted problem.
 pub(super) struct Wgmma {
@@ -337,7 +354,7 @@ impl Algorithm for Wgmma {
         let terms = if gemm.precision == Precision::Fp32 && a == DType::F32 { F32_TERMS } else { 1 };
         let copies = [(gemm.a.clone(), gemm.m), (gemm.b.transposed(), gemm.n)].map(|(operand, rows)| match terms {
             1 => Repack::needed(&operand, rows, gemm.k, &gemm.batch, either).map(Copy::Moved),
-            _ => Some(Copy::Terms(Terms::of_matrix(&operand, DType::Bf16, terms, [rows, gemm.k], &gemm.batch))),
+            _ => Some(Copy::Terms(Terms::of_matrix(&operand, TERM_TYPE, terms, [rows, gemm.k], &gemm.batch))),
         });
         Self::ID.require(gemm.batch_count() < 1 << 29, Reason::Batch, format_args!("{} matrices, takes below 2^29", gemm.batch_count()))?;
         let mut gemm = gemm.clone();
@@ -414,7 +431,7 @@ impl Algorithm for Wgmma {
             traffic_bytes: main.traffic_bytes + (terms - 1.0) * view.operand_bytes(),
             ..main
         };
-        let copies = self.copies.iter().flatten().map(Copy::work);
+        let copies = self.copies.iter().flatten().filter_map(Copy::work);
         Work::of(main).beside(copies.chain(layout.parts.iter().map(PartGrid::work)))
     }
 

@@ -3,7 +3,10 @@
 //! A thread keeps to a chunk of 16 bytes of a row, so that what its columns read is found in a table once, and goes from row to row. A
 //! chunk is made of as few loads as the activations' alignment allows: one where a tap's columns and channels run on for 16 bytes.
 //!
-//! **Numbers.** Bytes are moved, never converted; what lies outside of the activations is zero.
+//! Of f32 whose product is one of terms ([`crate::terms`]), what is written are the terms: an im2col matrix of numbers, read again to be cut, would
+//! cross the memory bus twice more. A chunk of each term is then made of 32 bytes.
+//!
+//! **Numbers.** Bytes are moved, or numbers cut into terms; what lies outside of the activations is zero.
 
 use verdigris_graph::{ConvProblem, Tensor};
 use verdigris_kir::face::{Header, Kernel, Val, Var, build};
@@ -16,6 +19,9 @@ use super::columns::{Columns, Side};
 use crate::arch::Arch;
 use crate::conv::geometry::filter_tap;
 use crate::cost::{Stream, Traffic};
+use crate::gemm;
+use crate::terms;
+use verdigris_tensor::DType;
 
 /// Threads of a CTA.
 const THREADS: u32 = 256;
@@ -29,18 +35,20 @@ const ENTRY_WORDS: u32 = 4;
 /// Along the depth, what lies outside of any tensor.
 const NOWHERE: i32 = i32::MIN / 2;
 
-/// Everything that shapes the kernel: bytes of a load.
+/// Bytes of a load, the widest first.
+const UNITS: [u32; 4] = [16, 8, 4, 2];
+
+/// Everything that shapes the kernel: bytes of a load, and the terms of f32 that it writes; 1 for the bytes as they are.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Spec {
     unit_bytes: u32,
+    terms: u32,
 }
 
 impl Spec {
-    /// The widest first.
-    const ALL: [Spec; 4] = [Spec { unit_bytes: 16 }, Spec { unit_bytes: 8 }, Spec { unit_bytes: 4 }, Spec { unit_bytes: 2 }];
-
     fn name(self) -> String {
-        format!("conv_unfold_b{}", 8 * self.unit_bytes)
+        let terms = if self.terms > 1 { format!("_{}x{}", gemm::TERM_TYPE, self.terms) } else { String::new() };
+        format!("conv_unfold_b{}{terms}", 8 * self.unit_bytes)
     }
 
     fn kernel(self) -> KernelRef {
@@ -52,15 +60,21 @@ impl Spec {
         build(header, |k| im2col(k, self))
     }
 
+    /// Bytes that a chunk is made of.
+    fn chunk_source_bytes(self) -> u32 {
+        if self.terms > 1 { CHUNK_BYTES * DType::F32.bytes() as u32 / gemm::TERM_TYPE.bytes() as u32 } else { CHUNK_BYTES }
+    }
+
     /// Loads of a chunk.
     fn units(self) -> u32 {
-        CHUNK_BYTES / self.unit_bytes
+        self.chunk_source_bytes() / self.unit_bytes
     }
 }
 
 /// Every im2col kernel.
 pub(super) fn catalog() -> impl Iterator<Item = KernelRef> {
-    Spec::ALL.into_iter().map(Spec::kernel)
+    let terms = UNITS.into_iter().filter(|&unit_bytes| unit_bytes >= 4).map(|unit_bytes| Spec { unit_bytes, terms: gemm::F32_TERMS });
+    UNITS.into_iter().map(|unit_bytes| Spec { unit_bytes, terms: 1 }).chain(terms).map(Spec::kernel)
 }
 
 /// Where a column reads: channel, and distance from the row's own pixel along each dim.
@@ -85,8 +99,8 @@ pub(super) struct Im2col {
 }
 
 impl Im2col {
-    /// x as y's pixels meet it, or y as x's do. `None` where a stride leaves out pixels of x.
-    pub(super) fn new(p: &ConvProblem, columns: &Columns, side: Side) -> Option<Im2col> {
+    /// x as y's pixels meet it, or y as x's do, as so many terms. `None` where a stride leaves out pixels of x.
+    pub(super) fn new(p: &ConvProblem, columns: &Columns, side: Side, terms: u32) -> Option<Im2col> {
         let signed = |values: [u64; 3]| values.map(|value| value as i64);
         let (pads, dilations) = (signed(p.pads_before), signed(p.dilations));
         let (source, extents, pixels, steps, sign) = match side {
@@ -110,9 +124,9 @@ impl Im2col {
                 }
             }
         }
-        let mut im2col =
-            Im2col { source: source.clone(), images: p.n, extents, pixels, steps, columns: list, spec: Spec { unit_bytes: 2 } };
-        im2col.spec = Spec::ALL.into_iter().find(|spec| im2col.allows(*spec))?;
+        let spec = Spec { unit_bytes: 2, terms };
+        let mut im2col = Im2col { source: source.clone(), images: p.n, extents, pixels, steps, columns: list, spec };
+        im2col.spec.unit_bytes = UNITS.into_iter().find(|&unit_bytes| im2col.allows(unit_bytes))?;
         Some(im2col)
     }
 
@@ -129,8 +143,8 @@ impl Im2col {
 
     /// Whether elements that are loaded together lie together, begin at multiples of the load's size, and are inside of the tensor
     /// together.
-    fn allows(&self, spec: Spec) -> bool {
-        let (bytes, unit_bytes) = (self.element_bytes(), u64::from(spec.unit_bytes));
+    fn allows(&self, unit_bytes: u32) -> bool {
+        let (bytes, unit_bytes) = (self.element_bytes(), u64::from(unit_bytes));
         if unit_bytes < bytes {
             return false;
         }
@@ -163,9 +177,24 @@ impl Im2col {
         self.pixels.iter().fold(self.images, |all, &extent| all.saturating_mul(extent))
     }
 
-    /// Elements from one row to the next: whole chunks.
+    /// Elements from one row to the next, of the activations' type or of terms: whole chunks.
     pub(super) fn pitch(&self) -> u64 {
-        (self.columns.len() as u64).next_multiple_of(u64::from(CHUNK_BYTES) / self.element_bytes())
+        let columns = self.columns.len() as u64;
+        if self.spec.terms > 1 {
+            terms::pitch(columns, gemm::TERM_TYPE)
+        } else {
+            columns.next_multiple_of(u64::from(CHUNK_BYTES) / self.element_bytes())
+        }
+    }
+
+    /// Bytes from one row to the next.
+    fn pitch_bytes(&self) -> u64 {
+        self.pitch() * if self.spec.terms > 1 { gemm::TERM_TYPE.bytes() as u64 } else { self.element_bytes() }
+    }
+
+    /// Chunks of a row, of one term.
+    fn chunks(&self) -> u64 {
+        (self.columns.len() as u64 * self.element_bytes()).div_ceil(u64::from(self.spec.chunk_source_bytes()))
     }
 
     /// Whether no element is in more than one row, as those of patches. Elsewhere rows should find in L1 what those before them read, and
@@ -178,7 +207,7 @@ impl Im2col {
 
     /// The size of the matrix.
     pub(super) fn scratch_bytes(&self) -> u64 {
-        self.rows().saturating_mul(self.pitch() * self.element_bytes())
+        self.rows().saturating_mul(self.pitch_bytes() * u64::from(self.spec.terms))
     }
 
     /// Whether all that the kernel counts in 32 bits fits.
@@ -190,18 +219,22 @@ impl Im2col {
 
     /// What it asks: bytes, and instructions for each chunk and load.
     pub(super) fn work(&self) -> Stream {
-        let chunks = self.scratch_bytes() as f64 / f64::from(CHUNK_BYTES);
+        let chunks = self.rows() as f64 * self.chunks() as f64;
         let [d, h, w] = self.extents.map(|extent| extent as f64);
         let channels = self.columns.iter().map(|column| column.channel + 1).max().unwrap_or(1) as f64;
         let read_bytes = self.images as f64 * channels * d * h * w * self.element_bytes() as f64;
-        let issued = chunks / 32.0 * (40.0 + 11.0 * f64::from(self.spec.units()));
-        Stream::new(Traffic::Lines, read_bytes + self.scratch_bytes() as f64).issuing(issued)
+        let written_bytes = chunks * f64::from(CHUNK_BYTES * self.spec.terms);
+        // A pair of numbers is cut with some twenty instructions.
+        let cuts = if self.spec.terms > 1 { 20.0 * f64::from(self.spec.chunk_source_bytes() / 8) } else { 0.0 };
+        let issued = chunks / 32.0 * (40.0 + 11.0 * f64::from(self.spec.units()) + cuts);
+        Stream::new(Traffic::Lines, read_bytes + written_bytes).issuing(issued)
     }
 
     /// The launch that writes the matrix at `to`; adds its table to the program.
     pub(super) fn launch(&self, to: Address, arch: &Arch, program: &mut Program) -> Launch {
         let per_unit = (self.spec.unit_bytes as usize) / self.source.dtype.bytes();
-        let row_units = self.pitch() as usize / per_unit;
+        let chunks = self.chunks() as u32;
+        let row_units = (chunks * self.spec.units()) as usize;
         let mut table: Vec<u8> = Vec::new();
         for unit in 0..row_units {
             let entry = self.columns.get(unit * per_unit).map_or([0, NOWHERE, 0, 0], |column| {
@@ -212,7 +245,6 @@ impl Im2col {
         }
         program.constants.push(table);
         let table = Address { base: Base::Constant(program.constants.len() - 1), offset_bytes: 0 };
-        let chunks = (self.pitch() * self.element_bytes() / u64::from(CHUNK_BYTES)) as u32;
         // Threads of a row, and rows that a CTA has at a time.
         let across = chunks.min(THREADS);
         let rows_at_once = THREADS / across;
@@ -230,6 +262,8 @@ impl Im2col {
             rows_at_once,
             turns: turns as u32,
             chunks,
+            pitch_bytes: self.pitch_bytes(),
+            term_bytes: (self.spec.terms > 1).then(|| self.rows() * self.pitch_bytes()),
             heights,
             widths,
             depths,
@@ -256,6 +290,9 @@ verdigris_kir::parameters! {
         turns: u32,
         /// Of a row.
         chunks: u32,
+        /// From a row to the next, and from a term.
+        pitch_bytes: u64,
+        term_bytes: Option<u64> = (spec.terms > 1).then_some(()),
         /// Extents of the pixels that meet activations.
         heights: Divide,
         widths: Divide,
@@ -299,7 +336,7 @@ fn load<'k>(k: Kernel<'k>, spec: Spec, from: &[(Val<'k, u64>, Val<'k, bool>)]) -
 fn im2col<'k>(k: Kernel<'k>, spec: Spec) {
     let values = Values::declare(k, &spec);
     let Values { source, target, table, rows, threads_of_row: across, rows_at_once, turns, chunks, .. } = values;
-    let Values { heights, widths, depths, steps, extents, strides, .. } = values;
+    let Values { pitch_bytes, term_bytes, heights, widths, depths, steps, extents, strides, .. } = values;
     // What is in front of this launch may still run: nothing of it is touched above. What is behind begins when this one ends: a product
     // that came earlier would take the shared memory, and L1 with it.
     k.griddep_wait();
@@ -334,8 +371,22 @@ fn im2col<'k>(k: Kernel<'k>, spec: Spec) {
                         (own + offset.widen().unsigned(), is_inside)
                     })
                     .collect();
-                let to = target.address() + (row.mul_wide(CHUNK_BYTES)) * chunks.widen() + chunk.mul_wide(CHUNK_BYTES);
-                k.st_global_vector(to, 0, &load(k, spec, &from), Cache::Default);
+                let to = target.address() + row.widen() * pitch_bytes + chunk.mul_wide(CHUNK_BYTES);
+                let words = load(k, spec, &from);
+                let Some(term_bytes) = term_bytes else {
+                    k.st_global_vector(to, 0, &words, Cache::Default);
+                    return;
+                };
+                let cut: Vec<Vec<Val<'k, u32>>> = words
+                    .chunks(2)
+                    .map(|pair| terms::split_pair(k, gemm::TERM_TYPE, spec.terms, [pair[0].bitcast(), pair[1].bitcast()]))
+                    .collect();
+                let mut to = to;
+                for place in 0..spec.terms as usize {
+                    let chunk: Vec<Val<'k, u32>> = cut.iter().map(|words| words[place]).collect();
+                    k.st_global_vector(to, 0, &chunk, Cache::Default);
+                    to = to + term_bytes;
+                }
             });
         });
     });

@@ -1,7 +1,7 @@
 //! `conv.unfolded`: convolutions in which one side has few channels, as one product beside an im2col of the activations or a col2im of the
 //! products.
 //!
-//! **What.** Up to 48 channels of x or of y, one group, 16-bit operands and f32 under tf32, any strides, dilations and padding, every
+//! **What.** Up to 48 channels of x or of y, one group, 16-bit operands and f32, any strides, dilations and padding, every
 //! epilogue. Taps by the few channels become the columns (or the depth) of one product over pixels:
 //!
 //! | direction | few channels | before | product | behind |
@@ -12,6 +12,9 @@
 //! | dgrad | of x | | y: pixels by k · w: k by taps and c | col2im into x |
 //! | wgrad | of x | im2col of x | yᵀ: k by pixels · x: pixels by taps and c | |
 //! | wgrad | of y, stride 1 | im2col of y | yᵀ: taps and k by pixels · x: pixels by c | |
+//!
+//! Tensors that the product reads or writes as they lie have their channels innermost, or their pixels; where pixels have no single stride over all
+//! images, as those of channels-first tensors, images are a batch of products, and in wgrad each is a part.
 //!
 //! With an even number of channels of y, or eight of them before a col2im, the filter is copied first, k innermost within a tap, so that
 //! they are read side by side. In wgrad the pixels may be cut into equal parts, a batch of products that a third launch adds up ([`sum`]).
@@ -24,6 +27,9 @@
 //! **When it wins.** On compute capability 9.0. Where patches do not overlap (stride equal to the filter), as nothing is read twice then;
 //! where few channels would fill a fraction of the tensor core's columns or of a row of 128 bytes of depth. The result of im2col crosses
 //! the memory bus twice.
+//!
+//! Under the policy `fp32`, operands of f32 are three bf16 terms each ([`crate::terms`]). Those of an im2col matrix whose rows run along the depth are
+//! written by im2col itself; others are copied by `gemm.wgmma`.
 //!
 //! **Numbers.** Products are exact. After im2col: sums as those of `gemm.wgmma`. With col2im: f32 sums over channels by the tensor core,
 //! then over taps in the order of the filter. Repeats agree bit for bit. Zeros of the padding are multiplied, so an infinite filter element
@@ -45,7 +51,7 @@ use verdigris_tensor::DType;
 
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
-use crate::conv::geometry::matrices::over_matrices;
+use crate::conv::geometry::matrices::{of_images, over_matrices};
 use crate::conv::geometry::require_elements;
 use crate::cost::Work;
 use crate::engine::{Candidate, EngineId, Knobs, Notes, Reason, Refusal, slot_count};
@@ -72,8 +78,10 @@ pub(super) struct Config {
 
 const ID: EngineId = EngineId { name: "conv.unfolded", number: 210 };
 
-/// The most channels of the side whose taps become columns.
+/// The most channels of the side whose taps become columns; more in terms, which a product loads once for the six that it forms of them, where
+/// convolutions by TMA load them for each.
 const MOST_CHANNELS: u64 = 48;
+const MOST_CHANNELS_OF_TERMS: u64 = 128;
 /// The most columns: taps by channels.
 const MOST_COLUMNS: u64 = 1 << 13;
 /// The most scratch.
@@ -107,7 +115,7 @@ impl Algorithm for Im2colProduct {
         let mut forms = Vec::new();
         let mut refusals = Vec::new();
         for side in Side::ALL {
-            let counts = part_counts(p, side, arch);
+            let counts = if by_images(p, side) && p.direction == Direction::Wgrad { vec![p.n] } else { part_counts(p, side, arch) };
             for &parts in &counts {
                 match Form::new(p, side, [parts, counts.len() as u64], arch) {
                     Ok(form) => forms.push(Rc::new(form)),
@@ -202,12 +210,14 @@ fn require(p: &ConvProblem) -> Result<(), Refusal> {
     let [(_, a, _), (_, b, _)] = p.operands();
     let takes = matches!(
         (p.precision, a.dtype, b.dtype),
-        (Precision::Fp32, DType::Bf16, DType::Bf16) | (Precision::Fp32, DType::F16, DType::F16) | (Precision::Tf32, DType::F32, DType::F32)
+        (Precision::Fp32, DType::Bf16, DType::Bf16)
+            | (Precision::Fp32, DType::F16, DType::F16)
+            | (Precision::Fp32 | Precision::Tf32, DType::F32, DType::F32)
     );
     ID.require(
         takes,
         Reason::Precision,
-        format_args!("{:?} of {} and {}, taken are bf16 and f16 under fp32, f32 under tf32", p.precision, a.dtype, b.dtype),
+        format_args!("{:?} of {} and {}, taken are bf16, f16 and f32 under fp32, f32 under tf32", p.precision, a.dtype, b.dtype),
     )?;
     ID.require(
         p.prologue.is_empty() && p.statistics.is_none(),
@@ -228,12 +238,24 @@ fn require(p: &ConvProblem) -> Result<(), Refusal> {
     )
 }
 
+/// The most channels of the side whose taps become columns.
+fn most_channels(p: &ConvProblem) -> u64 {
+    if p.precision == Precision::Fp32 && p.x.dtype == DType::F32 { MOST_CHANNELS_OF_TERMS } else { MOST_CHANNELS }
+}
+
+/// Whether the product is one of a batch of images: pixels of the side that it reads or writes as it lies have a single stride within an image
+/// alone, as those of channels-first tensors.
+fn by_images(p: &ConvProblem, side: Side) -> bool {
+    let (tensor, extents) = if side == Side::X { (&p.y, p.y_extents()) } else { (&p.x, p.x_extents()) };
+    tensor.pixel_stride(extents).is_none()
+}
+
 /// Into how many parts the pixels of a problem may be cut: 1, and of a wgrad what fills the chip best with tiles of 128 rows by 128 or 256
 /// columns, among equal parts.
 fn part_counts(p: &ConvProblem, side: Side, arch: &Arch) -> Vec<u64> {
     let mut counts = vec![1];
     let (channels, others) = (side.channels(p), if side == Side::X { p.k } else { p.c });
-    if p.direction != Direction::Wgrad || others < 2 || channels > MOST_CHANNELS {
+    if p.direction != Direction::Wgrad || others < 2 || channels > most_channels(p) {
         return counts;
     }
     let columns = p.filter.iter().fold(channels, |count, &extent| count.saturating_mul(extent));
@@ -279,9 +301,9 @@ impl Form {
         let channels = side.channels(p);
         let of = if side == Side::X { "x" } else { "y" };
         ID.require(
-            channels <= MOST_CHANNELS,
+            channels <= most_channels(p),
             Reason::Extent,
-            format_args!("{channels} channels of {of}, taken are up to {MOST_CHANNELS}"),
+            format_args!("{channels} channels of {of}, taken are up to {}", most_channels(p)),
         )?;
         let count = p.filter.iter().fold(channels, |count, &extent| count.saturating_mul(extent));
         ID.require(
@@ -304,6 +326,8 @@ impl Form {
         let columns = Columns::of(p, side).ok_or_else(|| {
             ID.refusal(Reason::Layout, format_args!("w with strides {:?}; taps and channels of {of} must have a single one", p.w.strides))
         })?;
+        // Rows of the im2col matrix are lines of depth, as those of terms; in wgrad the depth runs over pixels.
+        let in_terms = p.precision == Precision::Fp32 && p.x.dtype == DType::F32 && p.direction != Direction::Wgrad && !adds_behind;
         let (beside, counts, bytes) = if adds_behind {
             let col2im = Col2im::new(p, &columns, side).ok_or_else(|| {
                 ID.refusal(Reason::Extent, format_args!("strides {:?} and dilations {:?}; one of them must be 1", p.strides, p.dilations))
@@ -311,7 +335,7 @@ impl Form {
             let (counts, bytes) = (col2im.counts(), col2im.scratch_bytes());
             (Beside::Behind(col2im), counts, bytes)
         } else {
-            let im2col = Im2col::new(p, &columns, side).ok_or_else(|| {
+            let im2col = Im2col::new(p, &columns, side, if in_terms { gemm::F32_TERMS } else { 1 }).ok_or_else(|| {
                 ID.refusal(Reason::Extent, format_args!("strides {:?} with few channels of y; takes a stride of 1", p.strides))
             })?;
             let (counts, bytes) = (im2col.counts(), im2col.scratch_bytes());
@@ -330,7 +354,14 @@ impl Form {
         )?;
         let gemm = product(p, &columns, side, &beside, meeting)?;
         let halves = p.x.dtype.bytes() == 2 || p.y.dtype.bytes() == 2 && p.direction == Direction::Dgrad;
-        let product = gemm::HOPPER.accept(&Problem::Gemm(gemm), arch).map_err(|refusal| ID.refusal(refusal.reason, refusal.seen))?;
+        // Of 16-bit operands whose sums stay in f32, there are kernels for these orders alone.
+        ID.require(
+            !halves || !(adds_behind || parts > 1) || gemm.a.column_stride == 1 || gemm.b.column_stride == 1,
+            Reason::Layout,
+            format_args!("x, w and y with strides {:?}, {:?}, {:?}; takes channels innermost", p.x.strides, p.w.strides, p.y.strides),
+        )?;
+        let product = if in_terms { gemm::of_terms(&gemm, arch) } else { gemm::HOPPER.accept(&Problem::Gemm(gemm), arch) };
+        let product = product.map_err(|refusal| ID.refusal(refusal.reason, refusal.seen))?;
         let space = product.knobs();
         let keeps_sums = adds_behind || parts > 1;
         // Parts of the product's own are added up by one CTA a tile, which takes long where they are many.
@@ -347,23 +378,39 @@ fn product(p: &ConvProblem, columns: &Columns, side: Side, beside: &Beside, meet
     let no_matrix = |tensor: &Tensor| {
         ID.refusal(Reason::Layout, format_args!("a tensor with strides {:?}; its pixels must have a single one", tensor.strides))
     };
+    let by_images = by_images(p, side);
+    let images = if by_images { p.n } else { 1 };
+    let matrix_of = |tensor: &Tensor, extents: [u64; 5]| {
+        let matrix = if by_images { of_images(tensor, extents) } else { tensor.as_matrix(extents) };
+        matrix.ok_or_else(|| no_matrix(tensor))
+    };
     let pixels = |tensor: &Tensor, extents: [u64; 5]| {
-        let matrix = tensor.as_matrix(extents).ok_or_else(|| no_matrix(tensor))?;
+        let matrix = matrix_of(tensor, extents)?;
         ID.require(
-            matrix.row_stride > 0 && (matrix.column_stride == 1 || tensor.slot == p.result().slot),
+            matrix.row_stride > 0 && (matrix.column_stride == 1 || matrix.row_stride == 1 || tensor.slot == p.result().slot),
             Reason::Layout,
-            format_args!("a tensor with strides {:?}; channels of a pixel must lie side by side", tensor.strides),
+            format_args!("a tensor with strides {:?}; channels of a pixel, or pixels, must lie side by side", tensor.strides),
         )?;
         Ok::<Matrix, Refusal>(matrix)
     };
-    let filter = |tensor: &Tensor| columns.filter(tensor).ok_or_else(|| no_matrix(tensor));
+    // What meets the pixels of each image: rows of a matrix that im2col or the product writes.
+    let of_image = |matrix: Matrix, rows: u64| Matrix { batch_strides: vec![matrix.row_stride * rows; usize::from(by_images)], ..matrix };
+    let filter = |tensor: &Tensor| {
+        let matrix = columns.filter(tensor).ok_or_else(|| no_matrix(tensor))?;
+        let batched = by_images && p.direction != Direction::Wgrad;
+        Ok::<Matrix, Refusal>(Matrix { batch_strides: vec![0; usize::from(batched)], ..matrix })
+    };
     // A filter is the other side's channels by columns.
     let w = || filter(&p.w);
     let (x, y) = (|| pixels(&p.x, p.x_extents()), || pixels(&p.y, p.y_extents()));
     let (a, b, d, [m, n, k]) = match beside {
         Beside::Around(im2col, sum) => {
             let dtype = if side == Side::X { p.x.dtype } else { p.y.dtype };
-            let part = |matrix: Matrix| Matrix { batch_strides: vec![matrix.row_stride * sum.pixels], ..matrix };
+            let part = |matrix: Matrix| match &matrix.batch_strides[..] {
+                // By images already.
+                [_] => matrix,
+                _ => Matrix { batch_strides: vec![matrix.row_stride * sum.pixels], ..matrix },
+            };
             let columns_matrix = part(Matrix::row_major(meeting, dtype, im2col.pitch()));
             let sums = Matrix::row_major(behind(meeting), DType::F32, sum.layout.pitch);
             let sums = Matrix { batch_strides: vec![sum.part_elements()], ..sums };
@@ -375,16 +422,18 @@ fn product(p: &ConvProblem, columns: &Columns, side: Side, beside: &Beside, meet
         Beside::Behind(col2im) => {
             let (pixels, channels) = if side == Side::Y { (x()?, p.c) } else { (y()?, p.k) };
             let sums = Matrix::row_major(meeting, DType::F32, col2im.pitch());
-            (pixels, w()?, sums, [col2im.rows(), columns.count, channels])
+            let rows = col2im.rows() / images;
+            (pixels, w()?, of_image(sums, rows), [rows, columns.count, channels])
         }
         Beside::Before(im2col) => {
             let dtype = if side == Side::X { p.x.dtype } else { p.y.dtype };
-            let columns_matrix = Matrix::row_major(meeting, dtype, im2col.pitch());
+            let rows = im2col.rows() / images;
+            let columns_matrix = of_image(Matrix::row_major(meeting, dtype, im2col.pitch()), rows);
             match (p.direction, side) {
-                (Direction::Wgrad, Side::X) => (y()?.transposed(), columns_matrix, w()?, [p.k, columns.count, im2col.rows()]),
-                (Direction::Wgrad, Side::Y) => (columns_matrix.transposed(), x()?, w()?.transposed(), [columns.count, p.c, im2col.rows()]),
-                (Direction::Fprop, _) => (columns_matrix, w()?.transposed(), y()?, [im2col.rows(), p.k, columns.count]),
-                (Direction::Dgrad, _) => (columns_matrix, w()?.transposed(), x()?, [im2col.rows(), p.c, columns.count]),
+                (Direction::Wgrad, Side::X) => (y()?.transposed(), columns_matrix, w()?, [p.k, columns.count, rows]),
+                (Direction::Wgrad, Side::Y) => (columns_matrix.transposed(), x()?, w()?.transposed(), [columns.count, p.c, rows]),
+                (Direction::Fprop, _) => (columns_matrix, w()?.transposed(), y()?, [rows, p.k, columns.count]),
+                (Direction::Dgrad, _) => (columns_matrix, w()?.transposed(), x()?, [rows, p.c, columns.count]),
             }
         }
     };
@@ -393,11 +442,15 @@ fn product(p: &ConvProblem, columns: &Columns, side: Side, beside: &Beside, meet
         Beside::Before(_) => over_matrices(&p.epilogue, |tensor| match (p.direction, side) {
             (Direction::Wgrad, Side::X) => filter(tensor),
             (Direction::Wgrad, Side::Y) => Ok(filter(tensor)?.transposed()),
-            _ => tensor.as_matrix(p.result_extents()).ok_or_else(|| no_matrix(tensor)),
+            _ => matrix_of(tensor, p.result_extents()),
         })?,
     };
     GemmProblem {
-        batch: if let Beside::Around(_, sum) = beside { vec![sum.parts] } else { vec![] },
+        batch: match beside {
+            Beside::Around(_, sum) => vec![sum.parts],
+            _ if by_images => vec![images],
+            _ => vec![],
+        },
         m,
         n,
         k,
