@@ -93,6 +93,7 @@ fn wgmma_under_every_config() {
     for id in [
         "gemm/bf16-edge-m/nt/129x64x64",
         "gemm/bf16-edge-m/nt/65x64x64",
+        "gemm/bf16-edge-panels/tn/136x161x72",
         "gemm/f16-odd/nn/65x67x69",
         "gemm/e4m3-block-scales/nt/67x40x200",
         "gemm/f32-terms/tn/136x72x200",

@@ -130,7 +130,7 @@ impl Layout {
             (None, false, true) => Join::Fixup,
             (None, false, false) => Join::None,
         };
-        let loaded = [Operand::A, Operand::B].map(|operand| f64::from(tile.loaded(operand) * ROW_BYTES));
+        let loaded = [Operand::A, Operand::B].map(|operand| f64::from(spec.clipped(operand).loaded * ROW_BYTES));
         let loaded_bytes: f64 = loaded.iter().zip(base.load_cost).map(|(bytes, cost)| bytes * cost).sum();
         Loop {
             tile: [rows, columns],

@@ -7,7 +7,7 @@ use verdigris_kir::inst::{MatrixType, WgmmaShape};
 use verdigris_kir::ir::Target;
 use verdigris_kir::tile::clip::ClippedTile;
 use verdigris_kir::tile::fragment::wgmma_shape;
-use verdigris_kir::tile::operand::{Major, OperandTile, ROW_BYTES};
+use verdigris_kir::tile::operand::{Major, OperandTile};
 use verdigris_tensor::DType;
 
 use super::sums::Keep;
@@ -172,18 +172,33 @@ impl fmt::Display for MainLoopSpec {
 }
 
 impl MainLoopSpec {
-    /// The shared tile of an operand.
+    /// The shared tile of an operand: where rows are contiguous, in whole panels, of which the last may reach into the next tile.
     pub(crate) fn operand(&self, operand: Operand) -> OperandTile {
         let (ty, major) = match operand {
             Operand::A => (self.a, self.majors[0]),
             Operand::B => (self.b, self.majors[1]),
         };
-        OperandTile { rows: self.tile.extent(operand), ty: map_type(ty), major }
+        let tile = OperandTile { rows: self.tile.extent(operand), ty: map_type(ty), major };
+        let rows = if major == Major::Rows { tile.rows.next_multiple_of(tile.depth()) } else { tile.rows };
+        OperandTile { rows, ..tile }
+    }
+
+    /// Whether an operand's tile ends with a panel, and a CTA's share of it too.
+    pub(crate) fn ends_with_panels(&self, operand: Operand) -> bool {
+        self.operand(operand).major == Major::Depth || self.tile.loaded(operand).is_multiple_of(self.depth())
+    }
+
+    /// Whether an operand's tile suits the panels that it is loaded in. One that no other CTA shares may end within its last panel: what the tensor
+    /// cores do not multiply, they do not spend time on. It is read from L2 all the same, which pays where it is no more than a fifth.
+    fn suits_panels(&self, operand: Operand) -> bool {
+        let (loaded, tile) = (self.operand(operand).rows, self.tile.extent(operand));
+        self.ends_with_panels(operand) || self.tile.sharers_of(operand) == 1 && 5 * loaded <= 6 * tile
     }
 
     /// Tiles of one operand, of which this CTA loads a share.
     pub(crate) fn clipped(&self, operand: Operand) -> ClippedTile {
-        ClippedTile { tile: self.operand(operand), loaded: self.tile.loaded(operand) }
+        let tile = self.operand(operand);
+        ClippedTile { tile, loaded: tile.rows / self.tile.sharers_of(operand) }
     }
 
     /// Elements of depth in one stage; also those of a line of 128 bytes.
@@ -221,16 +236,14 @@ impl MainLoopSpec {
     /// The same spec with as many stages as shared memory holds beside `beside_bytes`, and `beside_stage_bytes` for each stage; nothing where
     /// that is less than two, or an operand does not suit the tile.
     pub(crate) fn fitted(self, beside_bytes: u32, beside_stage_bytes: u32) -> Option<Self> {
-        // Tiles whose rows are contiguous are made of panels of 128 bytes.
-        let whole_panels = |operand| self.operand(operand).major == Major::Depth || self.tile.loaded(operand).is_multiple_of(self.depth());
         // Two sets of accumulators.
         let registers_fit = !self.promotes() || self.tile.accumulators() <= 64 * 128;
         // With the stage's barriers, and room to align.
-        let stage_bytes = (self.tile.m + self.tile.n) * ROW_BYTES + beside_stage_bytes + 16;
+        let stage_bytes = self.operand(Operand::A).bytes() + self.operand(Operand::B).bytes() + beside_stage_bytes + 16;
         let stages = SHARED_BYTES.saturating_sub(beside_bytes + 64) / stage_bytes;
         // A step of terms is multiplied out of all its stages, while the next is on its way; consumers of whole tiles skip single stages.
         let terms_fit = self.terms == 1 || stages > self.terms && self.promotes() && !self.tile.ping_pong;
-        let fits = whole_panels(Operand::A) && whole_panels(Operand::B) && registers_fit && stages >= 2 && terms_fit;
+        let fits = self.ends_with_panels(Operand::A) && self.suits_panels(Operand::B) && registers_fit && stages >= 2 && terms_fit;
         fits.then_some(MainLoopSpec { stages: stages.min(12), ..self })
     }
 
@@ -266,6 +279,10 @@ mod tests {
         // Of a cluster's shared B each CTA loads half: 32 columns are no panel of 64.
         let shared = |n| spec(TileShape::new(128, n, 2, 2, Operand::B), [Major::Depth, Major::Rows], Keep::InPlace).fitted(0, 0);
         assert!(shared(64).is_none() && shared(128).is_some());
+        // Alone, a CTA loads three panels for 160 columns; for 96, two would be a third too much.
+        let alone = |n| spec(TileShape::new(128, n, 2, 1, Operand::B), [Major::Depth, Major::Rows], Keep::InPlace).fitted(0, 0);
+        assert_eq!([160, 224, 96].map(|n| alone(n).map(|spec| spec.operand(Operand::B).rows)), [Some(192), Some(256), None]);
+        assert_eq!(alone(160).map(|spec| spec.clipped(Operand::B).loaded), Some(192));
         let promoted =
             |n, consumers| spec(TileShape::new(128, n, consumers, 1, Operand::B), [Major::Depth; 2], Keep::Promoted).fitted(0, 0);
         assert!(promoted(128, 2).is_some() && promoted(256, 2).is_none() && promoted(128, 1).is_none());

@@ -183,8 +183,9 @@ pub(crate) fn catalog(d: DType, strided: bool) -> impl Iterator<Item = KernelRef
     let results = [(Walk::Row, true), (Walk::Row, false), (Walk::Strided, false)];
     let results = results.into_iter().filter(move |(walk, _)| strided || *walk == Walk::Row);
     results.flat_map(move |(walk, pairs)| {
-        let epilogue = EpilogueSpec { pairs, ..EpilogueSpec::plain(OperandSpec { dtype: d, walk }) };
-        ReductionSpec::SLICES.map(|slices| ReductionSpec { integer: false, slices, epilogue: epilogue.clone() }.kernel())
+        let integer = d == DType::I32;
+        let epilogue = EpilogueSpec { pairs, exact: integer, ..EpilogueSpec::plain(OperandSpec { dtype: d, walk }) };
+        ReductionSpec::SLICES.map(|slices| ReductionSpec { integer, slices, epilogue: epilogue.clone() }.kernel())
     })
 }
 

@@ -179,7 +179,7 @@ impl Spec {
         // Under swap-AB, CTAs may share pixels, in whole swizzle atoms.
         let shares = !tile.ping_pong && tile.cluster[1] == 1 && tile.loaded(Operand::B).is_multiple_of(8);
         let lies = !self.swap_ab || shares && tile.n.is_multiple_of(8 * tile.cluster_split);
-        if !(alone && lies && loads_fit && stores_whole_panels(&self.store())) {
+        if !(alone && lies && loads_fit && self.main.ends_with_panels(Operand::B) && stores_whole_panels(&self.store())) {
             return None;
         }
         let store = match self.split {

@@ -95,7 +95,9 @@ const fn in_parts(shape: Shape) -> Shape {
 /// all stores. Clusters that share B win there too (256×1024×50176: 44 µs against 49), if each reads one operand alone; clusters of four
 /// lose (79 µs). Clusters that share both operands, each load serving two to four CTAs, win where tiles are small or lines begin within sectors of L2
 /// (`bench/record/h100/2026-11-25-gemm-sweep.jsonl.gz`, 42 products, on which they were chosen: 0.87 of the time without them in the geometric mean, 0.55 at
-/// best).
+/// best). Not timed yet but counted are 64×128 and 128×192 for halves along rows, clusters of four that split the depth, 192×192, and clusters
+/// that share both operands for words: less is multiplied that is left out where N lies between tiles, 192 both ways make fewer waves (13920×1344 on
+/// 132 SMs: 4 of 36,864 results a CTA, where 128×256 makes 5 of 32,768), and few tiles of much depth reach most SMs without a second launch.
 const SHAPES: &[Shape] = &[
     shape(128, 256, 2, 2, Operand::B, HALVES | WORDS, 0),
     shape(128, 256, 2, 2, Operand::A, 0, 0),
@@ -104,12 +106,12 @@ const SHAPES: &[Shape] = &[
     shape(256, 128, 2, 2, Operand::A, 0, 0),
     shape(256, 128, 2, 1, Operand::B, 0, 0),
     shape(128, 192, 2, 2, Operand::B, 0, 0),
-    shape(128, 192, 2, 1, Operand::B, WORDS, HALVES),
+    shape(128, 192, 2, 1, Operand::B, HALVES | WORDS, HALVES),
     in_parts(shape(128, 128, 2, 2, Operand::B, TERMS, 0)),
     in_parts(splitting(shape(128, 128, 2, 1, Operand::B, HALVES | WORDS | LINES | ELEMENTS, 0))),
     shape(128, 64, 2, 1, Operand::B, WORDS | LINES, 0),
     in_parts(shape(64, 256, 1, 1, Operand::B, 0, 0)),
-    shape(64, 128, 1, 1, Operand::B, WORDS, HALVES),
+    shape(64, 128, 1, 1, Operand::B, HALVES | WORDS, HALVES),
     in_parts(shape(64, 64, 1, 1, Operand::B, HALVES | WORDS | LINES, 0)),
     shape(64, 32, 1, 1, Operand::B, WORDS, HALVES | LINES),
     shape(64, 16, 1, 1, Operand::B, 0, HALVES | LINES),
@@ -125,16 +127,19 @@ const SHAPES: &[Shape] = &[
     offered(TileShape::ping_pong(128, 128, 2), 0, 0),
     offered(TileShape::deep(64, 32, 1, 1, 2), 0, HALVES),
     offered(TileShape::deep(64, 64, 1, 1, 2), 0, HALVES),
-    offered(TileShape::deep(64, 64, 1, 1, 4), 0, 0),
+    offered(TileShape::deep(64, 64, 1, 1, 4), 0, HALVES),
     // Leaves room for two stages only.
     offered(TileShape::deep(128, 64, 2, 1, 4), 0, 0),
     offered(TileShape::deep(128, 32, 2, 1, 2), 0, 0),
     offered(TileShape::sharing(64, 64, 1, [2, 2]), HALVES, HALVES),
     offered(TileShape::sharing(64, 96, 1, [4, 2]), HALVES, HALVES),
-    offered(TileShape::sharing(64, 128, 1, [2, 2]), HALVES, HALVES),
-    offered(TileShape::sharing(128, 96, 2, [2, 2]), HALVES, HALVES),
+    offered(TileShape::sharing(64, 128, 1, [2, 2]), HALVES | WORDS, HALVES),
+    offered(TileShape::sharing(128, 96, 2, [2, 2]), HALVES | WORDS, HALVES),
     offered(TileShape::sharing(128, 160, 2, [2, 2]), HALVES, HALVES),
-    offered(TileShape::sharing(128, 192, 2, [2, 2]), HALVES, HALVES),
+    offered(TileShape::sharing(128, 192, 2, [2, 2]), HALVES | WORDS, HALVES),
+    offered(TileShape::deep(64, 128, 1, 1, 4), HALVES | WORDS, 0),
+    shape(192, 192, 3, 1, Operand::B, HALVES, 0),
+    offered(TileShape::sharing(192, 192, 3, [2, 2]), HALVES, 0),
 ];
 
 /// The problem as the kernel sees it: with A and B swapped (swap-AB) or not, with the extents that fit the kernel's arguments.
@@ -463,7 +468,7 @@ impl Algorithm for Wgmma {
             let scratch = program.add_scratch("parts", parts.scratch_bytes());
             let epilogue = Wgmma::epilogue_of_parts(view);
             let arguments = epilogue.arguments(&view.problem, &chunk, 0, 0);
-            let adds = ReductionSpec { integer: false, slices: parts.slices(), epilogue };
+            let adds = ReductionSpec { integer: spec.main.is_integer(), slices: parts.slices(), epilogue };
             (parts.arguments(scratch), parts.launch(adds, scratch, chunk.index(), arguments, [view.m, view.n]))
         });
         let (parts, adding) = parts.unzip();
@@ -511,14 +516,15 @@ impl Algorithm for Wgmma {
         if target != Target::Sm90a {
             return Vec::new();
         }
-        let adds = PART_TYPES.iter().flat_map(|&dtype| reduction::catalog(dtype, true));
+        let adds = PART_TYPES.iter().flat_map(|&(_, d)| reduction::catalog(d, true));
         let terms = terms::catalog().filter(|kernel| kernel.name().contains("f32_bf16x3"));
         catalog_specs().into_iter().map(reference).chain(adds).chain(repack::catalog()).chain(terms).collect()
     }
 }
 
-/// The operand types of the kernels whose parts are added up later; in the catalog, results have them too.
-const PART_TYPES: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
+/// The operand types of the kernels whose parts are added up later, and the result types that the catalog has for them.
+const PART_TYPES: &[(DType, DType)] =
+    &[(DType::Bf16, DType::Bf16), (DType::F16, DType::F16), (DType::F32, DType::F32), (DType::I8, DType::I32)];
 
 fn catalog_specs() -> Vec<Spec> {
     let mut specs = Vec::new();
@@ -603,7 +609,7 @@ impl Given {
     /// The same where the parts of all tiles are added up later: nothing of the result shapes this kernel.
     fn in_parts(self, shape: &Shape) -> Option<Spec> {
         let Given { a, b, keep, scaled, .. } = self;
-        let plain = a == b && PART_TYPES.contains(&a) && keep == Keep::InPlace && scaled == [Scaled::No; 2];
+        let plain = a == b && PART_TYPES.iter().any(|&(operands, _)| operands == a) && keep == Keep::InPlace && scaled == [Scaled::No; 2];
         let kept = EpilogueSpec::plain(OperandSpec::strided(DType::F32));
         let given = Given { out: Out::Direct, swap_ab: false, ..self };
         (shape.adds_later && plain).then(|| given.shaped(shape, Split::Reduced, kept).fitted()).flatten()
