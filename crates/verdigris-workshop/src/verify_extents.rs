@@ -283,7 +283,7 @@ mod tests {
         ("conv.implicit_gemm", 130, &[("extent", 67)]),
         ("conv.pointwise", 1, &[("extent", 162), ("layout", 34)]),
         ("conv.small_channels", 9, &[("extent", 173), ("precision", 15)]),
-        ("conv.unfolded", 1, &[("epilogue", 5), ("extent", 116), ("layout", 60), ("precision", 15)]),
+        ("conv.unfolded", 22, &[("epilogue", 5), ("extent", 143), ("layout", 27)]),
         ("gemm.mma", 27, &[("layout", 32), ("precision", 49)]),
         ("gemm.simt", 107, &[]),
         ("gemm.wgmma", 89, &[("batch", 2), ("precision", 16)]),
