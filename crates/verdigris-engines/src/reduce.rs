@@ -12,6 +12,7 @@
 //! **Numbers.** Sums are formed in f32 (f64) by fixed trees, so results repeat bit for bit on a device; many short sums lose less than one long
 //! one would.
 
+mod plain;
 mod rows;
 mod short_rows;
 

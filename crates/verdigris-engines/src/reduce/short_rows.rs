@@ -13,11 +13,12 @@
 use serde::{Deserialize, Serialize};
 use verdigris_graph::{Problem, ReductionOp, View};
 use verdigris_kir::face::{Header, Kernel, Val, Var, build};
+use verdigris_kir::inst::Cache;
 use verdigris_kir::ir::{KernelBody, Target};
 use verdigris_kir::program::{KernelRef, Launch, Program};
 use verdigris_tensor::DType;
 
-use super::rows::{LEAST_BYTES, VECTOR_BYTES, plain_rows};
+use super::plain::{LEAST_BYTES, VECTOR_BYTES, plain_rows};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::cost::{Stream, Traffic, Work};
@@ -25,7 +26,6 @@ use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::compute::{self, Compute};
 use crate::fuse::value::{AnyVal, Raw, load_words, store_values};
 use crate::layout::space::{Access, Memory, element};
-use verdigris_kir::inst::Cache;
 
 /// Rows and threads of a CTA.
 const THREADS: u32 = 128;
