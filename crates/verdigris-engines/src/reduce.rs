@@ -7,12 +7,14 @@
 //! read up to 16 bytes at a time, and have four such accesses on their way before they compute with the first. Few long reductions are cut into
 //! parts, whose sums a second kernel joins in order. What is computed before the reduction may be stored on the way; each element is visited once.
 //!
-//! **When it wins.** Wherever `reduce.rows` does not take a reduction, and of long rows.
+//! **When it wins.** Wherever neither `reduce.rows` nor `reduce.short_rows` takes a reduction, and of long rows.
 //!
 //! **Numbers.** Sums are formed in f32 (f64) by fixed trees, so results repeat bit for bit on a device; many short sums lose less than one long
 //! one would.
 
+mod plain;
 mod rows;
+mod short_rows;
 
 use std::collections::HashSet;
 
@@ -37,10 +39,11 @@ use crate::fuse::value::AnyVal;
 use crate::layout::space::{Extents, Region, is_apart, traffic_bytes};
 
 /// The engines of this family.
-pub static ENGINES: &[&dyn Engine] = &[&Listed::<rows::Rows>::new(), &Listed::<ReduceSimt>::new()];
+pub static ENGINES: &[&dyn Engine] = &[&Listed::<rows::Rows>::new(), &Listed::<short_rows::ShortRows>::new(), &Listed::<ReduceSimt>::new()];
 
-/// The version of what is rewritten as reductions: it rises with that of either engine.
-pub(crate) const VERSION: u32 = <ReduceSimt as Algorithm>::VERSION + <rows::Rows as Algorithm>::VERSION;
+/// The version of what is rewritten as reductions: it rises with that of any engine.
+pub(crate) const VERSION: u32 =
+    <ReduceSimt as Algorithm>::VERSION + <rows::Rows as Algorithm>::VERSION + <short_rows::ShortRows as Algorithm>::VERSION;
 
 const THREADS: u32 = 256;
 /// Threads that may take a row: the smallest team of which each has at most [`UNROLL`] accesses, or the largest. A warp waits for no other, so that it takes as

@@ -71,6 +71,7 @@ const FAMILY_ROOMS: &[(&str, &[&str])] = &[
     ("gemm", &["factors"]),
     ("norm", &["walk"]),
     ("pool", &["axis", "whole_windows"]),
+    ("reduce", &["plain"]),
 ];
 
 /// Families above others, and those others: rewritings of one family's problems as another's. They may import its root and its rooms.

@@ -10,13 +10,14 @@
 //! **Numbers.** Sums are in f32 by fixed trees, which follow from where a row begins; results repeat bit for bit.
 
 use serde::{Deserialize, Serialize};
-use verdigris_graph::{ChainStep, Problem, ReduceProblem, ReductionOp, View};
+use verdigris_graph::{Problem, ReduceProblem, ReductionOp, View};
 use verdigris_kir::face::{Header, Kernel, Val, Var, build};
 use verdigris_kir::inst::Cache;
 use verdigris_kir::ir::{KernelBody, Target};
 use verdigris_kir::program::{KernelRef, Launch, Program};
 use verdigris_tensor::DType;
 
+use super::plain::{LEAST_BYTES, VECTOR_BYTES, plain_rows};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::cost::{Stream, Traffic, Work};
@@ -28,13 +29,10 @@ use crate::fuse::value::{AnyVal, store_values};
 use crate::layout::space::{Access, Memory, element};
 
 const THREADS: u32 = 256;
-const VECTOR_BYTES: u32 = 16;
 /// Lanes that may take a row.
 const TEAMS: [u32; 2] = [8, 32];
 /// Vectors of a lane that are on their way at a time.
 const UNROLL: u32 = 4;
-/// The shortest rows: of 98 bytes, `reduce.simt` takes 6.2 us for 65,536 where these teams take 9.3 (one H200).
-const LEAST_BYTES: u64 = 192;
 /// The longest rows, in vectors.
 const MOST_VECTORS: u64 = 1024;
 /// Threads that an SM holds.
@@ -56,27 +54,7 @@ impl Algorithm for Rows {
     type Config = u32;
 
     fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
-        let Problem::Reduce(p) = problem else {
-            return Err(Self::ID.refusal(Reason::Problem, format_args!("{}, taken is reduce", problem.kind())));
-        };
-        let is_taken = matches!(p.f, ReductionOp::Add | ReductionOp::Avg | ReductionOp::Max);
-        Self::ID.require(is_taken, Reason::Problem, format_args!("{}, taken are sums, means and maxima", p.f.name()))?;
-        let (from, to) = match (&p.before.steps[..], &p.after.steps[..]) {
-            ([ChainStep::Load { from, window: None }], [ChainStep::Given, ChainStep::Store { x: 0, to, at: None }]) => (from, to),
-            _ => return Err(Self::ID.refusal(Reason::Epilogue, "steps before or behind, taken are none")),
-        };
-        let is_float = [DType::F32, DType::F16, DType::Bf16].contains(&from.dtype);
-        let is_taken = is_float && p.accumulator == DType::F32 && [from.dtype, DType::F32].contains(&to.dtype);
-        let reason =
-            format_args!("{} to {} in {}, taken are f32, f16 and bf16 to the same or to f32, in f32", from.dtype, to.dtype, p.accumulator);
-        Self::ID.require(is_taken, Reason::DType, reason)?;
-        let (ranks, stride) = ([p.kept.len(), p.reduced.len()], from.strides.last().copied());
-        let is_rows = ranks[0] <= 1 && ranks[1] == 1 && stride == Some(1);
-        Self::ID.require(
-            is_rows,
-            Reason::Layout,
-            format_args!("{ranks:?} dims with strides {:?}, taken are rows without gaps", from.strides),
-        )?;
+        let (p, from, to) = plain_rows(Self::ID, problem)?;
         let (rows, vectors) = (p.results(), (p.depth() * from.dtype.bytes() as u64).div_ceil(u64::from(VECTOR_BYTES)));
         Self::ID.require(vectors <= MOST_VECTORS, Reason::Extent, format_args!("rows of {vectors} vectors, taken are {MOST_VECTORS}"))?;
         let shortest = p.depth() * from.dtype.bytes() as u64;
