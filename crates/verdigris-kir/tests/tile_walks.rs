@@ -165,7 +165,7 @@ verdigris_kir::parameters! {
 /// The last tiles of a cluster may begin beyond the operand: they have no row, and not almost 2³².
 #[test]
 fn a_tile_has_the_rows_that_are_left_of_its_operand() {
-    let tile = ClippedTile { tile: OperandTile { rows: 128, ty: MapType::Bf16, major: Major::Depth }, loaded: 64 };
+    let tile = ClippedTile { tile: OperandTile { rows: 128, ty: MapType::Bf16, major: Major::Depth }, loaded: 64, pitch: 128 };
     for extent in [1, 63, 64, 65, 128, 129, 300] {
         let kernel = KernelRef::new("rows", move || {
             build(Header { name: "rows".into(), target: Target::Sm90a, threads: 32, ..Header::default() }, |k| {

@@ -198,7 +198,7 @@ impl MainLoopSpec {
     /// Tiles of one operand, of which this CTA loads a share.
     pub(crate) fn clipped(&self, operand: Operand) -> ClippedTile {
         let tile = self.operand(operand);
-        ClippedTile { tile, loaded: tile.rows / self.tile.sharers_of(operand) }
+        ClippedTile { tile, loaded: tile.rows / self.tile.sharers_of(operand), pitch: self.tile.extent(operand) }
     }
 
     /// Elements of depth in one stage; also those of a line of 128 bytes.

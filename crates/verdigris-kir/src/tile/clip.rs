@@ -21,6 +21,8 @@ pub struct ClippedTile {
     pub tile: OperandTile,
     /// Rows that one CTA loads: all, or an equal share. At most 256, which a box may have.
     pub loaded: u32,
+    /// Rows from a tile to the next: fewer than the tile's where its last panel is partly in the next tile.
+    pub pitch: u32,
 }
 
 crate::parameters! {
@@ -57,7 +59,7 @@ impl ClippedTile {
             Major::Depth => loaded,
         };
         // The rows of the tile that has the fewest.
-        let last_begins = u64::from(tiles.max(1) - 1) * u64::from(self.tile.rows);
+        let last_begins = u64::from(tiles.max(1) - 1) * u64::from(self.pitch);
         let fewest = u64::from(extent).saturating_sub(last_begins).min(u64::from(self.tile.rows)) as u32;
         let kept_bytes = (fewest.div_ceil(box_rows) * box_rows).min(self.tile.rows) * ROW_BYTES;
         ClipArgs { extent, box_rows, kept_bytes }
@@ -210,18 +212,20 @@ mod tests {
     #[test]
     fn every_row_is_loaded_or_cleared_and_few_beyond_the_operand_are_loaded() {
         for major in [Major::Depth, Major::Rows] {
-            for (rows, loaded) in [(64, 64), (128, 128), (256, 256), (256, 128), (160, 160), (32, 32), (8, 8)] {
+            for (rows, loaded, pitch) in
+                [(64, 64, 64), (128, 128, 128), (256, 256, 256), (256, 128, 256), (192, 192, 160), (160, 160, 160), (32, 32, 32), (8, 8, 8)]
+            {
                 if major == Major::Rows && loaded % 64 != 0 {
                     continue;
                 }
-                let tile = ClippedTile { tile: OperandTile { rows, ty: MapType::Bf16, major }, loaded };
+                let tile = ClippedTile { tile: OperandTile { rows, ty: MapType::Bf16, major }, loaded, pitch };
                 for extent in 1..700u32 {
-                    let tiles = extent.div_ceil(rows);
+                    let tiles = extent.div_ceil(pitch);
                     for more in [0, 1] {
                         let args = tile.args(extent, tiles + more);
                         assert!((1..=256).contains(&args.box_rows) && args.kept_bytes <= tile.tile.bytes());
                         for number in 0..tiles + more {
-                            let (first, got) = (number * rows, loaded_rows(tile, args, number * rows));
+                            let (first, got) = (number * pitch, loaded_rows(tile, args, number * pitch));
                             let wanted = extent.saturating_sub(first).min(rows);
                             assert!(got >= wanted && got <= rows, "{extent} of {tile:?}: {got} rows of tile {number}");
                             assert!(
@@ -239,7 +243,7 @@ mod tests {
 
     #[test]
     fn an_operand_of_fewer_rows_than_a_tile_is_loaded_by_a_box_of_its_own_height() {
-        let tile = ClippedTile { tile: OperandTile { rows: 64, ty: MapType::Bf16, major: Major::Depth }, loaded: 64 };
+        let tile = ClippedTile { tile: OperandTile { rows: 64, ty: MapType::Bf16, major: Major::Depth }, loaded: 64, pitch: 64 };
         let args = tile.args(33, 1);
         assert_eq!(args, ClipArgs { extent: 33, box_rows: 33, kept_bytes: 33 * ROW_BYTES });
         assert_eq!(args.boxed(tile.map()).box_dims, [64, 33, 1]);

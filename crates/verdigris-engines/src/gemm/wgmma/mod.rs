@@ -95,7 +95,7 @@ const fn in_parts(shape: Shape) -> Shape {
 /// all stores. Clusters that share B win there too (256×1024×50176: 44 µs against 49), if each reads one operand alone; clusters of four
 /// lose (79 µs). Clusters that share both operands, each load serving two to four CTAs, win where tiles are small or lines begin within sectors of L2
 /// (`bench/record/h100/2026-11-25-gemm-sweep.jsonl.gz`, 42 products, on which they were chosen: 0.87 of the time without them in the geometric mean, 0.55 at
-/// best). Not timed yet but counted are 64×128 and 128×192 for halves along rows, clusters of four that split the depth, 192×192, and clusters
+/// best). Not timed yet but counted are 128×192 for halves along rows, clusters of four that split the depth, 192×192, and clusters
 /// that share both operands for words: less is multiplied that is left out where N lies between tiles, 192 both ways make fewer waves (13920×1344 on
 /// 132 SMs: 4 of 36,864 results a CTA, where 128×256 makes 5 of 32,768), and few tiles of much depth reach most SMs without a second launch.
 const SHAPES: &[Shape] = &[
@@ -111,7 +111,7 @@ const SHAPES: &[Shape] = &[
     in_parts(splitting(shape(128, 128, 2, 1, Operand::B, HALVES | WORDS | LINES | ELEMENTS, 0))),
     shape(128, 64, 2, 1, Operand::B, WORDS | LINES, 0),
     in_parts(shape(64, 256, 1, 1, Operand::B, 0, 0)),
-    shape(64, 128, 1, 1, Operand::B, HALVES | WORDS, HALVES),
+    shape(64, 128, 1, 1, Operand::B, WORDS, HALVES),
     in_parts(shape(64, 64, 1, 1, Operand::B, HALVES | WORDS | LINES, 0)),
     shape(64, 32, 1, 1, Operand::B, WORDS, HALVES | LINES),
     shape(64, 16, 1, 1, Operand::B, 0, HALVES | LINES),
