@@ -9,7 +9,7 @@ use verdigris_tensor::DType;
 
 use super::ahead::{self, Ahead};
 use super::shared_sums::SharedSums;
-use super::{Along, FEW, Holds, NARROW_CTA, Once, OperandSpec, Role, Spec, WIDEST, class, ctas_of_few};
+use super::{Along, FEW, Holds, NARROW_CTA, Once, OperandSpec, Role, Spec, WIDEST, class, ctas_of_few, streams_of};
 use crate::fuse::compute::{self, Compute};
 use crate::fuse::lanes;
 use crate::fuse::operand::{OperandArgs, OperandDecl};
@@ -821,7 +821,24 @@ pub(super) fn catalog(target: Target) -> Vec<KernelRef> {
                     let ends = !backward && team >= 32 && held > 0;
                     let once = ends.then(|| Once { threads: team.max(NARROW_CTA), overlaps: false });
                     let rows = if ends || held == 0 { 0 } else { ahead::rows_of(spec.streamed_bytes(), u32::MAX) };
-                    specs.push(Spec { once, ahead: rows, ..spec });
+                    let streams = if ends && vector == 8 { streams_of(u64::from(team * held)) } else { [false; 2] };
+                    specs.push(Spec { once, ahead: rows, streams, ..spec });
+                }
+                // What rows of 16-bit elements take first, where that is not their class's.
+                let of_rows = |team: u32, held: u32| plain(kind, backward, dtype, [team, held, vector]);
+                let stays = |spec: Spec| Spec { ahead: ahead::rows_of(spec.streamed_bytes(), u32::MAX), ..spec };
+                if vector == 8 && backward {
+                    specs.push(stays(of_rows(8, 2)));
+                } else if vector == 8 {
+                    let long: &[(u32, u32)] = if kind == NormKind::Layer { &[] } else { &[(512, 2), (512, 3), (512, 4)] };
+                    let teams = [(8, 2), (64, 2), (128, 2), (256, 2), (128, 5)].iter().chain(long);
+                    specs.extend(teams.map(|&(team, held)| Spec {
+                        once: Some(Once { threads: team.max(NARROW_CTA), overlaps: false }),
+                        streams: streams_of(u64::from(team * held)),
+                        ..of_rows(team, held)
+                    }));
+                    let held_ahead: &[(u32, u32)] = if kind == NormKind::Layer { &[(128, 5), (256, 4), (512, 3)] } else { &[] };
+                    specs.extend(held_ahead.iter().map(|&(team, held)| stays(of_rows(team, held))));
                 }
                 if backward && dtype != DType::F32 {
                     let long = [3, 4].map(|held| plain(kind, true, dtype, [WIDEST as u32, held, vector]));
