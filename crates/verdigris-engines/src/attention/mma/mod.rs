@@ -3,7 +3,7 @@
 //! **What.** bf16 and f16, heads of up to 256 elements, values of another length than keys, grouped heads, windows around either diagonal, lengths, sinks; a soft
 //! cap, a bias, slopes, a mask and a factor that is given at execution ([`super::score_mod`]), or the caller's function ([`super::function`]); ragged tensors
 //! ([`super::ragged`]) and paged keys ([`super::paged`]), in pages of any size; dropout ([`super::dropout`]). Tensors of any
-//! strides that are multiples of 4 bytes, 0 among them, whose elements lie side by side. Not: gradients, 8 bits, maps of blocks.
+//! strides that are multiples of 4 bytes, 0 among them, whose elements lie side by side. Not: 8 bits, maps of blocks. Its gradient is [`gradient`]'s.
 //!
 //! A kernel is of two types, four classes of heads and one or two sizes of tiles, and either takes products for scores, or makes scores of them and drops some, or runs
 //! a function. Where queries, keys and values lie is told at launch: offsets are read once a tile, and whether keys are paged is asked once a block of them, alike by all threads.

@@ -334,9 +334,8 @@ fn differentiate<'k>(k: Kernel<'k>, spec: &Spec) {
                     before: rows.map(|row| row.signed() + before - column.signed()),
                     behind: rows.map(|row| (row.signed() + behind).min(partner.counting.signed()) - column.signed()),
                 };
-                let of_query = |numbers: Pointer<'k>| {
-                    rows.map(|row| k.ld_global::<f32>(numbers.at(number_of(head, row.min(own.all - 1)), 4), 0))
-                };
+                let of_query =
+                    |numbers: Pointer<'k>| rows.map(|row| k.ld_global::<f32>(numbers.at(number_of(head, row.min(own.all - 1)), 4), 0));
                 let packed = if spec.score_mod && role.sums_values() { spec.block / 4 } else { 0 };
                 RowBlock {
                     row,
