@@ -86,7 +86,7 @@ impl Way {
     /// Of a kernel by its name and the names of its parameters; `None` of one that goes round in none of these ways.
     fn of(kernel: &str, params: &[&str]) -> Option<Way> {
         let has = |names: &[&str]| names.iter().all(|name| params.contains(name));
-        let ways: [(Way, bool); 19] = [
+        let ways: [(Way, bool); 20] = [
             (Way::Boxes, has(&["boxes", "ctas"])),
             (Way::HaloBoxes, has(&["boxes", "workers"])),
             (Way::BoxesOfParts, has(&["least_boxes", "parts_of_one_more"])),
