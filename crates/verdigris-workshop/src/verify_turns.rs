@@ -64,6 +64,8 @@ enum Way {
     KeyBlocks,
     /// attention.mma: blocks of keys of one tile of queries.
     CopiedKeys,
+    /// Its gradient: blocks of queries, of all heads that share a tile's keys, or of keys.
+    Partners,
     /// attention.backward: blocks of queries, of all heads that share the CTA's keys.
     QueryBlocks,
     /// The gradient of attention's bias: what the bias was repeated over.
@@ -84,7 +86,7 @@ impl Way {
     /// Of a kernel by its name and the names of its parameters; `None` of one that goes round in none of these ways.
     fn of(kernel: &str, params: &[&str]) -> Option<Way> {
         let has = |names: &[&str]| names.iter().all(|name| params.contains(name));
-        let ways: [(Way, bool); 19] = [
+        let ways: [(Way, bool); 20] = [
             (Way::Boxes, has(&["boxes", "ctas"])),
             (Way::HaloBoxes, has(&["boxes", "workers"])),
             (Way::BoxesOfParts, has(&["least_boxes", "parts_of_one_more"])),
@@ -98,6 +100,7 @@ impl Way {
             (Way::QueryTiles, has(&["key_blocks", "group", "tiles"])),
             (Way::KeyBlocks, has(&["row_tiles", "heads_of_keys", "parts"])),
             (Way::CopiedKeys, has(&["copy_bytes", "o_elements", "group"])),
+            (Way::Partners, has(&["copy_bytes", "lse_log2", "group"])),
             (Way::Rows, kernel.starts_with("norm_rows_") && !kernel.contains("_once") && has(&["rows", "step"])),
             (Way::Carried, kernel.starts_with("scan_") && has(&["extent", "part", "parts"])),
             (Way::Points, has(&["channels", "points", "points_of_part"]) && !kernel.contains("_join")),
@@ -319,6 +322,13 @@ impl Numbers<'_> {
                 let blocks = keys.div_ceil(block);
                 Shared { least: blocks / number("parts").unwrap_or(1).max(1), steps: 1, is_ragged: !number("keys")?.is_multiple_of(block) }
             }
+            Way::Partners => {
+                let (queries, keys, block) = (number("queries")?, number("keys")?, number("block")?.max(1));
+                let owns_queries = name.contains("_gradient_queries_");
+                let (members, partners) = if owns_queries { (1, keys) } else { (number("group")?, queries) };
+                let blocks = self.attended(queries, keys, !owns_queries) / block;
+                Shared { least: members * blocks, steps: 1, is_ragged: !partners.is_multiple_of(block) }
+            }
             Way::QueryBlocks => {
                 let (keys, blocks) = (number("keys")?, number("query_blocks")?);
                 // Without a band the kernel is not told how many queries there are, and all of them attend.
@@ -394,7 +404,7 @@ pub(crate) fn asked_together(kernel: &str) -> String {
         // Without a ring they have the keys of a block last.
         let behind = |word: &str| Some(format!("{word}{}", number_behind(kernel, word)?));
         let stages = behind("_s").unwrap_or_default();
-        let last = if class == "attention_mma" { behind("_n").unwrap_or_default() } else { stages.clone() };
+        let last = if class.starts_with("attention_mma") { behind("_n").unwrap_or_default() } else { stages.clone() };
         let marks = kernel.rsplit_once(&last).map_or("", |(_, marks)| marks);
         // Gradients of long heads have a kernel of their own.
         let is_long = class == "attention_backward" && number_behind(kernel, "_d").is_some_and(|head| head > LONGEST_WHOLE_HEAD);
@@ -509,6 +519,7 @@ mod tests {
             ("attention_backward_bf16_d256_m64_n128_s1_end", "attention_backward, wide_s1_end"),
             ("attention_decode_bf16_d64_v64_n128_s3", "attention_decode_s3"),
             ("attention_mma_bf16_d64_v64_m128_n64_scoremod", "attention_mma_scoremod"),
+            ("attention_mma_gradient_keys_f16_d256_v256_m64_n16", "attention_mma_gradient_keys"),
             ("norm_rows_layer_forward_team64x1v4_d1x0_xf32_yf32", "norm_rows_layer_forward_team, wide"),
             ("norm_rows_layer_forward_team8x1v4_d1x0_xf32_yf32", "norm_rows_layer_forward_team"),
             ("scan_add_rows64x1v4_d1_f32_f32", "scan_add_rows"),

@@ -267,6 +267,12 @@ impl<'k> KeptQueries<'k> {
         KeptQueries { bits: k.var_unset(Some("kept")) }
     }
 
+    /// All of them, until others are drawn.
+    #[track_caller]
+    pub(super) fn all(k: Kernel<'k>) -> Self {
+        KeptQueries { bits: k.var_named("kept", u32::MAX) }
+    }
+
     /// That of the element of a block of 8 columns, in a half and a column of it.
     const fn bit(part: u32, half: u32, odd: u32) -> u32 {
         1 << (4 * part + 2 * half + odd)

@@ -29,7 +29,7 @@ use crate::engine::Engine;
 pub static ENGINES: &[&dyn Engine] = &[
     &Listed::<forward::Forward>::new(),
     &Listed::<decode::Decode>::new(),
-    &Listed::<mma::Mma>::new(),
+    &Listed::<mma::MmaOrGradient>::new(),
     &Listed::<backward::Backward>::new(),
     &Listed::<simt::Simt>::new(),
 ];

@@ -7,9 +7,9 @@
 use std::fmt;
 
 use verdigris_kir::face::{Header, Kernel, Pointer, Val, build};
-use verdigris_kir::inst::{MatrixType, MmaShape};
+use verdigris_kir::inst::MmaShape;
 use verdigris_kir::ir::{KernelBody, Target};
-use verdigris_kir::params::{Divide, Read, Write};
+use verdigris_kir::params::{Divide, Write};
 use verdigris_kir::program::KernelRef;
 use verdigris_kir::tile::fragment::Fragment;
 
@@ -23,16 +23,8 @@ use super::super::paged::{PagesIfAny, PagesIfAnyArgs};
 use super::super::ragged::OffsetsIfAnyArgs;
 use super::super::score_mod::{QueryRows, ScoreModArgs, elements};
 use super::super::softmax::Softmax;
+use super::tiles::{CHUNK_BYTES, Matrices, ROWS, Rows, RowsArgs, SharedRows, THREADS, multiply_across, multiply_along, shape};
 use crate::fuse::steps::{self, Step};
-
-const WARPS: u32 = 4;
-/// Threads of a CTA.
-pub(super) const THREADS: u32 = 32 * WARPS;
-/// What `cp.async` and `ldmatrix` move at once.
-const CHUNK_BYTES: u32 = 16;
-const ELEMENTS_OF_CHUNK: u32 = CHUNK_BYTES / 2;
-/// Rows of a tile that each warp has 16 of.
-const ROWS: u32 = 16 * WARPS;
 
 /// Everything that shapes the kernel; extents are arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -99,7 +91,7 @@ impl Spec {
     }
 
     const fn shape(&self) -> MmaShape {
-        MmaShape { m: 16, n: 8, k: 16, a: self.ty.matrix(), b: self.ty.matrix(), d: MatrixType::F32, saturate: false, sparse: false }
+        shape(self.ty)
     }
 
     /// The least chip that has the function's conversions.
@@ -121,17 +113,6 @@ impl Spec {
 pub(super) struct Given {
     pub(super) spec: Spec,
     pub(super) copy_bytes: u32,
-}
-
-verdigris_kir::parameters! {
-    /// Queries, keys or values.
-    pub(super) struct Rows / #[derive(Debug)] RowsArgs of u32 as copy_bytes {
-        pub(super) at: Read = *copy_bytes,
-        /// Bytes from one batch (or page), head and row to the next.
-        pub(super) strides: [u64; 3],
-        /// Bytes of the elements of a row.
-        pub(super) bytes: u32,
-    }
 }
 
 verdigris_kir::parameters! {
@@ -171,91 +152,6 @@ verdigris_kir::parameters! {
         pub(super) offsets: OffsetsIfAnyArgs = (),
         pub(super) pages: PagesIfAnyArgs = (),
         pub(super) dropout: Option<DropoutIfAnyArgs> = given.spec.drops().then_some(()),
-    }
-}
-
-/// Rows of a head in shared memory.
-#[derive(Clone, Copy)]
-struct SharedRows {
-    rows: u32,
-    elements: u32,
-}
-
-impl SharedRows {
-    /// An odd number of chunks.
-    const fn pitch_bytes(&self) -> u32 {
-        2 * self.elements + CHUNK_BYTES
-    }
-
-    const fn bytes(&self) -> u32 {
-        self.rows * self.pitch_bytes()
-    }
-
-    /// Threads that copy a row together.
-    const fn lanes(&self) -> u32 {
-        let lanes = 1 << (self.elements / ELEMENTS_OF_CHUNK).trailing_zeros();
-        if lanes > 8 { 8 } else { lanes }
-    }
-
-    /// Starts copying all rows to `slot`, by all threads: `rows_at` gives where those of a thread are, and whether each is there at all. Zeros stand for
-    /// what is not, and behind the `bytes` of the others.
-    fn copy<'k>(
-        &self,
-        k: Kernel<'k>,
-        slot: Val<'k, u32>,
-        [bytes, copy_bytes]: [Val<'k, u32>; 2],
-        rows_at: impl Fn(Vec<Val<'k, u32>>) -> Vec<(Val<'k, u64>, Val<'k, bool>)>,
-    ) {
-        let (thread, lanes) = (k.thread(), self.lanes());
-        let (first, lane) = (thread >> lanes.ilog2(), thread & (lanes - 1));
-        let begin = lane * CHUNK_BYTES;
-        let to = slot + first * self.pitch_bytes() + begin;
-        let rows = || (0..self.rows).step_by((THREADS / lanes) as usize);
-        let rows: Vec<_> = rows().zip(rows_at(rows().map(|row| first + row).collect())).collect();
-        let with = |piece_bytes: u32| {
-            for &(row, (from, is_there)) in &rows {
-                let of_row = k.select(is_there, bytes, 0u32);
-                for chunk in (0..self.elements / ELEMENTS_OF_CHUNK).step_by(lanes as usize) {
-                    for piece in (0..CHUNK_BYTES).step_by(piece_bytes as usize) {
-                        let offset = chunk * CHUNK_BYTES + piece;
-                        let left = of_row - of_row.min(begin + offset);
-                        let place = i64::from(row * self.pitch_bytes() + offset);
-                        k.cp_async(to, place, from + begin.widen(), i64::from(offset), piece_bytes as u8, left.min(piece_bytes));
-                    }
-                }
-            }
-        };
-        k.when_else(copy_bytes.eq(16), || with(16), || k.when_else(copy_bytes.eq(8), || with(8), || with(4)));
-    }
-}
-
-/// What a warp reads by `ldmatrix`: four matrices of 8×8, two along the rows and two along the elements.
-struct Matrices<'k> {
-    k: Kernel<'k>,
-    /// Where the lane's row begins.
-    row: Val<'k, u32>,
-    pitch_bytes: u32,
-    is_turned: bool,
-}
-
-impl<'k> Matrices<'k> {
-    /// The first two are along the rows: operands A, and B whose depth lies along rows and is turned.
-    fn by_rows(k: Kernel<'k>, rows: SharedRows, slot: Val<'k, u32>, is_turned: bool) -> Self {
-        let lane = k.lane();
-        let row = slot + (lane & 15) * rows.pitch_bytes() + (lane >> 4) * CHUNK_BYTES;
-        Matrices { k, row, pitch_bytes: rows.pitch_bytes(), is_turned }
-    }
-
-    /// The first two are along the elements: an operand B whose depth they are.
-    fn by_elements(k: Kernel<'k>, rows: SharedRows, slot: Val<'k, u32>) -> Self {
-        let lane = k.lane();
-        let row = slot + ((lane & 7) + ((lane >> 4) << 3)) * rows.pitch_bytes() + ((lane >> 3) & 1) * CHUNK_BYTES;
-        Matrices { k, row, pitch_bytes: rows.pitch_bytes(), is_turned: false }
-    }
-
-    /// Those from a row and an element on.
-    fn load(&self, row: u32, element: u32) -> Vec<Val<'k, u32>> {
-        self.k.ldmatrix(4, self.is_turned, self.row, i64::from(row * self.pitch_bytes + 2 * element))
     }
 }
 
@@ -367,7 +263,6 @@ fn attend<'k>(k: Kernel<'k>, spec: &Spec) {
                 RowBlock { row, queries, scores, sums, softmax, limits }
             })
             .collect();
-        let registers = |of: &Fragment<'k, f32>, part: u32| [0, 1, 2, 3].map(|i| of.registers()[(4 * part + i) as usize]);
 
         // What makes scores of products.
         let mods = params.score_mod.as_ref().filter(|_| spec.function.is_empty()).map(|mods| (mods, mods.of_head(k, batch, head)));
@@ -413,17 +308,8 @@ fn attend<'k>(k: Kernel<'k>, spec: &Spec) {
             bring_values(block);
             k.cp_async_commit();
             row_blocks.iter().flat_map(|rows| rows.scores.registers()).for_each(|score| score.set(0.0));
-            for step in 0..spec.head / 16 {
-                let a: Vec<_> = (0..spec.row_blocks).map(|i| q_reader.load(ROWS * i, 16 * step)).collect();
-                for sixteen in 0..spec.block / 16 {
-                    let b = k_reader.load(16 * sixteen, 16 * step);
-                    for (rows, a) in row_blocks.iter().zip(&a) {
-                        for half in 0..2 {
-                            k.mma(spec.shape(), a, &b[2 * half as usize..][..2], &registers(&rows.scores, 2 * sixteen + half));
-                        }
-                    }
-                }
-            }
+            let scores: Vec<_> = row_blocks.iter().map(|rows| &rows.scores).collect();
+            multiply_along(spec.shape(), &q_reader, &k_reader, spec.head, &scores);
             let is_cut = block.lt(first_whole) | block.ge(end_whole);
             for rows in &row_blocks {
                 make_scores(rows, block, is_last);
@@ -442,17 +328,9 @@ fn attend<'k>(k: Kernel<'k>, spec: &Spec) {
             has_arrived();
             k.when(block.gt(first_block), || bring_keys(block - 1));
             k.cp_async_commit();
-            for step in 0..spec.block / 16 {
-                let a: Vec<_> = row_blocks.iter().map(|rows| rows.scores.pack_a(step, spec.ty.packed())).collect();
-                for sixteen in 0..spec.value / 16 {
-                    let b = v_reader.load(16 * step, 16 * sixteen);
-                    for (rows, a) in row_blocks.iter().zip(&a) {
-                        for half in 0..2 {
-                            k.mma(spec.shape(), a, &b[2 * half as usize..][..2], &registers(&rows.sums, 2 * sixteen + half));
-                        }
-                    }
-                }
-            }
+            let sums: Vec<_> = row_blocks.iter().map(|rows| &rows.sums).collect();
+            let weights = |row_block: usize, step: u32| row_blocks[row_block].scores.pack_a(step, spec.ty.packed());
+            multiply_across(spec.shape(), weights, &v_reader, spec.block, &sums);
         };
         k.when(first_block.lt(end_block), || {
             copy_queries();

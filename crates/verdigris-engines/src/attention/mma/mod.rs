@@ -3,7 +3,7 @@
 //! **What.** bf16 and f16, heads of up to 256 elements, values of another length than keys, grouped heads, windows around either diagonal, lengths, sinks; a soft
 //! cap, a bias, slopes, a mask and a factor that is given at execution ([`super::score_mod`]), or the caller's function ([`super::function`]); ragged tensors
 //! ([`super::ragged`]) and paged keys ([`super::paged`]), in pages of any size; dropout ([`super::dropout`]). Tensors of any
-//! strides that are multiples of 4 bytes, 0 among them, whose elements lie side by side. Not: gradients, 8 bits, maps of blocks.
+//! strides that are multiples of 4 bytes, 0 among them, whose elements lie side by side. Not: 8 bits, maps of blocks. Its gradient is [`gradient`]'s.
 //!
 //! A kernel is of two types, four classes of heads and one or two sizes of tiles, and either takes products for scores, or makes scores of them and drops some, or runs
 //! a function. Where queries, keys and values lie is told at launch: offsets are read once a tile, and whether keys are paged is asked once a block of them, alike by all threads.
@@ -25,7 +25,9 @@
 //!
 //! **Source.** Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023, section 3.
 
+mod gradient;
 mod kernel;
+mod tiles;
 
 #[cfg(test)]
 mod tests;
@@ -46,14 +48,15 @@ use super::order::OrderArgs;
 use super::paged::PagesIfAnyArgs;
 use super::ragged::{self, OffsetsIfAnyArgs};
 use super::score_mod::{self, ScoreModArgs};
-use crate::algorithm::Algorithm;
+use crate::algorithm::{Algorithm, Joined};
 use crate::arch::Arch;
 use crate::cost::{Join, Loop, Work};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal, empty_program};
 use crate::layout::space::element;
 use crate::split_k::MOST_PARTS_BYTES;
 
-use kernel::{Given, ParamsArgs, RowsArgs, Spec, THREADS};
+use kernel::{Given, ParamsArgs, Spec};
+use tiles::{RowsArgs, THREADS};
 
 /// A class of heads: elements of keys and of values, and the keys of a block where each warp has 16 rows twice, if sums leave registers for that, and once.
 struct Class {
@@ -86,7 +89,10 @@ const COPY_INSTRUCTIONS: f64 = 8.0;
 /// Cycles of an SM's four tensor cores for one product of 16×8 by 16.
 const CYCLES_OF_PRODUCT: f64 = 3.75;
 
-/// An accepted problem.
+/// Attention and its gradient.
+pub(super) type MmaOrGradient = Joined<Mma, gradient::Gradient>;
+
+/// An accepted problem of attention itself.
 #[derive(Clone, Debug)]
 pub(super) struct Mma {
     problem: AttentionProblem,
@@ -127,15 +133,7 @@ impl Algorithm for Mma {
         )?;
         let ty = mapped::require(Self::ID, p, mapped::MOST_ELEMENTS, &[])?;
         let tensors = [("q", &p.q), ("k", &p.k), ("v", &p.v), ("o", o)];
-        for (name, view) in tensors {
-            Self::ID.require(view.dtype == p.q.dtype, Reason::DType, format_args!("{name} of {}, queries of {}", view.dtype, p.q.dtype))?;
-            let is_in_a_row = view.strides[3] == 1 || p.dims(name, view)[3] == 1;
-            let rule = format_args!("elements of {name} are {} apart, taken side by side", view.strides[3]);
-            Self::ID.require(is_in_a_row, Reason::Layout, rule)?;
-            let bytes = Self::alignment_bytes(p, name, view);
-            let rule = format_args!("rows of {name} are multiples of {bytes} bytes apart, taken are multiples of {LEAST_COPY_BYTES}");
-            Self::ID.require(bytes >= LEAST_COPY_BYTES, Reason::Alignment, rule)?;
-        }
+        require_rows(p, &tensors)?;
         let is_even = p.d_v.is_multiple_of(2);
         Self::ID.require(is_even, Reason::Extent, format_args!("values of {} elements, taken is an even number", p.d_v))?;
         blocks::require_none(Self::ID, p)?;
@@ -156,7 +154,7 @@ impl Algorithm for Mma {
         }
         let tiles = p.s_q.div_ceil(64) as u128 * u128::from(p.b) * u128::from(p.h);
         Self::ID.require(tiles < 1 << 30, Reason::Extent, format_args!("{tiles} tiles of 64 queries, taken are fewer than 2^30"))?;
-        let copied = tensors.into_iter().take(3).map(|(name, view)| Self::alignment_bytes(p, name, view));
+        let copied = tensors.into_iter().take(3).map(|(name, view)| alignment_bytes(p, name, view));
         let copy_bytes = copied.min().unwrap_or(LEAST_COPY_BYTES) as u32;
         let (o, log_sum_exp) = (o.clone(), log_sum_exp.clone());
         let accepted = Mma { problem: p.clone(), o, log_sum_exp, ty, scale, score_mod, copy_bytes, arch: arch.clone() };
@@ -250,9 +248,6 @@ impl Algorithm for Mma {
     fn lower(&self, config: &Config) -> Result<Program, Refusal> {
         let (p, spec) = (&self.problem, self.spec(config));
         let mut program = empty_program(&p.slots());
-        let strides_bytes = |view: &View| [0, 1, 2].map(|i| view.strides[i] * view.dtype.bytes() as u64);
-        let rows =
-            |view: &View, elements: u64| RowsArgs { at: element(view, []), strides: strides_bytes(view), bytes: 2 * elements as u32 };
         let rows_of_parts = p.b * p.h * p.s_q * u64::from(config.parts);
         let o = element(&self.o, []);
         let [partial, partial_log_sum_exp] = match config.parts > 1 {
@@ -269,9 +264,9 @@ impl Algorithm for Mma {
         // Where tiles are alike, neighbours read the same keys.
         let section = if is_cut { group } else { 1 };
         let arguments = ParamsArgs {
-            q: rows(&p.q, p.d),
-            k: rows(&p.k, p.d),
-            v: rows(&p.v, p.d_v),
+            q: rows_of(&p.q, p.d),
+            k: rows_of(&p.k, p.d),
+            v: rows_of(&p.v, p.d_v),
             copy_bytes: self.copy_bytes,
             o,
             o_strides: strides_bytes(&self.o),
@@ -340,6 +335,40 @@ impl Algorithm for Mma {
     }
 }
 
+/// What kernels ask of tensors that they copy, or write, row by row.
+///
+/// # Errors
+/// A refusal that names the first requirement not met.
+fn require_rows(p: &AttentionProblem, tensors: &[(&str, &View)]) -> Result<(), Refusal> {
+    for &(name, view) in tensors {
+        Mma::ID.require(view.dtype == p.q.dtype, Reason::DType, format_args!("{name} of {}, queries of {}", view.dtype, p.q.dtype))?;
+        let is_in_a_row = view.strides[3] == 1 || p.dims(name, view)[3] == 1;
+        let rule = format_args!("elements of {name} are {} apart, taken side by side", view.strides[3]);
+        Mma::ID.require(is_in_a_row, Reason::Layout, rule)?;
+        let bytes = alignment_bytes(p, name, view);
+        let rule = format_args!("rows of {name} are multiples of {bytes} bytes apart, taken are multiples of {LEAST_COPY_BYTES}");
+        Mma::ID.require(bytes >= LEAST_COPY_BYTES, Reason::Alignment, rule)?;
+    }
+    Ok(())
+}
+
+/// What all rows, heads and batches of a tensor, and its beginning, are multiples of, up to 16 bytes.
+fn alignment_bytes(p: &AttentionProblem, name: &str, view: &View) -> u64 {
+    let steps = p.dims(name, view).into_iter().zip(&view.strides).take(3).filter(|(extent, _)| *extent > 1).map(|(_, &stride)| stride);
+    let of = |elements: u64| 1 << (elements * view.dtype.bytes() as u64).trailing_zeros().min(4);
+    steps.chain([view.offset]).map(of).fold(16, u64::min)
+}
+
+/// Bytes from one batch, head and row to the next.
+fn strides_bytes(view: &View) -> [u64; 3] {
+    [0, 1, 2].map(|i| view.strides[i] * view.dtype.bytes() as u64)
+}
+
+/// A tensor that is copied, of so many elements a row.
+fn rows_of(view: &View, elements: u64) -> RowsArgs {
+    RowsArgs { at: element(view, []), strides: strides_bytes(view), bytes: 2 * elements as u32 }
+}
+
 impl Class {
     /// Its plain kernels.
     fn specs(&self, ty: Half) -> Vec<Spec> {
@@ -353,13 +382,6 @@ impl Class {
 }
 
 impl Mma {
-    /// What all rows, heads and batches of a tensor, and its beginning, are multiples of, up to 16 bytes.
-    fn alignment_bytes(p: &AttentionProblem, name: &str, view: &View) -> u64 {
-        let steps = p.dims(name, view).into_iter().zip(&view.strides).take(3).filter(|(extent, _)| *extent > 1).map(|(_, &stride)| stride);
-        let of = |elements: u64| 1 << (elements * view.dtype.bytes() as u64).trailing_zeros().min(4);
-        steps.chain([view.offset]).map(of).fold(16, u64::min)
-    }
-
     /// The kernels of the least class that has the problem's heads.
     fn specs(&self) -> impl Iterator<Item = Spec> {
         let p = &self.problem;

@@ -32,7 +32,7 @@ use super::dropout::DropoutArgs;
 use super::function::{self, Lies};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
-use crate::cost::{Loop, Work};
+use crate::cost::{Loop, Stream, Traffic, Work};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::steps::host_number;
 use crate::fuse::strided;
@@ -130,7 +130,9 @@ impl Algorithm for Simt {
             ..Loop::default()
         };
         let resident = f64::from(self.arch.sm_count * if double { 4 } else { 8 });
-        Work::of(main.in_waves(tiles, resident, (pairs / 32.0).ceil().max(1.0)))
+        // A gradient is several launches, each of which takes time to begin.
+        let others = (1..self.passes().len()).map(|_| Stream::new(Traffic::Lines, 0.0));
+        Work::of(main.in_waves(tiles, resident, (pairs / 32.0).ceil().max(1.0))).beside(others)
     }
 
     fn lower(&self, (): &()) -> Result<Program, Refusal> {
