@@ -272,7 +272,7 @@ mod tests {
         ("attention.backward", 10, &[("direction", 48), ("dtype", 24), ("epilogue", 10), ("layout", 4)]),
         ("attention.decode", 10, &[("direction", 48), ("dtype", 24), ("epilogue", 10), ("layout", 4)]),
         ("attention.forward", 14, &[("direction", 48), ("dtype", 24), ("layout", 10)]),
-        ("attention.mma", 14, &[("direction", 48), ("dtype", 24), ("layout", 10)]),
+        ("attention.mma", 24, &[("dtype", 36), ("epilogue", 24), ("layout", 12)]),
         ("attention.simt", 96, &[]),
         ("batch_norm.channels", 116, &[]),
         ("conv.depthwise", 30, &[("extent", 167)]),

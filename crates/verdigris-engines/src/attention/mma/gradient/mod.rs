@@ -1,8 +1,8 @@
 //! The gradient of attention by `mma.sync`, for every chip from sm_80 on.
 //!
-//! **What.** What [`super::Mma`] takes, but the caller's functions, lengths of values that are odd and of keys that are: bf16 and f16, heads of up to 256 elements, grouped heads, windows
-//! around either diagonal, lengths, sinks without their gradient; a soft cap, a bias without its gradient, slopes, a mask and a factor that is given at execution; dropout; ragged
-//! tensors. Tensors of any strides that are multiples of 4 bytes.
+//! **What.** bf16 and f16, heads of up to 256 elements (even numbers), values of another length than keys, grouped heads, windows around either diagonal, lengths, sinks without their
+//! gradient; a soft cap, a bias without its gradient, slopes, a mask and a factor that is given at execution; dropout; ragged tensors. Tensors of any strides that are multiples of
+//! 4 bytes, whose elements lie side by side. Not: the caller's functions, maps of blocks.
 //!
 //! **Method.** Three launches: two numbers of each query ([`rows`]); the gradients of keys and values, a CTA for each 64 or 128 keys, which goes through all queries that attend to
 //! them, of all heads that share them; the gradient of the queries, a CTA for each 64 or 128 of them, which goes through their keys ([`kernel`]). Scores and gradients of probabilities are
