@@ -30,7 +30,7 @@ pub(super) struct Room<'k> {
 }
 
 /// A function of a turn: points, and what each operand has there.
-type EachTurn<'f, 'k> = &'f dyn Fn(&[Vec<Val<'k, u32>>], &[Vec<Elements<'k>>]);
+pub(super) type EachTurn<'f, 'k> = &'f dyn Fn(&[Vec<Val<'k, u32>>], &[Vec<Elements<'k>>]);
 
 /// Words of a turn that are on their way, by operand and row.
 struct Coming<'k>(Vec<Vec<Vec<Var<'k, u32>>>>);

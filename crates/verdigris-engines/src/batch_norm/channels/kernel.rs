@@ -15,7 +15,7 @@ use verdigris_kir::params::{Arguments, Divide, Parameter, Read, ReadWrite, Write
 use verdigris_kir::program::{Address, KernelRef};
 use verdigris_kir::tile::grid_barrier::GridBarrier;
 
-use super::kept::Room;
+use super::kept::{EachTurn, Room};
 use super::operands::{Name, Whole, WholeArgs};
 use super::spec::{Form, Pass, Spec, Stage, THREADS, UNROLL, WARPS};
 use crate::fuse::compute::Compute;
@@ -238,7 +238,7 @@ impl<'s, 'k> Run<'s, 'k> {
     }
 
     /// Runs `f` for the thread's points, several at a time, with what operands have there: the first time, or once more for the result.
-    fn walk(&self, tile: &Tile<'k>, again: bool, from: &[&Whole<'k>], f: &dyn Fn(&[Vec<Val<'k, u32>>], &[Vec<Elements<'k>>])) {
+    fn walk(&self, tile: &Tile<'k>, again: bool, from: &[&Whole<'k>], f: EachTurn<'_, 'k>) {
         match &tile.room {
             Some(room) => self.walk_kept(tile, room, again, from, f),
             None => self.turns(tile, again, |points| {

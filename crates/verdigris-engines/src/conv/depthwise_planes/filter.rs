@@ -108,7 +108,7 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
         });
     });
     let sums = sums.iter().flatten().map(|sum| sum.get()).collect();
-    to.store(k, spec, sums, [number, part, channel], all_tap_blocks.value(), channels.value(), &tap_blocks);
+    to.store(k, spec, sums, [number, part, channel], [all_tap_blocks.value(), channels.value()], &tap_blocks);
 }
 
 /// Adds the products of a block of gradients: each line is read once for all rows of gradients that meet it.
@@ -164,8 +164,7 @@ impl<'k> To<'k> {
         spec: &Spec,
         sums: Vec<Val<'k, f32>>,
         [number, part, channel]: [Val<'k, u32>; 3],
-        all_tap_blocks: Val<'k, u32>,
-        channels: Val<'k, u32>,
+        [all_tap_blocks, channels]: [Val<'k, u32>; 2],
         tap_blocks: &TapBlocks<'k>,
     ) {
         let taps = sums.len() as u32;
