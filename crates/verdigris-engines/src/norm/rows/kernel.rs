@@ -818,7 +818,8 @@ pub(super) fn catalog(target: Target) -> Vec<KernelRef> {
                 for (team, held) in classes.into_iter().chain((!backward).then_some((256, 0))) {
                     let spec = plain(kind, backward, dtype, [team, held, vector]);
                     // Longer rows whose CTAs stay are compiled when they are first asked for.
-                    let ends = !backward && team >= 32 && held > 0;
+                    let is_wide = kind == NormKind::Layer && vector == 8 && team == 256 && (3..=6).contains(&held);
+                    let ends = !backward && team >= 32 && held > 0 && !is_wide;
                     let once = ends.then(|| Once { threads: team.max(NARROW_CTA), overlaps: false });
                     let rows = if ends || held == 0 { 0 } else { ahead::rows_of(spec.streamed_bytes(), u32::MAX) };
                     let streams = if ends && vector == 8 { streams_of(u64::from(team * held)) } else { [false; 2] };
@@ -837,7 +838,7 @@ pub(super) fn catalog(target: Target) -> Vec<KernelRef> {
                         streams: streams_of(u64::from(team * held)),
                         ..of_rows(team, held)
                     }));
-                    let held_ahead: &[(u32, u32)] = if kind == NormKind::Layer { &[(128, 5), (256, 4), (512, 3)] } else { &[] };
+                    let held_ahead: &[(u32, u32)] = if kind == NormKind::Layer { &[(128, 5), (512, 3)] } else { &[] };
                     specs.extend(held_ahead.iter().map(|&(team, held)| stays(of_rows(team, held))));
                 }
                 if backward && dtype != DType::F32 {

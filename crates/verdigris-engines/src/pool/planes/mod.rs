@@ -123,7 +123,13 @@ impl Algorithm for Planes {
         let operands = self.problem.operands();
         let mut stored = operands.iter().filter(|(.., written)| *written && !self.spec.kind.is_backward());
         let is_paired = self.axes[1].out.is_multiple_of(2) && stored.all(|(_, view, ..)| is_whole(view));
-        let beside: &[u32] = if is_paired && !self.spec.reads_places() { &[2, 1] } else { &[1] };
+        // Maxima of three columns and more by themselves were 13 to 17 % faster on an H200 one beside the other; with places, and of two columns, by pairs.
+        let is_one_first = operands.iter().filter(|(.., written)| *written).count() == 1 && self.spec.taps[1] > 2;
+        let beside: &[u32] = match is_paired && !self.spec.reads_places() {
+            true if is_one_first => &[1, 2],
+            true => &[2, 1],
+            false => &[1],
+        };
         beside.iter().map(|&beside| Share { beside, ..self.share }).collect()
     }
 

@@ -103,7 +103,7 @@ const MOST_WAVES: u64 = 4;
 
 impl Algorithm for Im2colProduct {
     const ID: EngineId = ID;
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 1;
     type Config = Config;
 
     fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
