@@ -52,8 +52,8 @@ struct MapSimt {
     problem: MapProblem,
     /// The loads that run along another dim than the outputs do, and that dim.
     transposed: Option<(Vec<usize>, usize)>,
-    /// CTAs that it takes to have work for nearly all of the chip.
-    enough_ctas: u64,
+    /// CTAs that it takes to have work for nearly all of the chip, and for threads to take several points.
+    enough_ctas: [u64; 2],
 }
 
 /// One way to do it.
@@ -65,8 +65,8 @@ struct Config {
     points: u32,
 }
 
-/// Halves of CTAs an SM that small problems are spread over before threads take more: of 2^20 elements of bf16 four points of 16 bytes a thread (a CTA an SM) took 3.4 to 4.5 us on an H200, one point 3.0 to 3.7.
-const CTAS_OF_SM_BY_HALVES: u64 = 7;
+/// Quarters of CTAs an SM below which a thread takes one point: of 2^20 elements of bf16 four points of 16 bytes a thread (a CTA an SM) took 3.4 to 4.5 us on an H200, one point 3.0 to 3.7.
+const CTAS_OF_SM_BY_QUARTERS: u64 = 14;
 
 impl Algorithm for MapSimt {
     const ID: EngineId = ID;
@@ -85,7 +85,7 @@ impl Algorithm for MapSimt {
         Ok(MapSimt {
             problem: problem.clone(),
             transposed: transposed(problem),
-            enough_ctas: u64::from(arch.sm_count) * CTAS_OF_SM_BY_HALVES / 2,
+            enough_ctas: [3, CTAS_OF_SM_BY_QUARTERS].map(|quarters| u64::from(arch.sm_count) * quarters / 4),
         })
     }
 
@@ -99,7 +99,11 @@ impl Algorithm for MapSimt {
         });
         let mut flat: Vec<Config> = flat.collect();
         // A small problem is done when its slowest thread is: the widest that leave no part of the chip without work, then those of most CTAs.
-        flat.sort_by_key(|config| (config.vector == 1, std::cmp::Reverse(self.ctas(config).min(self.enough_ctas))));
+        let [enough, of_points] = self.enough_ctas;
+        flat.sort_by_key(|config| {
+            let ctas = self.ctas(config);
+            (config.vector == 1, std::cmp::Reverse(ctas.min(enough)), config.points > 1 && ctas < of_points)
+        });
         self.transposed.iter().map(|_| Config { vector: 0, points: 1 }).chain(flat).collect()
     }
 

@@ -304,6 +304,9 @@ mod tests {
         ("softmax.rows", 88, &[]),
     ];
 
+    /// Engines whose rows lie one behind the other without gaps: no stride of theirs is far.
+    const ONE_BEHIND_THE_OTHER: [&str; 1] = ["reduce.short_rows"];
+
     #[test]
     fn engines_take_and_refuse_what_is_written_down() {
         let cases = cases("").expect("the problems are read");
@@ -317,6 +320,10 @@ mod tests {
             outcome.refused.iter().for_each(|(.., reason)| *reasons.entry(reason).or_default() += 1);
             let name = engine.id().name;
             let taken = outcome.taken.get(name).copied().unwrap_or(0);
+            if ONE_BEHIND_THE_OTHER.contains(&name) {
+                assert_eq!(taken, 0, "{name} takes rows that lie apart");
+                continue;
+            }
             assert!(taken > 0, "{name} takes no problem with far strides, so that nothing is known of it");
             found.push((name, taken, reasons.into_iter().collect::<Vec<_>>()));
         }
