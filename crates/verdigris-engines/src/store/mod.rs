@@ -55,6 +55,7 @@ impl Sum for f32 {
 }
 
 impl Sum for i32 {
+    #[track_caller]
     fn to_f32<'k>(value: Val<'k, i32>) -> Val<'k, f32> {
         value.to_f32()
     }

@@ -19,11 +19,13 @@ pub(crate) struct Span<'k> {
 
 impl<'k> Span<'k> {
     /// How far the first element is behind a multiple of 16 bytes.
+    #[track_caller]
     pub(crate) fn behind(first: Val<'k, u64>) -> Val<'k, u32> {
         first.low32() & (VECTOR_BYTES - 1)
     }
 
     /// Runs `vector` for the whole vectors, with the distance in bytes, and `element` for those in front and behind.
+    #[track_caller]
     pub(crate) fn each_access(&self, vector: impl Fn(Val<'k, u32>), element: impl Fn(Val<'k, u32>)) {
         let Span { first, elements, element_bytes: bytes, threads } = *self;
         let k = elements.kernel();
@@ -39,6 +41,7 @@ impl<'k> Span<'k> {
     }
 
     /// Copies the elements out of shared memory, where the first one lies at `from`.
+    #[track_caller]
     pub(crate) fn copy_out(&self, from: Val<'k, u32>) {
         let (k, to) = (from.kernel(), self.first);
         self.each_access(
