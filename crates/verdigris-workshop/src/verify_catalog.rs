@@ -38,6 +38,7 @@ const PROBLEMS: &[(&str, &str, &str)] = &[
     ("map.simt", "movement", include_str!("../../../cases/catalog/map.simt.movement.toml")),
     ("map.simt", "append", include_str!("../../../cases/catalog/map.simt.append.toml")),
     ("reduce.rows", "reduction", include_str!("../../../cases/catalog/reduce.rows.toml")),
+    ("reduce.short_rows", "reduction", include_str!("../../../cases/catalog/reduce.short_rows.toml")),
     ("reduce.simt", "reduction", include_str!("../../../cases/catalog/reduce.simt.toml")),
     ("scan.rows", "scan", include_str!("../../../cases/catalog/scan.rows.toml")),
     ("softmax.rows", "softmax", include_str!("../../../cases/catalog/softmax.rows.toml")),
