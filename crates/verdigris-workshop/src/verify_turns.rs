@@ -70,8 +70,6 @@ enum Way {
     QueryBlocks,
     /// The gradient of attention's bias: what the bias was repeated over.
     Repeated,
-    /// conv.depthwise_planes: planes and bands of a channel to the CTAs of its gradient.
-    Shares,
     /// norm.rows: rows to teams that stay, the next one loaded while one is computed.
     Rows,
     /// scan.rows: a part of a row turn by turn, what each comes to carried into the next.
@@ -88,7 +86,7 @@ impl Way {
     /// Of a kernel by its name and the names of its parameters; `None` of one that goes round in none of these ways.
     fn of(kernel: &str, params: &[&str]) -> Option<Way> {
         let has = |names: &[&str]| names.iter().all(|name| params.contains(name));
-        let ways: [(Way, bool); 21] = [
+        let ways: [(Way, bool); 20] = [
             (Way::Boxes, has(&["boxes", "ctas"])),
             (Way::HaloBoxes, has(&["boxes", "workers"])),
             (Way::BoxesOfParts, has(&["least_boxes", "parts_of_one_more"])),
@@ -103,7 +101,6 @@ impl Way {
             (Way::KeyBlocks, has(&["row_tiles", "heads_of_keys", "parts"])),
             (Way::CopiedKeys, has(&["copy_bytes", "o_elements", "group"])),
             (Way::Partners, has(&["copy_bytes", "lse_log2", "group"])),
-            (Way::Shares, has(&["shares", "parts", "all_tap_blocks"])),
             (Way::Rows, kernel.starts_with("norm_rows_") && !kernel.contains("_once") && has(&["rows", "step"])),
             (Way::Carried, kernel.starts_with("scan_") && has(&["extent", "part", "parts"])),
             (Way::Points, has(&["channels", "points", "points_of_part"]) && !kernel.contains("_join")),
@@ -349,7 +346,6 @@ impl Numbers<'_> {
                 // Queries with keys, and gradients with values.
                 Shared { least: last_part(all, own), steps: 2, is_ragged: !number("keys")?.is_multiple_of(self.named("_n")?.max(1)) }
             }
-            Way::Shares => Shared::among(number("shares")?, number("parts")?, 1),
             Way::Rows => Shared::among(number("rows")?, number("step")?, 1),
             Way::Carried => {
                 let part = last_part(number("extent")?, number("part")?);
@@ -433,7 +429,10 @@ const ALONE: &[(&str, &str)] = &[
         "conv_direct_pixels",
         "its loop is that of the filter's gradient (conv_direct_wgrad), and how deep it is stands in a table on the device",
     ),
-    ("conv_depthwise_planes_pixels", "threads stage the lines of the CTA in turns of their own, and wait for them once"),
+    (
+        "conv_depthwise_planes_",
+        "the lines of a share are staged between two barriers of the CTA, and no share is on its way while another is worked on",
+    ),
     ("reduce_short_rows_", "threads start the copies of all rows of the CTA, and wait for them once"),
     ("pool_planes_", "threads start the copies of all planes of the CTA, and wait for them once"),
 ];
