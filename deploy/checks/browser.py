@@ -20,11 +20,15 @@ from .promql import metrics_of
 WINDOW = "1280,640"
 
 
+def headless(chromium, profile):
+    """How the browser is called: with a profile of its own, so that nobody's browser is touched, and without the sandbox, which needs rights that a container's root does not have."""
+    return [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", f"--user-data-dir={profile}"]
+
+
 def open_page(tree, chromium, url, picture=None):
     """The text that the browser shows of a page."""
     with tempfile.TemporaryDirectory() as folder:
-        # A profile of its own, so that nobody's browser is touched; the sandbox needs rights that a container's root does not have.
-        command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", f"--user-data-dir={folder}", f"--window-size={WINDOW}"]
+        command = [*headless(chromium, folder), f"--window-size={WINDOW}"]
         if tree.pictures and picture:
             tree.pictures.mkdir(parents=True, exist_ok=True)
             subprocess.run([*command, "--virtual-time-budget=4000", f"--screenshot={tree.pictures / picture}", url], capture_output=True, timeout=120, check=True)

@@ -13,7 +13,8 @@ import threading
 from pathlib import Path
 
 from . import module, program
-from .traces import findings_of, load, recorded
+from .browser import headless
+from .traces import findings_of, load, nanoseconds, recorded
 
 MOST_SECONDS = 120
 ENGINE = "engine_bundle.js"
@@ -127,8 +128,8 @@ def imported(chromium, folder, protocol, trace):
     answers = Answers(protocol)
     server = served(folder, requests(protocol, trace), answers)
     with tempfile.TemporaryDirectory() as profile:
-        words = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", f"--user-data-dir={profile}", "--remote-debugging-port=0"]
-        browser = subprocess.Popen([*words, f"http://127.0.0.1:{server.server_address[1]}/"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        # With a port for its tools it stays until it is ended.
+        browser = subprocess.Popen([*headless(chromium, profile), "--remote-debugging-port=0", f"http://127.0.0.1:{server.server_address[1]}/"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             errors, count, whole_ns = answers.wait()
         finally:
@@ -146,11 +147,11 @@ def expected(trace):
         track = (event["pid"], event["tid"])
         instants += event["ph"] == "i"
         if event["ph"] == "X":
-            whole_ns += round(event["dur"] * 1000)
+            whole_ns += nanoseconds(event["dur"])
         elif event["ph"] == "B":
             open_.setdefault(track, []).append(event["ts"])
         elif event["ph"] == "E":
-            whole_ns += round(event["ts"] * 1000) - round(open_[track].pop() * 1000)
+            whole_ns += nanoseconds(event["ts"]) - nanoseconds(open_[track].pop())
     return spans + instants, whole_ns
 
 

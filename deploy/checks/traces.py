@@ -30,7 +30,7 @@ def load(path):
     return json.loads(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes())
 
 
-def _ns(us):
+def nanoseconds(us):
     return round(us * 1000)
 
 
@@ -76,7 +76,7 @@ def findings_of(trace):
             if isinstance(duration, bool) or not isinstance(duration, (int, float)) or not math.isfinite(duration) or duration < 0:
                 wrong("dur is a number of microseconds, 0 or more")
                 continue
-            whole.setdefault(track, []).append((_ns(time), _ns(time) + _ns(duration), number))
+            whole.setdefault(track, []).append((nanoseconds(time), nanoseconds(time) + nanoseconds(duration), number))
             spans += 1
         elif phase in "BE":
             if time < last.get(track, 0):
@@ -90,7 +90,7 @@ def findings_of(trace):
                     wrong(f"more than {MOST_DEPTH} spans within each other")
             elif stack:
                 begun, first = stack.pop()
-                whole.setdefault(track, []).append((_ns(begun), _ns(time), first))
+                whole.setdefault(track, []).append((nanoseconds(begun), nanoseconds(time), first))
             else:
                 wrong("it ends what never began")
         elif phase == "i":

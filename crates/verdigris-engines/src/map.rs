@@ -52,8 +52,10 @@ struct MapSimt {
     problem: MapProblem,
     /// The loads that run along another dim than the outputs do, and that dim.
     transposed: Option<(Vec<usize>, usize)>,
-    /// CTAs that it takes to have work for nearly all of the chip, and for threads to take several points.
-    enough_ctas: [u64; 2],
+    /// CTAs that it takes to have work for nearly all of the chip.
+    enough_ctas: u64,
+    /// CTAs below which a thread takes one point.
+    ctas_for_points: u64,
 }
 
 /// One way to do it.
@@ -64,9 +66,6 @@ struct Config {
     /// Points of a thread, whose loads all come before the first computation.
     points: u32,
 }
-
-/// Quarters of CTAs an SM below which a thread takes one point: of 2^20 elements of bf16 four points of 16 bytes a thread (a CTA an SM) took 3.4 to 4.5 us on an H200, one point 3.0 to 3.7.
-const CTAS_OF_SM_BY_QUARTERS: u64 = 14;
 
 impl Algorithm for MapSimt {
     const ID: EngineId = ID;
@@ -85,7 +84,9 @@ impl Algorithm for MapSimt {
         Ok(MapSimt {
             problem: problem.clone(),
             transposed: transposed(problem),
-            enough_ctas: [3, CTAS_OF_SM_BY_QUARTERS].map(|quarters| u64::from(arch.sm_count) * quarters / 4),
+            enough_ctas: u64::from(arch.sm_count) * 3 / 4,
+            // Of 2^20 elements of bf16 four points of 16 bytes a thread, a CTA an SM, took 3.4 to 4.5 us on an H200, one point, four CTAs an SM, 3.0 to 3.7.
+            ctas_for_points: u64::from(arch.sm_count) * 7 / 2,
         })
     }
 
@@ -99,10 +100,9 @@ impl Algorithm for MapSimt {
         });
         let mut flat: Vec<Config> = flat.collect();
         // A small problem is done when its slowest thread is: the widest that leave no part of the chip without work, then those of most CTAs.
-        let [enough, of_points] = self.enough_ctas;
         flat.sort_by_key(|config| {
             let ctas = self.ctas(config);
-            (config.vector == 1, std::cmp::Reverse(ctas.min(enough)), config.points > 1 && ctas < of_points)
+            (config.vector == 1, std::cmp::Reverse(ctas.min(self.enough_ctas)), config.points > 1 && ctas < self.ctas_for_points)
         });
         self.transposed.iter().map(|_| Config { vector: 0, points: 1 }).chain(flat).collect()
     }

@@ -213,7 +213,7 @@ impl<'k> Line<'k> {
         Packed::load(self.dtype, self.vector, self.place(number), Cache::Default)
     }
 
-    /// The same of what nobody reads again: L1 keeps what is read often; of what streams, L2 keeps nothing either.
+    /// The same of what nobody reads again: L1 keeps what is read often; with `streams`, all caches evict it first.
     #[track_caller]
     pub(crate) fn load_once(&self, number: Val<'k, u32>, streams: bool) -> Packed<'k> {
         let cache = if streams { Cache::Streaming } else { Cache::NoAllocate };
@@ -255,7 +255,7 @@ impl<'k> Line<'k> {
         self.store_values(number, &values.iter().map(|&value| AnyVal::of(value)).collect::<Vec<_>>());
     }
 
-    /// The same of what streams: L2 gives it up first.
+    /// The same with a streaming hint: caches evict it first.
     #[track_caller]
     pub(crate) fn store_streaming<T: Compute>(&self, number: Val<'k, u32>, values: &[Val<'k, T>]) {
         let values: Vec<AnyVal<'k>> = values.iter().map(|&value| AnyVal::of(value)).collect();

@@ -173,7 +173,7 @@ pub(crate) fn store_values<'k>(k: Kernel<'k>, dtype: DType, address: Val<'k, u64
     store_values_with(k, dtype, address, values, Cache::Default);
 }
 
-/// The same, by a way through the caches where they are whole words.
+/// The same, with a cache hint where they are whole words.
 #[track_caller]
 pub(crate) fn store_values_with<'k>(k: Kernel<'k>, dtype: DType, address: Val<'k, u64>, values: &[AnyVal<'k>], cache: Cache) {
     let computed: Vec<Val<'k, f32>> =
@@ -192,7 +192,7 @@ pub(crate) fn store_raw<'k>(k: Kernel<'k>, address: Val<'k, u64>, raws: &[Raw<'k
     store_raw_with(k, address, raws, Cache::Default);
 }
 
-/// The same, by a way through the caches where they are whole words.
+/// The same, with a cache hint where they are whole words.
 #[track_caller]
 fn store_raw_with<'k>(k: Kernel<'k>, address: Val<'k, u64>, raws: &[Raw<'k>], cache: Cache) {
     if let [raw] = raws {

@@ -1,14 +1,59 @@
-//! Plain reductions of rows whose elements lie side by side: which are some, and where the engines of long and of short ones part.
+//! Plain reductions of rows whose elements lie side by side: which are some, where the engines of long and of short ones part, and what shapes the kernels of both.
 
+use serde::{Deserialize, Serialize};
 use verdigris_graph::{ChainStep, Problem, ReduceProblem, ReductionOp, View};
+use verdigris_kir::face::Val;
+use verdigris_kir::ir::Target;
 use verdigris_tensor::DType;
 
 use crate::engine::{EngineId, Reason, Refusal};
+use crate::fuse::compute::{self, Compute};
 
 /// An access.
 pub(super) const VECTOR_BYTES: u32 = 16;
 /// The shortest rows that teams of lanes take: of 98 bytes, `reduce.simt` takes 6.2 us for 65,536 where these teams take 9.3 (one H200).
 pub(super) const LEAST_BYTES: u64 = 192;
+
+/// What is reduced, and how.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub(super) struct Plain {
+    /// A maximum in place of a sum, which is divided for a mean.
+    pub(super) max: bool,
+    pub(super) from: DType,
+    pub(super) to: DType,
+}
+
+impl Plain {
+    pub(super) fn of(f: ReductionOp, from: &View, to: &View) -> Plain {
+        Plain { max: f == ReductionOp::Max, from: from.dtype, to: to.dtype }
+    }
+
+    /// Those that catalogs have.
+    pub(super) fn all() -> impl Iterator<Item = Plain> {
+        let types = [DType::F32, DType::F16, DType::Bf16].into_iter().flat_map(|from| {
+            let to = if from == DType::F32 { vec![from] } else { vec![from, DType::F32] };
+            to.into_iter().map(move |to| (from, to))
+        });
+        types.flat_map(|(from, to)| [false, true].map(|max| Plain { max, from, to }))
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        if self.max { "max" } else { "sum" }
+    }
+
+    pub(super) fn target(self) -> Target {
+        compute::target_of_all([self.from, self.to])
+    }
+
+    pub(super) fn combine<'k>(self, x: Val<'k, f32>, y: Val<'k, f32>) -> Val<'k, f32> {
+        if self.max { <f32 as Compute>::max_nan(x, y) } else { x + y }
+    }
+}
+
+/// What the sum of a row of so many elements is divided by.
+pub(super) fn divisor(f: ReductionOp, depth: u32) -> u32 {
+    if f == ReductionOp::Avg { depth } else { 1 }
+}
 
 /// A plain reduction of rows whose elements lie side by side, with what it reads and writes.
 pub(super) fn plain_rows(id: EngineId, problem: &Problem) -> Result<(&ReduceProblem, &View, &View), Refusal> {

@@ -10,14 +10,13 @@
 //! **Numbers.** Sums are in f32 by fixed trees, which follow from where a row begins; results repeat bit for bit.
 
 use serde::{Deserialize, Serialize};
-use verdigris_graph::{Problem, ReduceProblem, ReductionOp, View};
+use verdigris_graph::{Problem, ReduceProblem, View};
 use verdigris_kir::face::{Header, Kernel, Val, Var, build};
 use verdigris_kir::inst::Cache;
 use verdigris_kir::ir::{KernelBody, Target};
 use verdigris_kir::program::{KernelRef, Launch, Program};
-use verdigris_tensor::DType;
 
-use super::plain::{LEAST_BYTES, VECTOR_BYTES, plain_rows};
+use super::plain::{LEAST_BYTES, Plain, VECTOR_BYTES, divisor, plain_rows};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::cost::{Stream, Traffic, Work};
@@ -71,7 +70,7 @@ impl Algorithm for Rows {
         let fits = |team: &u32| vectors <= u64::from(team * UNROLL) || rows * u64::from(*team) >= THREADS_OF_SM * u64::from(arch.sm_count);
         let team = TEAMS.into_iter().find(fits).unwrap_or(TEAMS[1]);
         let accepted = Rows { problem: p.clone(), from: from.clone(), to: to.clone(), team };
-        let target = accepted.spec(team).target();
+        let target = accepted.spec(team).plain.target();
         Self::ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
         Ok(accepted)
     }
@@ -110,7 +109,7 @@ impl Algorithm for Rows {
         let args = RowSumsArgs {
             rows: p.results() as u32,
             depth: p.depth() as u32,
-            divisor: if p.f == ReductionOp::Avg { p.depth() as u32 } else { 1 },
+            divisor: divisor(p.f, p.depth() as u32),
             from: element(&self.from, []),
             from_row_bytes: row_bytes(&self.from),
             to: element(&self.to, []),
@@ -122,29 +121,21 @@ impl Algorithm for Rows {
     }
 
     fn catalog(target: Target) -> Vec<KernelRef> {
-        let types = [DType::F32, DType::F16, DType::Bf16].into_iter().flat_map(|from| {
-            let to = if from == DType::F32 { vec![from] } else { vec![from, DType::F32] };
-            to.into_iter().map(move |to| (from, to))
-        });
-        let specs =
-            types.flat_map(|(from, to)| [false, true].into_iter().flat_map(move |max| TEAMS.map(|team| Spec { max, from, to, team })));
-        specs.filter(|spec| spec.target() <= target).map(Spec::kernel).collect()
+        let specs = Plain::all().flat_map(|plain| TEAMS.map(|team| Spec { plain, team }));
+        specs.filter(|spec| spec.plain.target() <= target).map(Spec::kernel).collect()
     }
 }
 
 impl Rows {
     fn spec(&self, team: u32) -> Spec {
-        Spec { max: self.problem.f == ReductionOp::Max, from: self.from.dtype, to: self.to.dtype, team }
+        Spec { plain: Plain::of(self.problem.f, &self.from, &self.to), team }
     }
 }
 
 /// Everything that shapes a kernel.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 struct Spec {
-    /// A maximum in place of a sum, which is divided for a mean.
-    max: bool,
-    from: DType,
-    to: DType,
+    plain: Plain,
     team: u32,
 }
 
@@ -155,21 +146,17 @@ verdigris_kir::parameters! {
         /// Elements of a row, and what their sum is divided by.
         depth: u32,
         divisor: u32,
-        from: Memory = Access { written: false, bytes: spec.from.bytes() as u32 },
+        from: Memory = Access { written: false, bytes: spec.plain.from.bytes() as u32 },
         from_row_bytes: u64,
-        to: Memory = Access { written: true, bytes: spec.to.bytes() as u32 },
+        to: Memory = Access { written: true, bytes: spec.plain.to.bytes() as u32 },
         to_row_bytes: u64,
     }
 }
 
 impl Spec {
     fn name(&self) -> String {
-        let f = if self.max { "max" } else { "sum" };
-        format!("reduce_rows_{f}_team{}_{}_{}", self.team, self.from, self.to)
-    }
-
-    fn target(&self) -> Target {
-        compute::target_of_all([self.from, self.to])
+        let Plain { from, to, .. } = self.plain;
+        format!("reduce_rows_{}_team{}_{from}_{to}", self.plain.name(), self.team)
     }
 
     fn kernel(self) -> KernelRef {
@@ -177,17 +164,13 @@ impl Spec {
     }
 
     fn build(&self) -> KernelBody {
-        let header = Header { name: self.name(), target: self.target(), threads: THREADS, min_ctas: 1, cluster: 1 };
+        let header = Header { name: self.name(), target: self.plain.target(), threads: THREADS, min_ctas: 1, cluster: 1 };
         build(header, |k| self.rows(k))
-    }
-
-    fn combine<'k>(&self, x: Val<'k, f32>, y: Val<'k, f32>) -> Val<'k, f32> {
-        if self.max { <f32 as Compute>::max_nan(x, y) } else { x + y }
     }
 
     fn rows<'k>(&self, k: Kernel<'k>) {
         let RowSums { rows, depth, divisor, from, from_row_bytes, to, to_row_bytes } = RowSums::declare(k, self);
-        let (bytes, team) = (self.from.bytes() as u32, self.team);
+        let (bytes, team) = (self.plain.from.bytes() as u32, self.team);
         let of_vector = VECTOR_BYTES / bytes;
         let member = k.thread() & (team - 1);
         let row = k.cta() * (THREADS / team) + (k.thread() >> team.ilog2());
@@ -196,12 +179,12 @@ impl Spec {
         let front = (((k.constant(0u32) - from.low32()) & (VECTOR_BYTES - 1)) >> bytes.ilog2()).min(depth);
         let vectors = (depth - front) >> of_vector.ilog2();
         let back = front + vectors * of_vector;
-        let nothing = if self.max { f32::NEG_INFINITY } else { 0.0 };
+        let nothing = if self.plain.max { f32::NEG_INFINITY } else { 0.0 };
 
         // In front of whole vectors and behind them: fewer elements than a team has lanes.
         let edges: [Var<'k, f32>; 2] = [(member, front), (back + member, depth)].map(|(at, end)| {
             let edge = k.var(nothing);
-            k.when(at.lt(end), || edge.set(compute::load(k, self.from, from + at.mul_wide(bytes), 0)));
+            k.when(at.lt(end), || edge.set(compute::load(k, self.plain.from, from + at.mul_wide(bytes), 0)));
             edge
         });
 
@@ -209,28 +192,33 @@ impl Spec {
         let first = from + front.mul_wide(bytes);
         k.range_step(member, vectors, team * UNROLL, |number| {
             let turn = |i: u32| {
-                let kept = if self.max { Kept::of(&Packed::least(k, self.from, of_vector)) } else { Kept::new(k, self.from, of_vector) };
+                let kept = if self.plain.max {
+                    Kept::of(&Packed::least(k, self.plain.from, of_vector))
+                } else {
+                    Kept::new(k, self.plain.from, of_vector)
+                };
                 let number = number + i * team;
                 k.when(number.lt(vectors), || {
                     let address = first + number.mul_wide(VECTOR_BYTES);
-                    kept.set(&Packed::load(self.from, of_vector, address, Cache::Default));
+                    kept.set(&Packed::load(self.plain.from, of_vector, address, Cache::Default));
                 });
                 kept.get()
             };
             let all: Vec<Packed<'k>> = (0..UNROLL).map(turn).collect();
             for (sum, value) in all.iter().flat_map(|packed| sums.iter().zip(packed.values::<f32>(k))) {
-                sum.set(self.combine(sum.get(), value));
+                sum.set(self.plain.combine(sum.get(), value));
             }
         });
 
         let mut own: Vec<Val<'k, f32>> = sums.iter().chain(&edges).map(|sum| sum.get()).collect();
         while own.len() > 1 {
-            own = own.chunks(2).map(|pair| pair.iter().copied().reduce(|x, y| self.combine(x, y)).unwrap_or(pair[0])).collect();
+            own = own.chunks(2).map(|pair| pair.iter().copied().reduce(|x, y| self.plain.combine(x, y)).unwrap_or(pair[0])).collect();
         }
-        let whole = lanes::over_lanes(k, team, own[0], &|x, y| self.combine(x, y));
+        let whole = lanes::over_lanes(k, team, own[0], &|x, y| self.plain.combine(x, y));
         k.when(member.eq(0) & row.lt(rows), || {
-            let whole = if self.max { whole } else { <f32 as Compute>::quotient(whole, <f32 as Compute>::from_i32(divisor.signed())) };
-            store_values(k, self.to, to.address() + row.widen() * to_row_bytes, &[AnyVal::of(whole)]);
+            let whole =
+                if self.plain.max { whole } else { <f32 as Compute>::quotient(whole, <f32 as Compute>::from_i32(divisor.signed())) };
+            store_values(k, self.plain.to, to.address() + row.widen() * to_row_bytes, &[AnyVal::of(whole)]);
         });
     }
 }

@@ -12,18 +12,18 @@
 
 use serde::{Deserialize, Serialize};
 use verdigris_graph::{Problem, ReductionOp, View};
-use verdigris_kir::face::{Header, Kernel, Val, Var, build};
+use verdigris_kir::face::{Header, Kernel, Var, build};
 use verdigris_kir::inst::Cache;
 use verdigris_kir::ir::{KernelBody, Target};
 use verdigris_kir::program::{KernelRef, Launch, Program};
 use verdigris_tensor::DType;
 
-use super::plain::{LEAST_BYTES, VECTOR_BYTES, plain_rows};
+use super::plain::{LEAST_BYTES, Plain, VECTOR_BYTES, divisor, plain_rows};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::cost::{Stream, Traffic, Work};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
-use crate::fuse::compute::{self, Compute};
+use crate::fuse::compute::Compute;
 use crate::fuse::value::{AnyVal, Raw, load_words, store_values};
 use crate::layout::space::{Access, Memory, element};
 
@@ -81,7 +81,7 @@ impl Algorithm for ShortRows {
             to: to.clone(),
             accumulator: p.accumulator,
         };
-        let target = accepted.spec().target();
+        let target = accepted.spec().plain.target();
         Self::ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
         Ok(accepted)
     }
@@ -112,7 +112,7 @@ impl Algorithm for ShortRows {
         let args = ShortRowsArgs {
             rows: self.rows,
             depth: self.depth,
-            divisor: if self.f == ReductionOp::Avg { self.depth } else { 1 },
+            divisor: divisor(self.f, self.depth),
             from: element(&self.from, []),
             to: element(&self.to, []),
             to_row_bytes: self.apart * self.to.dtype.bytes() as u64,
@@ -122,14 +122,8 @@ impl Algorithm for ShortRows {
     }
 
     fn catalog(target: Target) -> Vec<KernelRef> {
-        let types = [DType::F32, DType::F16, DType::Bf16].into_iter().flat_map(|from| {
-            let to = if from == DType::F32 { vec![from] } else { vec![from, DType::F32] };
-            to.into_iter().map(move |to| (from, to))
-        });
-        let specs = types.flat_map(|(from, to)| {
-            [false, true].into_iter().flat_map(move |max| CLASSES.map(|row_bytes| Spec { max, from, to, row_bytes }))
-        });
-        specs.filter(|spec| spec.target() <= target).map(Spec::kernel).collect()
+        let specs = Plain::all().flat_map(|plain| CLASSES.map(|row_bytes| Spec { plain, row_bytes }));
+        specs.filter(|spec| spec.plain.target() <= target).map(Spec::kernel).collect()
     }
 }
 
@@ -141,17 +135,14 @@ impl ShortRows {
     fn spec(&self) -> Spec {
         let fits = |&class: &u32| self.row_bytes() <= class;
         let row_bytes = CLASSES.into_iter().find(fits).unwrap_or(CLASSES[1]);
-        Spec { max: self.f == ReductionOp::Max, from: self.from.dtype, to: self.to.dtype, row_bytes }
+        Spec { plain: Plain::of(self.f, &self.from, &self.to), row_bytes }
     }
 }
 
 /// Everything that shapes a kernel.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 struct Spec {
-    /// A maximum in place of a sum, which is divided for a mean.
-    max: bool,
-    from: DType,
-    to: DType,
+    plain: Plain,
     /// The most bytes of a row.
     row_bytes: u32,
 }
@@ -164,19 +155,15 @@ verdigris_kir::parameters! {
         depth: u32,
         divisor: u32,
         from: Memory = Access { written: false, bytes: VECTOR_BYTES },
-        to: Memory = Access { written: true, bytes: spec.to.bytes() as u32 },
+        to: Memory = Access { written: true, bytes: spec.plain.to.bytes() as u32 },
         to_row_bytes: u64,
     }
 }
 
 impl Spec {
     fn name(&self) -> String {
-        let f = if self.max { "max" } else { "sum" };
-        format!("reduce_short_rows_{f}_to{}_{}_{}", self.row_bytes, self.from, self.to)
-    }
-
-    fn target(&self) -> Target {
-        compute::target_of_all([self.from, self.to])
+        let Plain { from, to, .. } = self.plain;
+        format!("reduce_short_rows_{}_to{}_{from}_{to}", self.plain.name(), self.row_bytes)
     }
 
     fn kernel(self) -> KernelRef {
@@ -184,17 +171,13 @@ impl Spec {
     }
 
     fn build(&self) -> KernelBody {
-        let header = Header { name: self.name(), target: self.target(), threads: THREADS, min_ctas: 1, cluster: 1 };
+        let header = Header { name: self.name(), target: self.plain.target(), threads: THREADS, min_ctas: 1, cluster: 1 };
         build(header, |k| self.rows(k))
-    }
-
-    fn combine<'k>(&self, x: Val<'k, f32>, y: Val<'k, f32>) -> Val<'k, f32> {
-        if self.max { <f32 as Compute>::max_nan(x, y) } else { x + y }
     }
 
     fn rows<'k>(&self, k: Kernel<'k>) {
         let OfShortRows { rows, depth, divisor, from, to, to_row_bytes } = OfShortRows::declare(k, self);
-        let (bytes, thread) = (self.from.bytes() as u32, k.thread());
+        let (bytes, thread) = (self.plain.from.bytes() as u32, k.thread());
         let row_bytes = depth * bytes;
         let first = k.cta() * THREADS;
         let own_bytes = (rows - first).min(THREADS) * row_bytes;
@@ -216,20 +199,21 @@ impl Spec {
         k.bar_sync();
 
         k.when((first + thread).lt(rows), || {
-            let nothing = if self.max { f32::NEG_INFINITY } else { 0.0 };
+            let nothing = if self.plain.max { f32::NEG_INFINITY } else { 0.0 };
             let own = room + thread * row_bytes;
             let sums: Vec<Var<'k, f32>> = (0..SUMS).map(|_| k.var(nothing)).collect();
             k.range_step(k.constant(0u32), depth, SUMS, |number| {
                 for (i, sum) in (0u32..).zip(&sums) {
                     let at = own + (number + i).min(depth - 1) * bytes;
                     let raw = if bytes == 2 { Raw::B16(k.ld_shared::<u16>(at, 0)) } else { Raw::B32(k.ld_shared::<u32>(at, 0)) };
-                    let value = k.select((number + i).lt(depth), AnyVal::Stored(self.from, raw).get::<f32>(k), nothing);
-                    sum.set(self.combine(sum.get(), value));
+                    let value = k.select((number + i).lt(depth), AnyVal::Stored(self.plain.from, raw).get::<f32>(k), nothing);
+                    sum.set(self.plain.combine(sum.get(), value));
                 }
             });
-            let whole = sums.iter().map(|sum| sum.get()).reduce(|x, y| self.combine(x, y)).unwrap_or_else(|| k.constant(nothing));
-            let whole = if self.max { whole } else { <f32 as Compute>::quotient(whole, <f32 as Compute>::from_i32(divisor.signed())) };
-            store_values(k, self.to, to.address() + (first + thread).widen() * to_row_bytes, &[AnyVal::of(whole)]);
+            let whole = sums.iter().map(|sum| sum.get()).reduce(|x, y| self.plain.combine(x, y)).unwrap_or_else(|| k.constant(nothing));
+            let whole =
+                if self.plain.max { whole } else { <f32 as Compute>::quotient(whole, <f32 as Compute>::from_i32(divisor.signed())) };
+            store_values(k, self.plain.to, to.address() + (first + thread).widen() * to_row_bytes, &[AnyVal::of(whole)]);
         });
     }
 }

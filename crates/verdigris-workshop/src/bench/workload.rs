@@ -1,5 +1,5 @@
 //! `bench workload FILE`: every problem that an application ran (what `VERDIGRIS_RECORD` wrote), as chosen at once and as measured, and what that comes to for the
-//! application: each weighs as often as it was executed.
+//! application: each weighs as often as it was executed. A row of the record has every config that was timed, the fastest first, with its estimate (`ways`).
 //!
 //! The user's own measured choices are neither asked nor changed, so that what is chosen at once is what another machine of this kind would choose.
 

@@ -126,11 +126,7 @@ impl Algorithm for Mma {
         let AttentionPass::Forward { o, log_sum_exp } = &p.pass else {
             return Err(Self::ID.refusal(Reason::Direction, "the gradient, taken is attention itself"));
         };
-        Self::ID.require(
-            arch.runs(Target::Sm80),
-            Reason::Target,
-            format_args!("compute capability {:?}, taken from 8.0 on", arch.capability),
-        )?;
+        require_chip(arch)?;
         let ty = mapped::require(Self::ID, p, mapped::MOST_ELEMENTS, &[])?;
         let tensors = [("q", &p.q), ("k", &p.k), ("v", &p.v), ("o", o)];
         require_rows(p, &tensors)?;
@@ -333,6 +329,14 @@ impl Algorithm for Mma {
         };
         Half::ALL.into_iter().flat_map(of_type).collect()
     }
+}
+
+/// That the chip has what attention and its gradient copy and multiply by.
+///
+/// # Errors
+/// A refusal that names the chip's compute capability.
+fn require_chip(arch: &Arch) -> Result<(), Refusal> {
+    Mma::ID.require(arch.runs(Target::Sm80), Reason::Target, format_args!("compute capability {:?}, taken from 8.0 on", arch.capability))
 }
 
 /// What kernels ask of tensors that they copy, or write, row by row.

@@ -160,7 +160,7 @@ pub(super) struct Config {
     sums_in_shared: bool,
     /// Whether shared memory holds the rows that are on their way to CTAs that stay.
     ahead: bool,
-    /// Whether what is loaded and what is stored goes past L2's memory.
+    /// Whether rows are loaded, and whether they are stored, with a streaming hint (`.cs`): the caches evict them first. Knobs `loads` and `stores`.
     streams: [bool; 2],
 }
 
@@ -197,7 +197,7 @@ pub(super) struct Spec {
     once: Option<Once>,
     /// Rows that are on their way in shared memory to each team that stays; none where the next one is in registers.
     ahead: u32,
-    /// Whether what is loaded and what is stored goes past L2's memory.
+    /// Whether rows are loaded, and whether they are stored, with a streaming hint (`.cs`): the caches evict them first. Knobs `loads` and `stores`.
     streams: [bool; 2],
 }
 
@@ -275,8 +275,8 @@ fn teams(accesses: u64, vector: u32, holds: Holds, most_threads: u32) -> impl It
     })
 }
 
-/// Which of loads and stores go past L2's memory, of rows of so many accesses of 16 bytes: stores of short rows (7 %, 131,072 rows of 16 to 32,768 of 128), loads of longer ones (1 to 4 %;
-/// stores cost as much there).
+/// Whether rows of so many accesses of 16 bytes are loaded, and whether they are stored, with a streaming hint. On an H200 in bf16, forward: stores of up to 1,024 columns were 2 to 7 % faster so, and of
+/// 4,096 and more 1 to 4 % slower; loads of these were up to 4 % faster.
 fn streams_of(accesses: u64) -> [bool; 2] {
     [accesses > 128, accesses <= 128]
 }
@@ -655,13 +655,14 @@ impl Rows {
         teams(accesses, vector, holds, most_threads).filter(|&team| Some(team) != usual).collect()
     }
 
-    /// Which of loads and stores go past L2's memory, of rows of 16-bit elements that registers hold.
+    /// [`streams_of`] of rows of 16-bit elements that registers hold, forward; none of others, which were not timed.
     fn streams(&self, vector: u32) -> [bool; 2] {
         let accesses = self.problem.row_elements().div_ceil(u64::from(vector));
         if self.is_backward() || vector < 8 || self.problem.compute == DType::F64 { [false; 2] } else { streams_of(accesses) }
     }
 
-    /// The config that was fastest of rows such as these, on an H200 in bf16: 16 to 2,048 accesses, 134 to 268 MB.
+    /// The config that was fastest, or within 2 % of that, of rows of 128 to 16,384 columns of bf16 in 67 to 268 MB on an H200 (`2026-11-29-configs.jsonl`, rows of the bench's own list); of lengths between
+    /// these by the same rules.
     fn first(&self, vector: u32) -> Option<Config> {
         let accesses = self.problem.row_elements().div_ceil(u64::from(vector));
         if vector < 8 || self.problem.compute == DType::F64 {

@@ -123,8 +123,9 @@ impl Algorithm for Planes {
         let operands = self.problem.operands();
         let mut stored = operands.iter().filter(|(.., written)| *written && !self.spec.kind.is_backward());
         let is_paired = self.axes[1].out.is_multiple_of(2) && stored.all(|(_, view, ..)| is_whole(view));
-        // Maxima of three columns and more by themselves were 13 to 17 % faster on an H200 one beside the other; with places, and of two columns, by pairs.
-        let is_one_first = operands.iter().filter(|(.., written)| *written).count() == 1 && self.spec.taps[1] > 2;
+        // Maxima of windows of 3x3 without their places were 13 to 17 % faster on an H200 by threads of one window each; with places they were not, nor were averages of 2x2.
+        let has_places = operands.iter().filter(|(.., written)| *written).count() > 1;
+        let is_one_first = self.problem.mode == PoolMode::Max && !has_places && self.spec.taps[1] > 2;
         let beside: &[u32] = match is_paired && !self.spec.reads_places() {
             true if is_one_first => &[1, 2],
             true => &[2, 1],

@@ -38,7 +38,9 @@ use super::super::order::OrderArgs;
 use super::super::ragged::{self, OffsetsIfAnyArgs};
 use super::super::score_mod::{self, ScoreModArgs};
 use super::tiles::THREADS;
-use super::{COPY_INSTRUCTIONS, CYCLES_OF_PRODUCT, EXPOSED, MARGIN, Mma, alignment_bytes, require_rows, rows_of, strides_bytes};
+use super::{
+    COPY_INSTRUCTIONS, CYCLES_OF_PRODUCT, EXPOSED, MARGIN, Mma, alignment_bytes, require_chip, require_rows, rows_of, strides_bytes,
+};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::cost::{Loop, Stream, Traffic, Work};
@@ -105,11 +107,7 @@ impl Algorithm for Gradient {
         let AttentionPass::Backward { o, log_sum_exp, d_o, dq, dk, dv, dbias, dsinks } = &p.pass else {
             return Err(Self::ID.refusal(Reason::Direction, "attention itself, taken is the gradient"));
         };
-        Self::ID.require(
-            arch.runs(Target::Sm80),
-            Reason::Target,
-            format_args!("compute capability {:?}, taken from 8.0 on", arch.capability),
-        )?;
+        require_chip(arch)?;
         Self::ID.require(dbias.is_none(), Reason::Epilogue, "a gradient of a bias, taken without")?;
         Self::ID.require(dsinks.is_none(), Reason::Epilogue, "a gradient of sinks, taken without")?;
         Self::ID.require(p.score.is_none(), Reason::Epilogue, "a score function and its gradient, taken without")?;
