@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::list::{List, Mutant};
@@ -19,6 +20,9 @@ const KEPT: &str = "bench/record/h200/2026-11-23-choice-90210.jsonl";
 
 /// The crates that the runs of mutants spend their time in. The others make kernels and do not run them, or are not asked at all, and are compiled without optimization.
 const HOT: [&str; 3] = ["verdigris-kir", "verdigris-reference", "verdigris-tensor"];
+
+/// Where the programs that were built are noted, below the root.
+const NOTE: &str = "target/mutants/programs.json";
 
 /// Codegen units of its crates: see [`SourceCopy`].
 const UNITS_OF_CODE: u32 = 32;
@@ -42,7 +46,8 @@ pub(super) struct Programs {
 pub(super) fn programs(root: &Path, tree: &Tree, list: &List, selected: &[&Mutant]) -> Result<Programs> {
     let begun = Instant::now();
     let copy = SourceCopy::new(root, tree, "mutants", UNITS_OF_CODE, &HOT);
-    write(tree, list, &copy.folder)?;
+    // Files that are as they should be are left alone, and with them what was built of them.
+    tree.write_copy(&planted(tree, list)?, &LEFT_OUT, &copy.folder)?;
     // By the programs' names and not their packages', so that dependencies have the features that the whole workspace asks for; and one at least, for where
     // nothing is tested they have fewer.
     let tests_of = |mutants: &mut dyn Iterator<Item = &Mutant>| -> BTreeSet<(String, String)> {
@@ -70,12 +75,65 @@ pub(super) fn programs(root: &Path, tree: &Tree, list: &List, selected: &[&Mutan
     Ok(Programs { folder: copy.folder, workshop, tests, build_seconds: begun.elapsed().as_secs_f64() })
 }
 
-/// Writes the copy; files that are as they should be are left alone, and with them what was built of them.
-fn write(tree: &Tree, list: &List, copy: &Path) -> Result<()> {
+/// Notes which programs were built and of what; the file that says so, with their absolute paths: on another machine they, and the copy of the sources, which
+/// tests read, have to lie where they lie here.
+///
+/// # Errors
+/// A folder that cannot be written.
+pub(super) fn note(root: &Path, tree: &Tree, list: &List, programs: &Programs) -> Result<PathBuf> {
+    let file = root.join(NOTE);
+    let note = Note {
+        sources: digest(tree, list)?,
+        folder: programs.folder.clone(),
+        workshop: programs.workshop.clone(),
+        tests: programs.tests.iter().map(|((package, name), path)| (package.clone(), name.clone(), path.clone())).collect(),
+        build_seconds: programs.build_seconds,
+    };
+    std::fs::write(&file, serde_json::to_string_pretty(&note)?).with_context(|| format!("writing {}", file.display()))?;
+    Ok(file)
+}
+
+/// The programs that [`note`] has noted.
+///
+/// # Errors
+/// No note, or one of other sources or mutants than these.
+pub(super) fn noted(root: &Path, tree: &Tree, list: &List) -> Result<Programs> {
+    let file = root.join(NOTE);
+    let text = std::fs::read_to_string(&file).with_context(|| format!("reading {}: `mutants --build-only` writes it", file.display()))?;
+    let note: Note = serde_json::from_str(&text).with_context(|| format!("reading {}", file.display()))?;
+    let sources = digest(tree, list)?;
+    ensure!(note.sources == sources, "{} is of sources {}, these are {sources}: build again", file.display(), note.sources);
+    let tests = note.tests.into_iter().map(|(package, name, path)| ((package, name), path)).collect();
+    Ok(Programs { folder: note.folder, workshop: note.workshop, tests, build_seconds: note.build_seconds })
+}
+
+/// What [`note`] writes.
+#[derive(Serialize, Deserialize)]
+struct Note {
+    sources: String,
+    folder: PathBuf,
+    workshop: PathBuf,
+    tests: Vec<(String, String, PathBuf)>,
+    build_seconds: f64,
+}
+
+/// Tells sources with their mutants apart.
+fn digest(tree: &Tree, list: &List) -> Result<String> {
+    let mut hasher = blake3::Hasher::new();
+    for (path, text) in planted(tree, list)? {
+        for part in [path, text] {
+            hasher.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
+        }
+    }
+    Ok(hasher.finalize().to_hex()[..16].to_owned())
+}
+
+/// The texts of the copy.
+fn planted(tree: &Tree, list: &List) -> Result<BTreeMap<String, String>> {
     let kept = tree.files().filter(|(path, _)| *path == KEPT || !LEFT_OUT.iter().any(|out| path.starts_with(out)));
     let mut files: BTreeMap<String, String> = kept.map(|(path, text)| (path.to_owned(), text.to_owned())).collect();
     files.extend(plant::all(tree, list)?);
-    tree.write_copy(&files, &LEFT_OUT, copy)
+    Ok(files)
 }
 
 /// Runs one command of cargo in the copy; the programs that it made, by package and target. Unit tests are of target `lib`, those of a program of target `bin`.
@@ -119,6 +177,27 @@ fn program(message: &Value) -> Option<((String, String), PathBuf)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn programs_that_are_noted_are_of_the_same_sources() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let root = folder.path();
+        std::fs::create_dir_all(root.join("target/mutants")).expect("made");
+        let key = ("verdigris-kir".to_owned(), "tables".to_owned());
+        let programs = Programs {
+            folder: root.join("target/mutants/tree"),
+            workshop: root.join("workshop"),
+            tests: [(key.clone(), root.join("tables"))].into(),
+            build_seconds: 2.5,
+        };
+        let (tree, list) = (Tree::of(&[("a.rs", "one"), ("bench/record/x.jsonl", "{}")]), List::default());
+        assert!(noted(root, &tree, &list).err().expect("no note").to_string().contains("--build-only"));
+        note(root, &tree, &list, &programs).expect("noted");
+        let read = noted(root, &Tree::of(&[("a.rs", "one")]), &list).expect("records do not count");
+        assert_eq!((read.tests[&key].clone(), read.workshop, read.build_seconds), (root.join("tables"), root.join("workshop"), 2.5));
+        let refused = noted(root, &Tree::of(&[("a.rs", "two")]), &list).err().expect("other sources");
+        assert!(refused.to_string().contains("build again"), "{refused}");
+    }
 
     #[test]
     fn programs_are_told_apart_by_package_and_target() {

@@ -64,6 +64,12 @@ pub(crate) struct Arguments {
     /// Only check that every mutant has its place in the sources.
     #[arg(long)]
     places: bool,
+    /// Only plant and build, and note below `target/mutants` what was built, for runs with `--built`.
+    #[arg(long, conflicts_with_all = ["places", "built"])]
+    build_only: bool,
+    /// Run what `--build-only` has built of these sources: for a machine with more processors than this one, which needs no compiler.
+    #[arg(long)]
+    built: bool,
 }
 
 /// What became of a mutant.
@@ -158,9 +164,16 @@ pub(crate) fn run(root: &Path, arguments: &Arguments) -> Result<bool> {
         };
         println!("mutants: {} of {}{drawn}", selected.len(), list.mutants.len());
     }
-    let programs = build::programs(root, &tree, &list, &selected)?;
+    let programs = match arguments.built {
+        true => build::noted(root, &tree, &list)?,
+        false => build::programs(root, &tree, &list, &selected)?,
+    };
     if !arguments.json {
         println!("mutants: built in {:.0} s", programs.build_seconds);
+    }
+    if arguments.build_only {
+        println!("mutants: {}", build::note(root, &tree, &list, &programs)?.display());
+        return Ok(true);
     }
     let begun = Instant::now();
     let jobs = arguments.jobs.unwrap_or_else(crate::cores).max(1);
