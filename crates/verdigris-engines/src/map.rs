@@ -230,7 +230,7 @@ fn appends(dtype: DType) -> Vec<ChainSpec> {
             [load, length, Step::Store(view(dtype, 2, Some(first + 1)), first)]
         };
         let steps = (0..count).flat_map(|nth| append(3 * nth)).collect();
-        ChainSpec { rank, vector: 1, narrow: true, paths: vec![Walk::Row, Walk::PerRow, Walk::Row], steps }
+        ChainSpec { rank, vector: 1, narrow: true, paths: vec![Walk::Row, Walk::PerRow, Walk::Row], in_blocks: false, steps }
     };
     [2, 3].into_iter().flat_map(|rank| [of(rank, 1), of(rank, 2)]).collect()
 }

@@ -118,7 +118,7 @@ struct Note {
 }
 
 /// Tells sources with their mutants apart.
-fn digest(tree: &Tree, list: &List) -> Result<String> {
+pub(super) fn digest(tree: &Tree, list: &List) -> Result<String> {
     let mut hasher = blake3::Hasher::new();
     for (path, text) in planted(tree, list)? {
         for part in [path, text] {
@@ -190,12 +190,13 @@ mod tests {
             tests: [(key.clone(), root.join("tables"))].into(),
             build_seconds: 2.5,
         };
-        let (tree, list) = (Tree::of(&[("a.rs", "one"), ("bench/record/x.jsonl", "{}")]), List::default());
+        const SWITCH: (&str, &str) = ("crates/verdigris-kir/src/lib.rs", "");
+        let (tree, list) = (Tree::of(&[SWITCH, ("a.rs", "one"), ("bench/record/x.jsonl", "{}")]), List::default());
         assert!(noted(root, &tree, &list).err().expect("no note").to_string().contains("--build-only"));
         note(root, &tree, &list, &programs).expect("noted");
-        let read = noted(root, &Tree::of(&[("a.rs", "one")]), &list).expect("records do not count");
+        let read = noted(root, &Tree::of(&[SWITCH, ("a.rs", "one")]), &list).expect("records do not count");
         assert_eq!((read.tests[&key].clone(), read.workshop, read.build_seconds), (root.join("tables"), root.join("workshop"), 2.5));
-        let refused = noted(root, &Tree::of(&[("a.rs", "two")]), &list).err().expect("other sources");
+        let refused = noted(root, &Tree::of(&[SWITCH, ("a.rs", "two")]), &list).err().expect("other sources");
         assert!(refused.to_string().contains("build again"), "{refused}");
     }
 

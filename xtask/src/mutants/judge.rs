@@ -7,6 +7,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::build::Programs;
@@ -24,7 +25,7 @@ const LOOK: Duration = Duration::from_millis(10);
 const FOUND: [i32; 2] = [1, 101];
 
 /// What a run says of a mutant.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Said {
     /// What was found first; nothing if all passed.
     pub(super) found: Option<Found>,
@@ -36,7 +37,7 @@ pub(super) struct Said {
 }
 
 /// Something that a run found.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Found {
     /// The rule, or another word of [`super::list::Entry::expect`].
     pub(super) by: String,
@@ -47,7 +48,7 @@ pub(super) struct Found {
 }
 
 /// What a message has to say of where a mistake is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Place {
     /// A line of the crate that holds the kernel.
     Kernel,

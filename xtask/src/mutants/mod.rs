@@ -9,6 +9,7 @@
 //! the row does not name.
 
 mod build;
+mod journal;
 mod judge;
 mod list;
 mod plant;
@@ -27,6 +28,7 @@ use serde_json::json;
 
 use crate::tree::Tree;
 use build::Programs;
+use journal::Journal;
 use judge::{Found, Said};
 use list::{List, Mutant, Run};
 use report::Totals;
@@ -70,6 +72,9 @@ pub(crate) struct Arguments {
     /// Run what `--build-only` has built of these sources: for a machine with more processors than this one, which needs no compiler.
     #[arg(long)]
     built: bool,
+    /// Remembers what each run said, and goes on from there: what was cut off can be finished.
+    #[arg(long, value_name = "FILE")]
+    resume: Option<PathBuf>,
 }
 
 /// What became of a mutant.
@@ -178,10 +183,14 @@ pub(crate) fn run(root: &Path, arguments: &Arguments) -> Result<bool> {
     let begun = Instant::now();
     let jobs = arguments.jobs.unwrap_or_else(crate::cores).max(1);
     let seeds = arguments.first_seed..arguments.first_seed.saturating_add(arguments.seeds);
-    let clean = baseline(&programs, &selected, seeds.clone(), jobs)?;
+    let journal = match &arguments.resume {
+        Some(path) => Journal::open(path, build::digest(&tree, &list)?)?,
+        None => Journal::default(),
+    };
+    let clean = baseline(&programs, &journal, &selected, seeds.clone(), jobs)?;
     let asked: Vec<(&Run, u64, u64)> =
         selected.iter().flat_map(|one| seeds_of(&one.run, seeds.clone()).map(|seed| (&one.run, seed, one.number))).collect();
-    let mut said = all(&programs, &asked, jobs)?.into_iter();
+    let mut said = all(&programs, &journal, &asked, jobs)?.into_iter();
     let outcomes: Vec<Outcome<'_>> =
         (selected.iter()).map(|one| Outcome::new(one, said.by_ref().take(seeds_of(&one.run, seeds.clone()).count()).collect())).collect();
     tell(arguments, &outcomes, clean, seed, &programs, begun.elapsed().as_secs_f64())
@@ -234,11 +243,17 @@ fn seeds_of(run: &Run, seeds: std::ops::Range<u64>) -> std::ops::Range<u64> {
 ///
 /// # Errors
 /// A run that finds something, or runs nothing.
-fn baseline(programs: &Programs, selected: &[&Mutant], seeds: std::ops::Range<u64>, jobs: usize) -> Result<usize> {
+fn baseline(
+    programs: &Programs,
+    journal: &Journal,
+    selected: &[&Mutant],
+    seeds: std::ops::Range<u64>,
+    jobs: usize,
+) -> Result<usize> {
     let runs: BTreeMap<&Run, &str> = selected.iter().map(|one| (&one.run, one.id.as_str())).collect();
     let asked: BTreeSet<(&Run, u64, u64)> = runs.keys().flat_map(|run| seeds_of(run, seeds.clone()).map(|seed| (*run, seed, 0))).collect();
     let asked: Vec<(&Run, u64, u64)> = asked.into_iter().collect();
-    let said = all(programs, &asked, jobs)?;
+    let said = all(programs, journal, &asked, jobs)?;
     let mut wrong = Vec::new();
     for ((run, seed, _), said) in asked.iter().zip(&said) {
         let name = format!("{}, seed {seed}, for {}", run.words(), runs.get(run).copied().unwrap_or_default());
@@ -253,7 +268,7 @@ fn baseline(programs: &Programs, selected: &[&Mutant], seeds: std::ops::Range<u6
 }
 
 /// Runs all that is asked, so many at a time; what each said, in their order.
-fn all(programs: &Programs, asked: &[(&Run, u64, u64)], jobs: usize) -> Result<Vec<Said>> {
+fn all(programs: &Programs, journal: &Journal, asked: &[(&Run, u64, u64)], jobs: usize) -> Result<Vec<Said>> {
     let progress = ProgressBar::new(asked.len() as u64);
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} runs {elapsed} eta {eta}");
     progress.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
@@ -265,7 +280,14 @@ fn all(programs: &Programs, asked: &[(&Run, u64, u64)], jobs: usize) -> Result<V
                 loop {
                     let index = next.fetch_add(1, Ordering::Relaxed);
                     let Some((run, seed, number)) = asked.get(index) else { return };
-                    let said = judge::run(programs, run, *seed, *number);
+                    let said = journal.said(run, *seed, *number).map_or_else(
+                        || {
+                            let said = judge::run(programs, run, *seed, *number)?;
+                            journal.keep(run, *seed, *number, &said)?;
+                            Ok(said)
+                        },
+                        Ok,
+                    );
                     if let Ok(mut results) = results.lock() {
                         results.insert(index, said);
                     }

@@ -38,6 +38,8 @@ struct Chip {
     /// A launch, and one more behind it.
     launch_us: f64,
     further_launch_us: f64,
+    /// A turn of a thread of a stream, the shortest that were seen: sums of columns, whose loads four turns overlap.
+    turn_ns: f64,
     /// The share of device memory that a stream gets, by how it goes.
     lines_share: f64,
     transposed_share: f64,
@@ -64,6 +66,7 @@ const HOPPER: Chip = Chip {
     cluster_ns_per_element: 0.05,
     launch_us: 1.4,
     further_launch_us: 2.5,
+    turn_ns: 110.0,
     lines_share: 0.8,
     transposed_share: 0.65,
     reduced_share: 0.65,
@@ -191,5 +194,5 @@ fn stream_us(stream: &Stream, arch: &Arch) -> f64 {
     let busy = (stream.ctas / (2.0 * sms)).min(1.0);
     let memory_us = stream.bytes / (share * arch.memory_gb_per_s * 1e3 * busy.max(1e-3));
     let issue_us = stream.issued / (c.issued_per_cycle * sms * c.cycles_per_ns * 1e3);
-    memory_us.max(issue_us)
+    memory_us.max(issue_us).max(stream.turns * c.turn_ns * 1e-3)
 }

@@ -273,12 +273,14 @@ pub struct Stream {
     pub ctas: f64,
     /// Launches.
     pub launches: f64,
+    /// Turns of a thread that follow each other, each with loads whose numbers the next one waits for.
+    pub turns: f64,
 }
 
 impl Stream {
     /// One launch of many CTAs.
     pub fn new(traffic: Traffic, bytes: f64) -> Stream {
-        Stream { traffic, bytes, issued: 0.0, ctas: f64::INFINITY, launches: 1.0 }
+        Stream { traffic, bytes, issued: 0.0, ctas: f64::INFINITY, launches: 1.0, turns: 0.0 }
     }
 
     /// With so many instructions of warps.
@@ -291,6 +293,12 @@ impl Stream {
     #[must_use]
     pub fn of_ctas(self, ctas: f64) -> Stream {
         Stream { ctas, ..self }
+    }
+
+    /// With so many turns of a thread, one behind the other.
+    #[must_use]
+    pub fn in_turns(self, turns: f64) -> Stream {
+        Stream { turns, ..self }
     }
 
     /// In so many launches.

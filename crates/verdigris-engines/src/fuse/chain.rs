@@ -79,6 +79,9 @@ pub(crate) struct ChainSpec {
     pub narrow: bool,
     /// The ways in which views run, each once: how along the innermost dim.
     pub paths: Vec<Walk>,
+    /// The numbers of neighbours, by which random ones are drawn, follow each other from a multiple of as many as there are on, four at most.
+    #[serde(default)]
+    pub in_blocks: bool,
     /// The steps.
     pub steps: Vec<Step<ViewSpec>>,
 }
@@ -94,10 +97,20 @@ fn paths<'p>(steps: &Steps<InChain<'p>>) -> Vec<(&'p [u64], Option<&'p Window>)>
     paths
 }
 
+/// Whether a chain draws random numbers, each for neighbours along the innermost dim whose numbers are neighbours too, from multiples of `block` on.
+fn draws_in_blocks(chain: &Chain, dims: &[u64], block: u64) -> bool {
+    let mut drawn = chain.steps.iter().filter_map(|step| if let ChainStep::Random { strides, .. } = step { Some(strides) } else { None }).peekable();
+    let is_in_blocks = |strides: &Vec<u64>| {
+        let outer = strides.iter().zip(dims).rev().skip(1).filter(|(_, dim)| **dim > 1);
+        strides.last() == Some(&1) && outer.fold(0, |all, (stride, _)| all | stride).is_multiple_of(block)
+    };
+    drawn.peek().is_some() && drawn.all(is_in_blocks)
+}
+
 impl ChainSpec {
     /// Steps of which all that load and store run alike, along neighbouring elements.
     pub(crate) fn plain(rank: usize, vector: u32, steps: Vec<Step<ViewSpec>>) -> ChainSpec {
-        ChainSpec { rank, vector, narrow: true, paths: vec![Walk::Row], steps }
+        ChainSpec { rank, vector, narrow: true, paths: vec![Walk::Row], in_blocks: false, steps }
     }
 
     /// The spec of a chain over `dims` with vectors of `vector` neighbours, which the strides must allow ([`vectors_fit`]).
@@ -112,6 +125,7 @@ impl ChainSpec {
             vector,
             narrow: paths.iter().all(|(strides, _)| span(strides) < 1 << 31),
             paths: paths.iter().map(|(strides, _)| Walk::of(strides.last().copied().unwrap_or(0))).collect(),
+            in_blocks: vector > 1 && draws_in_blocks(chain, dims, u64::from(vector.min(4))),
             steps: steps.spec(|&(view, window, at)| ViewSpec {
                 dtype: view.dtype,
                 path: paths.iter().position(|path| *path == (&view.strides[..], window)).map_or(0, |path| path as u32),
@@ -147,7 +161,8 @@ impl ChainSpec {
             })
             .collect();
         let size = if self.narrow { "" } else { "w" };
-        let own = format!("d{}{size}v{}{paths}", self.rank, self.vector);
+        let drawn = if self.in_blocks { "b" } else { "" };
+        let own = format!("d{}{size}v{}{drawn}{paths}", self.rank, self.vector);
         [own].into_iter().chain(steps::names(&self.steps)).collect::<Vec<_>>().join("_")
     }
 
@@ -561,6 +576,10 @@ impl<'k> Operands<'k, ViewSpec> for AtPoint<'_, 'k> {
             _ => at,
         };
         (0..self.chain.spec.vector).map(|i| AnyVal::I64(lane(i).bitcast())).collect()
+    }
+
+    fn in_blocks(&self, _: usize) -> bool {
+        self.chain.spec.in_blocks
     }
 
     fn store(&self, step: usize, to: &ViewSpec, values: &[AnyVal<'k>]) {

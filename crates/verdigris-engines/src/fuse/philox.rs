@@ -67,10 +67,16 @@ impl<'k> Stream<'k> {
 
 /// A random number in f32 for each element of `numbers`, which lie at equal distances.
 ///
-/// Four neighbours that are one block take one evaluation, and so do two that are a pair of one. Whether they are is seen at run time, so that a kernel serves all strides and
-/// offsets of tiles alike.
+/// Four neighbours that are one block take one evaluation, and so do two that are a pair of one. With `in_blocks` the caller knows that neighbours' numbers follow each other, from
+/// a multiple of two or four on; else that is seen at run time, so that a kernel serves all strides and offsets of tiles alike: by a branch, across which nothing overlaps.
 #[track_caller]
-pub(super) fn numbers<'k>(k: Kernel<'k>, distribution: Drawn, state: [AnyVal<'k>; 4], numbers: &[AnyVal<'k>]) -> Vec<AnyVal<'k>> {
+pub(super) fn numbers<'k>(
+    k: Kernel<'k>,
+    distribution: Drawn,
+    state: [AnyVal<'k>; 4],
+    numbers: &[AnyVal<'k>],
+    in_blocks: bool,
+) -> Vec<AnyVal<'k>> {
     let stream = Stream::new(k, state.map(|word| bits(word)));
     let numbers: Vec<Val<'k, u64>> = numbers.iter().map(|&number| whole(number)).collect();
     let of_pair = |[a, b]: [Val<'k, u32>; 2]| match distribution {
@@ -85,6 +91,14 @@ pub(super) fn numbers<'k>(k: Kernel<'k>, distribution: Drawn, state: [AnyVal<'k>
     let mut drawn = Vec::with_capacity(numbers.len());
     for group in numbers.chunks(4) {
         match *group {
+            [first, _, _, _] if in_blocks => {
+                let [a, b, c, d] = stream.block(first);
+                drawn.extend([of_pair([a, b]), of_pair([c, d])].into_iter().flatten());
+            }
+            [first, _] if in_blocks => {
+                let (pair, _) = stream.pair(first);
+                drawn.extend(of_pair(pair));
+            }
             [first, _, _, last] => {
                 let places: Vec<_> = group.iter().map(|_| k.var(k.constant::<f32>(0.0))).collect();
                 let is_block = (first.low32() & 3u32).eq(0u32) & last.eq(first + 3u64);

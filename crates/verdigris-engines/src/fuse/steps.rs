@@ -187,6 +187,11 @@ impl<P> Steps<P> {
         self.steps.iter().map(|step| step.map(&operand)).collect()
     }
 
+    /// What has strides, in order: what is read and written, and the numbers of elements.
+    pub(super) fn strided(&self) -> impl Iterator<Item = &P> {
+        self.steps.iter().filter_map(|step| step.strided()).map(|(operand, _)| operand)
+    }
+
     /// What is read and written, in order.
     pub(super) fn operands(&self) -> impl Iterator<Item = &P> {
         self.steps.iter().filter_map(|step| step.operand()).map(|(operand, _)| operand)
@@ -391,6 +396,11 @@ pub(crate) trait Operands<'k, O> {
         unreachable!("step {step} is a coordinate among steps that load alone")
     }
 
+    /// Whether the numbers of the lanes ([`Operands::index`]) are known to follow each other, from a multiple of as many as there are on, four at most.
+    fn in_blocks(&self, _step: usize) -> bool {
+        false
+    }
+
     /// Stores a value of each lane.
     fn store(&self, step: usize, _to: &O, _values: &[AnyVal<'k>]) {
         unreachable!("step {step} stores among steps that load alone")
@@ -434,7 +444,9 @@ impl<'k, O> Code<'_, 'k, O> {
                     let half = |number: &HostVal<'k>| AnyVal::Stored(DType::I32, Raw::B32(number.half(upper)));
                     self.numbers[i].iter().map(half).collect()
                 }
-                Step::Random(distribution, state) => philox::numbers(k, distribution, state.map(|word| of(word, 0)), &operands.index(i)),
+                Step::Random(distribution, state) => {
+                    philox::numbers(k, distribution, state.map(|word| of(word, 0)), &operands.index(i), operands.in_blocks(i))
+                }
                 Step::Unary(_, x) => each(&|lane| self.function(k, i, &[of(x, lane)])),
                 Step::Binary(_, all) => each(&|lane| self.function(k, i, &all.map(|x| of(x, lane)))),
                 Step::Ternary(_, all) => each(&|lane| self.function(k, i, &all.map(|x| of(x, lane)))),

@@ -19,8 +19,8 @@ pub(crate) const TYPES: &[(DType, DType, bool)] = &[
 /// What stands between the sums of a product and D, where the epilogue stores D element by element, or others store it.
 pub(crate) fn epilogue_of(product: &GemmProblem, stores_d: bool) -> EpilogueSpec {
     let whole = EpilogueSpec::of(product);
-    // Pairs of columns are guarded by their second one. Without operands there is nothing for a pair to save, and one kernel serves both.
-    let pairs = whole.pairs && product.n.is_multiple_of(2) && (whole.reads_memory() || stores_d);
+    // Pairs of columns are guarded by their second one. Without operands and random numbers there is nothing for a pair to save, and one kernel serves both.
+    let pairs = whole.pairs && product.n.is_multiple_of(2) && (whole.reads_memory() || whole.draws() || stores_d);
     // Nor does it matter how D lies where others store it.
     let d = if stores_d { whole.d } else { OperandSpec { walk: Walk::Row, ..whole.d } };
     EpilogueSpec { stores_d, pairs, d, ..whole }

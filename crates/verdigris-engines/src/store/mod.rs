@@ -424,7 +424,10 @@ impl<'k> Store<'k> {
                             let ready = || staging.acquire_turn(warpgroup, thread, turn, sums.len() as u32 * stages);
                             block.write_stage(sum, Staged::Tma(staging), stage, thread, &blocks(first, per_stage), &mut ahead, ready);
                             let (x, y) = if spec.transposed { (first_row, tile.column + first) } else { (tile.column + first, first_row) };
-                            staging.store(stage, warpgroup, thread, map, x, y, tile.batch);
+                            match self.epilogue.adds_to_d() {
+                                None => staging.store(stage, warpgroup, thread, map, x, y, tile.batch),
+                                Some(adds) => staging.store_or_add(adds, stage, warpgroup, thread, map, x, y, tile.batch),
+                            }
                             // All of the stage is written by now, and it is read until someone writes it again, behind the barrier of its turn.
                             if let Some(totals) = &totals {
                                 let read = |row, chunk| (staging.read_chunk(stage, row, chunk), (first_row + row).lt(self.rows));
@@ -574,6 +577,7 @@ impl<'k> Block<'_, 'k> {
         let place = &self.places[half as usize];
         let raw = [0, 1].map(|odd| T::to_f32(sum.element(block, half, odd).get()));
         match ahead {
+            [] if self.store.spec.epilogue.pairs => place.apply_pair(raw, 8 * block),
             [] => [0, 1].map(|odd| place.apply(raw[odd as usize], 8 * block + odd)),
             [both] => place.apply_fetched(raw, 8 * block, both),
             each => std::array::from_fn(|odd| place.apply_fetched([raw[odd]], 8 * block + odd as u32, &each[odd])[0]),

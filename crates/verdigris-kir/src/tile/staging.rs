@@ -2,6 +2,7 @@
 //! TMA.
 
 use crate::face::{AsVal, Kernel, SharedPiece, TensorMap, Val};
+use crate::inst::BulkReduce;
 use crate::ir::{Access, MapDecl, MapType, Swizzle};
 use std::panic::Location;
 
@@ -172,10 +173,42 @@ impl<'k> Staging<'k> {
         let k = self.kernel;
         let batch = batch.operand_val(k);
         k.scope(Location::caller(), || {
+            self.hand_over(warpgroup, thread, || k.tma_store(map, &[column.signed(), row.signed(), batch.signed()], stage));
+        });
+    }
+
+    /// The same, but that the stage is added to the tensor where `adds` holds, which is alike for all threads: of numbers of f32.
+    #[allow(clippy::too_many_arguments, reason = "a store names both ends of the copy")]
+    #[track_caller]
+    pub fn store_or_add(
+        &self,
+        adds: Val<'k, bool>,
+        stage: Val<'k, u32>,
+        warpgroup: Val<'k, u32>,
+        thread: Val<'k, u32>,
+        map: &TensorMap<'k>,
+        column: Val<'k, u32>,
+        row: Val<'k, u32>,
+        batch: impl AsVal<'k, u32>,
+    ) {
+        let k = self.kernel;
+        let at = [column.signed(), row.signed(), batch.operand_val(k).signed()];
+        k.scope(Location::caller(), || {
+            self.hand_over(warpgroup, thread, || {
+                k.when_else(adds, || k.tma_reduce(BulkReduce::Add, map, &at, stage), || k.tma_store(map, &at, stage));
+            });
+        });
+    }
+
+    /// Makes what the warpgroup has written visible to TMA, and has one thread give the order.
+    #[track_caller]
+    fn hand_over(&self, warpgroup: Val<'k, u32>, thread: Val<'k, u32>, order: impl Fn()) {
+        let k = self.kernel;
+        k.scope_around(Location::caller(), |caller| {
             k.fence_proxy_async();
             k.barrier_sync(warpgroup + self.barrier, 128);
             k.when(thread.eq(0), || {
-                k.tma_store(map, &[column.signed(), row.signed(), batch.signed()], stage);
+                caller.run(&order);
                 k.bulk_commit();
             });
         });

@@ -28,6 +28,7 @@ use verdigris_kir::face::Kernel;
 use verdigris_kir::ir::Target;
 use verdigris_kir::params::{Arguments, Parameter, Read};
 use verdigris_kir::program::{Address, Arg};
+use verdigris_tensor::DType;
 
 use crate::fuse::compute::{self, Compute};
 use crate::fuse::operand::{Layout, OperandArgs, OperandDecl, Strides};
@@ -59,6 +60,9 @@ pub struct EpilogueSpec {
     pub exact: bool,
     /// Two neighbouring columns may be accessed at once: rows, matrices and operands begin at multiples of two elements.
     pub pairs: bool,
+    /// D may turn out to lie where C does: then, with a beta of 1, it is added to where it is stored, and C is not read ([`Epilogue::adds_to_d`]).
+    #[serde(default)]
+    pub adds: bool,
 }
 
 impl EpilogueSpec {
@@ -90,7 +94,7 @@ impl EpilogueSpec {
             double: precision == Precision::F64,
             steps: steps.spec(|&operand| Strides::from(operand).spec()),
             exact,
-            pairs: steps.operands().chain([&d]).all(|&operand| Strides::from(operand).takes_pairs()),
+            pairs: steps.strided().chain([&d]).all(|&operand| Strides::from(operand).takes_pairs()),
             ..EpilogueSpec::plain(Strides::from(d).spec())
         }
     }
@@ -107,7 +111,24 @@ impl EpilogueSpec {
             stores_d: true,
             exact: false,
             pairs: false,
+            adds: false,
         }
+    }
+
+    /// The same for a kernel that stores D by a tensor map, by which f32 can be added to what is in memory: rounded as it would be beside C, which is then neither
+    /// loaded nor waited for.
+    pub(crate) fn adding(self, problem: &GemmProblem) -> EpilogueSpec {
+        let lies_as = |c: &Matrix| {
+            let d = &problem.d;
+            (c.dtype, c.row_stride, c.column_stride, &c.batch_strides) == (DType::F32, d.row_stride, d.column_stride, &d.batch_strides)
+        };
+        let can_be_in_place = self.d.dtype == DType::F32 && problem.c.as_ref().is_some_and(lies_as);
+        EpilogueSpec { adds: can_be_in_place && self.steps.is_empty() && !self.double && !self.exact && !self.stores_d, ..self }
+    }
+
+    /// Whether it draws random numbers, of which neighbours share the work.
+    pub(crate) fn draws(&self) -> bool {
+        self.steps.iter().any(|step| matches!(step, Step::Random(..)))
     }
 
     /// The same with every operand in the class that serves any strides, one element at a time.
@@ -159,6 +180,9 @@ impl EpilogueSpec {
             words.push(format!("scale{}{}", if self.scale_a { "a" } else { "" }, if self.scale_b { "b" } else { "" }));
         }
         words.extend(self.c.map(|c| format!("c{}", c.word(false))));
+        if self.adds {
+            words.push("adds".to_owned());
+        }
         words.extend(steps::names(&self.steps));
         words.join("_")
     }
@@ -191,6 +215,7 @@ impl EpilogueSpec {
             scales: scales.filter(|_| !self.exact).collect(),
             beta: self.c.map(|_| host_number(problem.beta)),
             c: self.c.zip(problem.c.as_ref()).map(|(spec, c)| part(c).arguments(spec)),
+            place_of_d: self.adds.then(|| chunk.address(&problem.d, row, column)),
             ..of_steps
         })
     }
@@ -229,6 +254,7 @@ impl EpilogueSpec {
             scales: Vec::new(),
             beta: None,
             c: None,
+            place_of_d: None,
             operands: pairs
                 .map(|((spec, is), (operand, _))| {
                     let strides = strides(operand);
@@ -289,6 +315,8 @@ verdigris_kir::parameters! {
         pub(super) scales: Vec<Read> = vec![4; decl.scales()],
         pub(super) beta: Option<Number> = decl.number(decl.spec.c.is_some()),
         pub(super) c: Option<OperandArgs> = decl.spec.c.map(|c| decl.operand(c, Role::Read)),
+        /// Where D lies, to be compared with where C does.
+        pub(super) place_of_d: Option<Read> = decl.spec.adds.then_some(4),
         /// Of the steps that have one.
         pub(super) operands: Vec<OperandArgs> = decl.operands(),
         /// Of random numbers in memory, four words each.
@@ -325,7 +353,6 @@ mod tests {
     use verdigris_kir::face::{Header, build};
     use verdigris_kir::ir::KernelBody;
     use verdigris_kir::program::{KernelRef, Launch};
-    use verdigris_tensor::DType;
 
     /// A problem whose epilogue has every kind of step.
     fn everything(d: DType) -> GemmProblem {

@@ -54,6 +54,21 @@ impl<'k, T: Compute> Epilogue<'k, T> {
         paired
     }
 
+    /// Whether what is stored is to be added to what D holds, where the spec says that this is found out at run time.
+    pub(crate) fn adds_to_d(&self) -> Option<Val<'k, bool>> {
+        let Values { place_of_d, c, beta, .. } = &self.values;
+        let (d, c, beta) = (place_of_d.as_ref()?, c.as_ref()?, beta.as_ref()?);
+        let is_in_place = d.address().eq(c.start());
+        Some(is_in_place & beta.get::<f32>().eq(1.0f32))
+    }
+
+    /// The factor of C, and whether C is read: neither where it is 0 nor where the store adds to it.
+    fn beta(&self) -> Option<(Val<'k, T>, Val<'k, bool>)> {
+        let beta = self.values.beta.map(|beta| beta.get::<T>())?;
+        let is_read = beta.ne(T::constant(self.k, 0.0));
+        Some((beta, self.adds_to_d().map_or(is_read, |adds| is_read & !adds)))
+    }
+
     /// Whether two neighbouring columns may be accessed at once.
     pub(crate) fn has_pairs(&self) -> bool {
         self.spec.pairs
@@ -230,10 +245,10 @@ impl<'k, T: Compute> Place<'_, 'k, T> {
             let fill = |room: &[Var<'k, T>], index: usize, spec: OperandSpec, operand: &Operand<'k>| {
                 room.iter().zip(self.load(index, spec, operand, right, lanes)).for_each(|(room, value)| room.set(value));
             };
-            let c = match (self.epilogue.values.beta, c, &self.epilogue.values.c) {
-                (Some(beta), Some(spec), Some(operand)) => {
+            let c = match (self.epilogue.beta(), c, &self.epilogue.values.c) {
+                (Some((_, is_read)), Some(spec), Some(operand)) => {
                     let room = room(spec);
-                    k.when(inside & beta.get::<T>().ne(T::constant(k, 0.0)), || fill(&room, 0, spec, operand));
+                    k.when(inside & is_read, || fill(&room, 0, spec, operand));
                     room
                 }
                 _ => Vec::new(),
@@ -263,11 +278,10 @@ impl<'k, T: Compute> Place<'_, 'k, T> {
             values = values.map(|sum| sum * alpha);
         }
         let EpilogueSpec { c, ref steps, .. } = self.epilogue.spec;
-        let Values { beta, c: c_values, numbers, .. } = &self.epilogue.values;
-        if let (Some(beta), Some(spec), Some(operand)) = (beta, c, c_values) {
-            let beta = beta.get::<T>();
+        let Values { c: c_values, numbers, .. } = &self.epilogue.values;
+        if let (Some((beta, is_read)), Some(spec), Some(operand)) = (self.epilogue.beta(), c, c_values) {
             let with_c = values.map(|value| k.var(value));
-            k.when(beta.ne(T::constant(k, 0.0)), || {
+            k.when(is_read, || {
                 let c = fetched.map_or_else(|| self.load(0, spec, operand, right, N as u32), |fetched| fetched.c.clone());
                 for (value, &c) in with_c.into_iter().zip(c.iter().cycle()) {
                     value.set(k.fma(beta, c, value));
@@ -381,6 +395,10 @@ impl<'k, T: Compute> Operands<'k, OperandSpec> for Held<'_, '_, '_, 'k, T> {
         self.there.index(step)
     }
 
+    fn in_blocks(&self, step: usize) -> bool {
+        self.there.in_blocks(step)
+    }
+
     fn store(&self, step: usize, to: &OperandSpec, values: &[AnyVal<'k>]) {
         self.there.place.epilogue.k.when(self.fetched.inside, || self.there.store(step, to, values));
     }
@@ -428,6 +446,13 @@ impl<'k, T: Compute> Operands<'k, OperandSpec> for ToTheRight<'_, '_, 'k, T> {
             AnyVal::I64((number + further as u64).bitcast())
         };
         (0..self.lanes).map(number).collect()
+    }
+
+    /// Two columns of which the first is even, and rows of whole pairs.
+    fn in_blocks(&self, step: usize) -> bool {
+        let steps = &self.place.epilogue.spec.steps[..step];
+        let counts = steps.iter().rev().find_map(|step| if let Step::Number(spec) = step { Some(spec.walk) } else { None });
+        self.lanes == 2 && self.place.epilogue.spec.pairs && counts == Some(Walk::Row)
     }
 
     fn store(&self, step: usize, to: &OperandSpec, values: &[AnyVal<'k>]) {

@@ -697,7 +697,8 @@ impl Wgmma {
     fn spec(&self, shape: u32, swap_ab: bool) -> Option<Spec> {
         let (view, shape) = (self.view(swap_ab), SHAPES.get(shape as usize)?);
         let given = self.given(shape, swap_ab)?;
-        let spec = given.spec(shape, epilogue_of(&view.problem, given.out == Out::Direct))?;
+        let epilogue = epilogue_of(&view.problem, given.out == Out::Direct);
+        let spec = given.spec(shape, if given.out == Out::Tma { epilogue.adding(&view.problem) } else { epilogue })?;
         // No CTA is without a step of its own.
         (view.k.div_ceil(spec.main.depth()) >= spec.main.tile.cluster_split).then_some(spec)
     }
