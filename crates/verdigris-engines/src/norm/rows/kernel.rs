@@ -7,9 +7,10 @@ use verdigris_kir::params::Write;
 use verdigris_kir::program::KernelRef;
 use verdigris_tensor::DType;
 
-use super::ahead::{self, Ahead};
+use super::ahead::Ahead;
+use super::bulk::{self, Bulk};
 use super::shared_sums::SharedSums;
-use super::{Along, FEW, Holds, NARROW_CTA, Once, OperandSpec, Role, Spec, WIDEST, class, ctas_of_few, streams_of};
+use super::{Along, NARROW_CTA, OperandSpec, Role, Spec};
 use crate::fuse::compute::{self, Compute};
 use crate::fuse::lanes;
 use crate::fuse::operand::{OperandArgs, OperandDecl};
@@ -105,7 +106,7 @@ impl Spec {
     /// bias that are held so too, CTAs of long rows would be two to an SM (8,192 rows of 8,192 elements on an H200: 89 us, 72 otherwise).
     fn keeps_wide(&self) -> bool {
         let of_thread = self.held * self.vector * self.bytes();
-        if self.once.is_none() && self.ahead == 0 {
+        if self.once.is_none() && self.ahead == 0 || self.bulk > 0 {
             return false;
         }
         if self.backward {
@@ -117,11 +118,12 @@ impl Spec {
 
     /// Whether registers hold so much of a row that nothing should be loaded early.
     fn is_tight(&self) -> bool {
-        self.sums_in_shared || (!self.backward && self.held * self.vector * self.bytes() > MOST_WIDE_BYTES)
+        self.sums_in_shared || (!self.backward && self.bulk == 0 && self.held * self.vector * self.bytes() > MOST_WIDE_BYTES)
     }
 
     fn threads(&self) -> u32 {
-        self.once.map_or(self.team.max(NARROW_CTA), |once| once.threads)
+        let usual = if self.bulk > 0 { bulk::threads_of(self.team) } else { self.team.max(NARROW_CTA) };
+        self.once.map_or(usual, |once| once.threads)
     }
 
     /// Rows that a CTA takes at a time.
@@ -144,9 +146,10 @@ impl Spec {
         // would let there be are slower where rows are short: 131072×128 takes 28.6 µs with 11 of them and 26.4 with 8 (H100).
         let on_their_way = if self.backward || self.held <= 4 || self.operands.iter().any(is_kept) { words(compute) } else { 0 };
         let registers = (48 + rows + sums * words(compute) + on_their_way).clamp(32, 255);
+        let registers = if self.bulk > 0 { bulk::REGISTERS } else { registers };
         // Beside what is read ahead a CTA has the sums of its teams, at most.
         let left = self.bytes() * self.threads() * self.held * self.vector * if self.rows_of_cta() > 1 { sums } else { 0 };
-        let shared_bytes = self.ahead * self.streamed_bytes() + left;
+        let shared_bytes = (self.ahead + self.bulk) * self.streamed_bytes() + left;
         (65_536 / (registers * self.threads()))
             .min(2048 / self.threads())
             .min(shared_bytes_of_sm / (shared_bytes + SHARED_BYTES_BESIDE))
@@ -178,6 +181,7 @@ impl Spec {
             .collect();
         let ahead = if self.ahead > 0 { format!("_ahead{}", self.ahead) } else { String::new() };
         let once = self.once.map_or(String::new(), |once| format!("_once{}{}", once.threads, flag(once.overlaps, "overlapped")));
+        let ahead = ahead + &if self.bulk > 0 { format!("_bulk{}", self.bulk) } else { String::new() };
         let streams = flag(self.streams[0], "loads") + &flag(self.streams[1], "stores");
         format!(
             "norm_rows_{kind}_{pass}{}{}{}{}_team{}x{}v{}{once}{ahead}{streams}_d{rows}x{elements}_{}",
@@ -192,8 +196,8 @@ impl Spec {
         )
     }
 
-    fn target(&self) -> Target {
-        let own = if self.once.is_some_and(|once| once.overlaps) { Target::Sm90 } else { Target::Sm80 };
+    pub(super) fn target(&self) -> Target {
+        let own = if self.bulk > 0 || self.once.is_some_and(|once| once.overlaps) { Target::Sm90 } else { Target::Sm80 };
         compute::target_of_all(self.operands.iter().map(|operand| operand.dtype)).max(own)
     }
 
@@ -203,7 +207,7 @@ impl Spec {
 
     fn build(&self) -> KernelBody {
         // A CTA that stays has its place from the beginning: one more than there is room for would begin when others have ended.
-        let min_ctas = if self.ahead > 0 { self.ctas_of_sm(MOST_SHARED_BYTES_OF_SM) } else { 1 };
+        let min_ctas = if self.ahead > 0 || self.bulk > 0 { self.ctas_of_sm(MOST_SHARED_BYTES_OF_SM) } else { 1 };
         let header = Header { name: self.name(), target: self.target(), threads: self.threads(), min_ctas, cluster: 1 };
         build(header, |k| if self.double { self.body::<f64>(k) } else { self.body::<f32>(k) })
     }
@@ -222,10 +226,11 @@ impl Spec {
             vectors: extent >> self.vector.ilog2(),
             member,
             team: self.team,
-            held: self.held,
+            held: if self.bulk > 0 { 0 } else { self.held },
+            unroll: if self.bulk > 0 { bulk::UNROLL } else { 1 },
             vector: self.vector,
             // Rows are whole vectors, which the assembler does not know.
-            zero: (!self.keeps_wide()).then(|| extent & (self.vector - 1)),
+            zero: (!self.keeps_wide() && self.bulk == 0).then(|| extent & (self.vector - 1)),
         };
         let streamed: Vec<&(OperandSpec, Strided<'k>)> = operands.iter().filter(|(spec, _)| is_streamed(spec.role)).collect();
         let row_of = |first: Val<'k, u32>| {
@@ -234,12 +239,14 @@ impl Spec {
             (space.index(row.min(rows - 1)), row.lt(rows))
         };
         let room = || -> Vec<Vec<Kept<'k>>> {
-            let of = |dtype: DType| (0..self.held).map(|_| Kept::new(k, dtype, self.vector)).collect();
+            let of = |dtype: DType| (0..share.held).map(|_| Kept::new(k, dtype, self.vector)).collect();
             streamed.iter().map(|(spec, _)| of(spec.dtype)).collect()
         };
         let now = room();
-        let next = if self.once.is_some() || self.ahead > 0 { Vec::new() } else { room() };
+        let next = if self.once.is_some() || self.ahead > 0 || self.bulk > 0 { Vec::new() } else { room() };
         let accesses: Vec<u32> = streamed.iter().map(|(spec, _)| self.vector * spec.dtype.bytes() as u32).collect();
+        let whole: Vec<DType> = streamed.iter().map(|(spec, _)| spec.dtype).collect();
+        let bulk = (self.bulk > 0).then(|| Bulk::new(&share, self.bulk, self.held, team, &whole));
         let ahead = (self.ahead > 0).then(|| Ahead::new(k, self.ahead, self.held, &accesses));
         // All loads before what they are kept in, so that none waits for another.
         let fetch = |first: Val<'k, u32>, to: &[Vec<Kept<'k>>]| {
@@ -261,6 +268,7 @@ impl Spec {
         let row = Row {
             spec: self,
             share,
+            staged: bulk.as_ref(),
             in_shared: &in_shared,
             operands: &operands,
             streamed: &streamed,
@@ -276,13 +284,32 @@ impl Spec {
             })
             .collect();
         let first = k.cta() * self.rows_of_cta();
-        if self.held > 0 && ahead.is_none() {
+        if self.held > 0 && ahead.is_none() && bulk.is_none() {
             fetch(first, &now);
         }
         let take = |first: Val<'k, u32>| {
             let (index, inside) = row_of(first);
             if self.backward { row.backward(&index, inside, &sums) } else { row.forward(&index, inside) }
         };
+        if let Some(bulk) = &bulk {
+            let start = |first: Val<'k, u32>, number: u32| {
+                let behind = first + step * number;
+                k.when(behind.lt(rows), || {
+                    let (index, _) = row_of(behind);
+                    let lines: Vec<Line<'k>> = streamed.iter().map(|(_, operand)| operand.line(&index, self.vector)).collect();
+                    bulk.start(&lines, extent);
+                });
+            };
+            bulk.begin(|number| start(first, number));
+            k.range_step(first, rows, step, |first| {
+                bulk.wait();
+                take(first);
+                bulk.leave();
+                start(first, self.bulk);
+                bulk.go_on();
+            });
+            return;
+        }
         if self.once.is_some() {
             take(first);
             if self.sums.contains(&true) {
@@ -407,6 +434,8 @@ pub(super) struct Share<'k> {
     pub(super) member: Val<'k, u32>,
     pub(super) team: u32,
     pub(super) held: u32,
+    /// Vectors that are gone through together, where they are not held.
+    pub(super) unroll: u32,
     pub(super) vector: u32,
     /// 0, but nobody can know: see [`Packed::again`]. None where what is widened is kept so.
     pub(super) zero: Option<Val<'k, u32>>,
@@ -442,6 +471,11 @@ impl<'k> Share<'k> {
     /// Runs `f` for each vector of the share.
     #[track_caller]
     pub(super) fn each(&self, f: impl Fn(Part<'k>)) {
+        if self.held == 0 && self.unroll > 1 {
+            let turns = (self.vectors + (self.team - 1) - self.member) >> self.team.ilog2();
+            let part = |turn| Part { number: self.member + turn * self.team, slot: None };
+            return self.k.range_unrolled(turns, self.unroll, |turn| f(part(turn)));
+        }
         if self.held == 0 {
             self.k.range_step(self.member, self.vectors, self.team, |number| f(Part { number, slot: None }));
             return;
@@ -534,6 +568,8 @@ fn vector_values<'k, T: Compute>(share: &Share<'k>, (vector, own, one): &AtRow<'
 struct Row<'s, 'k, T: Compute> {
     spec: &'s Spec,
     share: Share<'k>,
+    /// Where rows lie in shared memory.
+    staged: Option<&'s Bulk<'k>>,
     operands: &'s [(OperandSpec, Strided<'k>)],
     streamed: &'s [&'s (OperandSpec, Strided<'k>)],
     now: &'s [Vec<Kept<'k>>],
@@ -585,12 +621,13 @@ impl<'k, T: Compute> Row<'_, 'k, T> {
         self.operands.iter().filter(|(spec, _)| is_row(spec)).map(|(spec, operand)| (spec.role, operand.at(index))).collect()
     }
 
-    /// The elements of a vector of a streamed operand: held as they are stored and widened again, or read again.
+    /// The elements of a vector of a streamed operand: held as they are stored and widened again, or read again from where the row is.
     fn values(&self, row: &[(Role, Strided<'k>)], role: Role, part: Part<'k>) -> Option<Vec<Val<'k, T>>> {
         let place = self.streamed.iter().position(|(spec, _)| spec.role == role)?;
-        let packed = match part.slot {
-            Some(slot) => self.share.again(&self.now[place][slot as usize].get()),
-            None => find(row, role)?.line(&[], self.share.vector).load(part.number),
+        let packed = match (part.slot, self.staged) {
+            (Some(slot), _) => self.share.again(&self.now[place][slot as usize].get()),
+            (None, Some(staged)) => staged.load(place, part.number),
+            (None, None) => find(row, role)?.line(&[], self.share.vector).load(part.number),
         };
         Some(packed.values(self.k()))
     }
@@ -713,10 +750,13 @@ impl<'k, T: Compute> Row<'_, 'k, T> {
             let mean = find(&row, Role::Mean).map_or(T::constant(k, 0.0), |mean| mean.load::<T>(&[]));
             [mean, inv.load::<T>(&[])]
         });
-        // What a vector adds to the gradients of scale and bias: `dy·h`, and `dy`.
-        let add_to_vectors = |part: Part<'k>, dy: &[Val<'k, T>], h: &[Val<'k, T>]| {
+        // What a vector adds to the gradients of scale and bias: `dy·h`, which is `r·dy` times the deviation, and `dy`.
+        let add_to_vectors = |part: Part<'k>, dy: &[Val<'k, T>], [scaled, deviations]: [&[Val<'k, T>]; 2]| {
             let slot = part.slot.unwrap_or(0);
-            let with = |which: usize, i: usize, sum: Val<'k, T>| if which == 0 { k.fma(dy[i], h[i], sum) } else { sum + dy[i] };
+            let with = |which: usize, i: usize, sum: Val<'k, T>| match which {
+                0 => k.fma(scaled[i], deviations[i], sum),
+                _ => sum + dy[i],
+            };
             for (which, sums) in self.in_shared.iter().enumerate().filter_map(|(which, sums)| Some((which, (*sums)?))) {
                 let next: Vec<Val<'k, T>> = sums.load::<T>(slot).into_iter().enumerate().map(|(i, sum)| with(which, i, sum)).collect();
                 sums.store(slot, &next);
@@ -732,8 +772,9 @@ impl<'k, T: Compute> Row<'_, 'k, T> {
             self.once(&row, Role::ToInv, inside, inv);
             k.when(inside, || {
                 self.share.each(|part| {
-                    let h: Vec<Val<'k, T>> = self.deviations(&row, part, mean).into_iter().map(|deviation| deviation * inv).collect();
-                    add_to_vectors(part, &dy(part), &h);
+                    let (deviations, dy) = (self.deviations(&row, part, mean), dy(part));
+                    let scaled: Vec<Val<'k, T>> = dy.iter().map(|&dy| dy * inv).collect();
+                    add_to_vectors(part, &dy, [&scaled, &deviations]);
                 });
             });
             return;
@@ -782,110 +823,24 @@ impl<'k, T: Compute> Row<'_, 'k, T> {
         };
         self.once(&row, Role::ToMean, inside, mean);
         self.once(&row, Role::ToInv, inside, inv);
-        let (of_g, of_product) = (-self.mean_of(of_g), -self.mean_of(product * inv));
+        // `dx = r·(dy·γ) − r·mean(g) − (x − μ)·r²·mean(g·h)`: of each row, what deviations are multiplied by and what is added stand fast.
+        let (of_g, of_product) = (-self.mean_of(of_g) * inv, -self.mean_of(product * inv) * inv * inv);
         k.when(inside, || {
             self.share.each(|part| {
                 let dsum = self.values(&row, Role::Dsum, part);
-                let h: Vec<Val<'k, T>> = self.deviations(&row, part, mean).into_iter().map(|deviation| deviation * inv).collect();
-                let dy = dy(part);
-                add_to_vectors(part, &dy, &h);
+                let (deviations, dy) = (self.deviations(&row, part, mean), dy(part));
+                let scaled: Vec<Val<'k, T>> = dy.iter().map(|&dy| dy * inv).collect();
+                add_to_vectors(part, &dy, [&scaled, &deviations]);
                 let gamma = self.gamma(&vectors, part);
-                let results: Vec<Val<'k, T>> = (dy.into_iter().zip(h).enumerate())
-                    .map(|(i, (dy, h))| {
-                        let rest = if is_layer { k.fma(h, of_product, of_g) } else { h * of_product };
-                        let rest = gamma.as_ref().map_or_else(|| dy + rest, |gamma| k.fma(dy, gamma[i], rest));
-                        dsum.as_ref().map_or_else(|| rest * inv, |dsum| k.fma(rest, inv, dsum[i]))
+                let results: Vec<Val<'k, T>> = (scaled.into_iter().zip(deviations).enumerate())
+                    .map(|(i, (scaled, deviation))| {
+                        let rest = if is_layer { k.fma(deviation, of_product, of_g) } else { deviation * of_product };
+                        let rest = dsum.as_ref().map_or(rest, |dsum| rest + dsum[i]);
+                        gamma.as_ref().map_or_else(|| scaled + rest, |gamma| k.fma(scaled, gamma[i], rest))
                     })
                     .collect();
                 self.store(&row, Role::Dx, part, &results);
             });
         });
-    }
-}
-
-/// The kernels of the usual operands: one element type throughout, or vectors in f32; a vector of one element for all rows' columns, layer and
-/// root-mean-square norm, alone or behind a sum.
-pub(super) fn catalog(target: Target) -> Vec<KernelRef> {
-    let mut specs: Vec<Spec> = Vec::new();
-    for dtype in [DType::F32, DType::F16, DType::Bf16] {
-        let vector = 16 / dtype.bytes() as u32;
-        for kind in [NormKind::Layer, NormKind::Rms] {
-            for backward in [false, true] {
-                let holds = if backward { Holds::Sums } else { Holds::Values };
-                let accesses = 1..=WIDEST * 64 / u64::from(vector);
-                let mut classes: Vec<(u32, u32)> = accesses.filter_map(|accesses| class(accesses, vector, false, holds)).collect();
-                classes.dedup();
-                for (team, held) in classes.into_iter().chain((!backward).then_some((256, 0))) {
-                    let spec = plain(kind, backward, dtype, [team, held, vector]);
-                    // Longer rows whose CTAs stay are compiled when they are first asked for.
-                    let is_wide = kind == NormKind::Layer && vector == 8 && team == 256 && (3..=6).contains(&held);
-                    let ends = !backward && team >= 32 && held > 0 && !is_wide;
-                    let once = ends.then(|| Once { threads: team.max(NARROW_CTA), overlaps: false });
-                    let rows = if ends || held == 0 { 0 } else { ahead::rows_of(spec.streamed_bytes(), u32::MAX) };
-                    let streams = if ends && vector == 8 { streams_of(u64::from(team * held)) } else { [false; 2] };
-                    specs.push(Spec { once, ahead: rows, streams, ..spec });
-                }
-                // What rows of 16-bit elements take first, where that is not their class's.
-                let of_rows = |team: u32, held: u32| plain(kind, backward, dtype, [team, held, vector]);
-                let stays = |spec: Spec| Spec { ahead: ahead::rows_of(spec.streamed_bytes(), u32::MAX), ..spec };
-                if vector == 8 && backward {
-                    specs.push(stays(of_rows(8, 2)));
-                } else if vector == 8 {
-                    let long: &[(u32, u32)] = if kind == NormKind::Layer { &[] } else { &[(512, 2), (512, 3), (512, 4)] };
-                    let teams = [(8, 2), (64, 2), (128, 2), (256, 2), (128, 5)].iter().chain(long);
-                    specs.extend(teams.map(|&(team, held)| Spec {
-                        once: Some(Once { threads: team.max(NARROW_CTA), overlaps: false }),
-                        streams: streams_of(u64::from(team * held)),
-                        ..of_rows(team, held)
-                    }));
-                    let held_ahead: &[(u32, u32)] = if kind == NormKind::Layer { &[(128, 5), (512, 3)] } else { &[] };
-                    specs.extend(held_ahead.iter().map(|&(team, held)| stays(of_rows(team, held))));
-                }
-                if backward && dtype != DType::F32 {
-                    let long = [3, 4].map(|held| plain(kind, true, dtype, [WIDEST as u32, held, vector]));
-                    specs.extend(long.map(|spec| Spec { sums_in_shared: true, ..spec }));
-                }
-                if backward {
-                    // Chips that launch kernels one after the other have them without the overlap, compiled when they are first asked for.
-                    // So are those that hold more, and more threads than rows of their length prefer.
-                    let all = FEW.iter().flat_map(|&(team, helds)| helds.iter().map(move |&held| (team, held)));
-                    let ways = all.filter(|&(team, held)| held <= 2 && (team, held) != (128, 1));
-                    specs.extend(ways.flat_map(|(team, held)| {
-                        let spec = plain(kind, true, dtype, [team, held, vector]);
-                        ctas_of_few(team).map(move |threads| Spec { once: Some(Once { threads, overlaps: true }), ..spec.clone() })
-                    }));
-                }
-            }
-        }
-    }
-    specs.into_iter().filter(|spec| spec.target() <= target).map(Spec::kernel).collect()
-}
-
-/// A norm with a scale, and a bias where the mean is taken off, or its gradient.
-fn plain(kind: NormKind, backward: bool, dtype: DType, [team, held, vector]: [u32; 3]) -> Spec {
-    let line = |role| OperandSpec { role, dtype, along: Along::Line };
-    let shared = |role| OperandSpec { role, dtype, along: Along::Shared };
-    let has_bias = kind == NormKind::Layer;
-    let operands = if backward {
-        vec![line(Role::X), line(Role::Dy), shared(Role::Scale), line(Role::Dx)]
-    } else {
-        let bias = has_bias.then(|| shared(Role::Bias));
-        [Some(line(Role::X)), Some(shared(Role::Scale)), bias, Some(line(Role::Y))].into_iter().flatten().collect()
-    };
-    Spec {
-        kind,
-        backward,
-        zero_centred: false,
-        double: false,
-        team,
-        held,
-        vector,
-        ranks: [1, 0],
-        operands,
-        sums: [backward, backward && has_bias],
-        sums_in_shared: false,
-        once: None,
-        ahead: 0,
-        streams: [false; 2],
     }
 }
