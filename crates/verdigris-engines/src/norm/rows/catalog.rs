@@ -24,7 +24,7 @@ pub(super) fn kernels(target: Target) -> Vec<KernelRef> {
                     // Longer rows whose CTAs stay are compiled when they are first asked for.
                     let is_wide = kind == NormKind::Layer && vector == 8 && team == 256 && (3..=6).contains(&held);
                     let ends = !backward && team >= 32 && held > 0 && !is_wide;
-                    let once = ends.then(|| Once { threads: team.max(NARROW_CTA), overlaps: false });
+                    let once = ends.then(|| Once { threads: team.max(NARROW_CTA) });
                     let rows = if ends || held == 0 { 0 } else { ahead::rows_of(spec.streamed_bytes(), u32::MAX) };
                     let streams = if ends && vector == 8 { streams_of(u64::from(team * held)) } else { [false; 2] };
                     specs.push(Spec { once, ahead: rows, streams, ..spec });
@@ -38,7 +38,7 @@ pub(super) fn kernels(target: Target) -> Vec<KernelRef> {
                     let long: &[(u32, u32)] = if kind == NormKind::Layer { &[] } else { &[(512, 2), (512, 3), (512, 4)] };
                     let teams = [(8, 2), (64, 2), (128, 2), (256, 2), (128, 5)].iter().chain(long);
                     specs.extend(teams.map(|&(team, held)| Spec {
-                        once: Some(Once { threads: team.max(NARROW_CTA), overlaps: false }),
+                        once: Some(Once { threads: team.max(NARROW_CTA) }),
                         streams: streams_of(u64::from(team * held)),
                         ..of_rows(team, held)
                     }));
@@ -56,7 +56,7 @@ pub(super) fn kernels(target: Target) -> Vec<KernelRef> {
                     let ways = all.filter(|&(team, held)| held <= 2 && (team, held) != (128, 1));
                     specs.extend(ways.flat_map(|(team, held)| {
                         let spec = plain(kind, true, dtype, [team, held, vector]);
-                        ctas_of_few(team).map(move |threads| Spec { once: Some(Once { threads, overlaps: true }), ..spec.clone() })
+                        ctas_of_few(team).map(move |threads| Spec { once: Some(Once { threads }), overlaps: true, ..spec.clone() })
                     }));
                 }
             }
@@ -68,6 +68,9 @@ pub(super) fn kernels(target: Target) -> Vec<KernelRef> {
         let of_team = |team: u32| Spec { bulk: 2, ..plain(kind, false, dtype, [team, bulk::USUAL_HELD, 8]) };
         specs.extend([32, 64, 128].map(of_team));
     }
+    // A launch of sums follows those that stay as well.
+    let stays = specs.iter_mut().filter(|spec| spec.backward && spec.once.is_none());
+    stays.for_each(|spec| spec.overlaps = target >= Target::Sm90);
     specs.into_iter().filter(|spec| spec.target() <= target).map(Spec::kernel).collect()
 }
 
@@ -95,6 +98,7 @@ fn plain(kind: NormKind, backward: bool, dtype: DType, [team, held, vector]: [u3
         sums: [backward, backward && has_bias],
         sums_in_shared: false,
         once: None,
+        overlaps: false,
         ahead: 0,
         bulk: 0,
         streams: [false; 2],

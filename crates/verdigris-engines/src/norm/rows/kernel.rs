@@ -23,9 +23,9 @@ const KEPT_WORDS: u32 = 20;
 /// The most bytes of a row that a thread keeps as they are computed with.
 const MOST_WIDE_BYTES: u32 = 160;
 /// The same of each of the two rows of a gradient, beside which it keeps sums as long.
-const MOST_WIDE_BYTES_OF_GRADIENT: u32 = 64;
-/// And a CTA, where scale and bias are kept so as well.
-const MOST_WIDE_BYTES_OF_CTA: u32 = 24 << 10;
+const MOST_WIDE_BYTES_OF_GRADIENT: u32 = 128;
+/// And a CTA, where scale and bias are kept so as well: one that ends, and one that stays, which is one of few.
+const MOST_WIDE_BYTES_OF_CTA: [u32; 2] = [24 << 10, 32 << 10];
 /// The most shared memory that an SM of any chip has: registers are shared out among as many CTAs as it lets be there.
 const MOST_SHARED_BYTES_OF_SM: u32 = 228 << 10;
 /// What each CTA takes of it beside its own.
@@ -112,7 +112,7 @@ impl Spec {
         if self.backward {
             return of_thread <= MOST_WIDE_BYTES_OF_GRADIENT && !self.sums_in_shared;
         }
-        let fits = self.kind == NormKind::Rms || self.threads() * of_thread <= MOST_WIDE_BYTES_OF_CTA;
+        let fits = self.kind == NormKind::Rms || self.threads() * of_thread <= MOST_WIDE_BYTES_OF_CTA[usize::from(self.once.is_none())];
         of_thread <= MOST_WIDE_BYTES && fits
     }
 
@@ -180,11 +180,12 @@ impl Spec {
             })
             .collect();
         let ahead = if self.ahead > 0 { format!("_ahead{}", self.ahead) } else { String::new() };
-        let once = self.once.map_or(String::new(), |once| format!("_once{}{}", once.threads, flag(once.overlaps, "overlapped")));
+        let once = self.once.map_or(String::new(), |once| format!("_once{}", once.threads));
+        let overlapped = flag(self.overlaps, "overlapped");
         let ahead = ahead + &if self.bulk > 0 { format!("_bulk{}", self.bulk) } else { String::new() };
         let streams = flag(self.streams[0], "loads") + &flag(self.streams[1], "stores");
         format!(
-            "norm_rows_{kind}_{pass}{}{}{}{}_team{}x{}v{}{once}{ahead}{streams}_d{rows}x{elements}_{}",
+            "norm_rows_{kind}_{pass}{}{}{}{}_team{}x{}v{}{once}{ahead}{overlapped}{streams}_d{rows}x{elements}_{}",
             flag(self.zero_centred, "centred"),
             flag(self.double, "f64"),
             flag(self.sums[0], "dscale"),
@@ -197,7 +198,7 @@ impl Spec {
     }
 
     pub(super) fn target(&self) -> Target {
-        let own = if self.bulk > 0 || self.once.is_some_and(|once| once.overlaps) { Target::Sm90 } else { Target::Sm80 };
+        let own = if self.bulk > 0 || self.overlaps { Target::Sm90 } else { Target::Sm80 };
         compute::target_of_all(self.operands.iter().map(|operand| operand.dtype)).max(own)
     }
 
@@ -214,7 +215,7 @@ impl Spec {
 
     fn body<'k, T: Compute>(&self, k: Kernel<'k>) {
         let OfRows { rows, step, extent, count, per_element, eps, space, elements, operands, parts } = OfRows::declare(k, self);
-        if self.once.is_some_and(|once| once.overlaps) {
+        if self.once.is_some() && self.overlaps {
             k.griddep_launch();
         }
         let thread = k.thread();
@@ -341,6 +342,9 @@ impl Spec {
             now.iter().flatten().zip(next.iter().flatten()).for_each(|(now, next)| now.set(&next.get()));
         });
         ahead.iter().for_each(|ahead| ahead.end());
+        if self.overlaps {
+            k.griddep_launch();
+        }
         if self.sums.contains(&true) && !self.sums_in_shared {
             self.deliver(&share, team, &sums, [parts.scale, parts.bias]);
         }
@@ -471,19 +475,30 @@ impl<'k> Share<'k> {
     /// Runs `f` for each vector of the share.
     #[track_caller]
     pub(super) fn each(&self, f: impl Fn(Part<'k>)) {
-        if self.held == 0 && self.unroll > 1 {
-            let turns = (self.vectors + (self.team - 1) - self.member) >> self.team.ilog2();
-            let part = |turn| Part { number: self.member + turn * self.team, slot: None };
-            return self.k.range_unrolled(turns, self.unroll, |turn| f(part(turn)));
-        }
-        if self.held == 0 {
-            self.k.range_step(self.member, self.vectors, self.team, |number| f(Part { number, slot: None }));
-            return;
-        }
+        self.groups(|parts| parts.iter().for_each(|part| f(*part)));
+    }
+
+    /// Runs `f` for each group of vectors of the share whose loads overlap: one by one where they are held, or are not so many that they are gone through together.
+    #[track_caller]
+    fn groups(&self, f: impl Fn(&[Part<'k>])) {
+        let k = self.k;
         for slot in 0..self.held {
             let number = self.number(slot);
-            self.k.when(number.lt(self.vectors), || f(Part { number, slot: Some(slot) }));
+            k.when(number.lt(self.vectors), || f(&[Part { number, slot: Some(slot) }]));
         }
+        if self.held > 0 {
+            return;
+        }
+        let together = self.unroll * self.team;
+        let part = |number| Part { number, slot: None };
+        // As many as this thread has in common with the others of its team.
+        let whole = if self.unroll > 1 { self.member + (self.vectors & !(together - 1)) } else { self.member };
+        if self.unroll > 1 {
+            k.range_step(self.member, whole, together, |first| {
+                f(&(0..self.unroll).map(|i| part(first + i * self.team)).collect::<Vec<_>>());
+            });
+        }
+        k.range_step(whole, self.vectors, self.team, |number| f(&[part(number)]));
     }
 
     /// The sums over the team of what `f` gives for each vector of the share.
@@ -711,24 +726,29 @@ impl<'k, T: Compute> Row<'_, 'k, T> {
         let [mean, inv] = self.statistics(&row);
         self.once(&row, Role::ToMean, inside, mean);
         self.once(&row, Role::ToInv, inside, inv);
+        let write = |part: Part<'k>, values: Vec<Val<'k, T>>, [gamma, bias]: &[Option<Vec<Val<'k, T>>>; 2]| {
+            self.store(&row, Role::Sum, part, &values);
+            let results: Vec<Val<'k, T>> = (values.into_iter().enumerate())
+                .map(|(i, value)| {
+                    let h = self.deviation(value, mean) * inv;
+                    match (gamma, bias) {
+                        (Some(gamma), Some(bias)) => k.fma(h, gamma[i], bias[i]),
+                        (Some(gamma), None) => h * gamma[i],
+                        (None, Some(bias)) => h + bias[i],
+                        (None, None) => h,
+                    }
+                })
+                .collect();
+            self.store(&row, Role::Y, part, &results);
+        };
         k.when(inside, || {
-            self.share.each(|part| {
-                let values = self.normalized_values(&row, part);
-                self.store(&row, Role::Sum, part, &values);
-                let gamma = self.gamma(&vectors, part);
-                let bias = find(&vectors, Role::Bias).map(|bias| vector_values(&self.share, bias, part));
-                let results: Vec<Val<'k, T>> = (values.into_iter().enumerate())
-                    .map(|(i, value)| {
-                        let h = self.deviation(value, mean) * inv;
-                        match (&gamma, &bias) {
-                            (Some(gamma), Some(bias)) => k.fma(h, gamma[i], bias[i]),
-                            (Some(gamma), None) => h * gamma[i],
-                            (None, Some(bias)) => h + bias[i],
-                            (None, None) => h,
-                        }
-                    })
+            // All loads of a group before its first store, which none may pass.
+            self.share.groups(|parts| {
+                let bias = |part: Part<'k>| find(&vectors, Role::Bias).map(|bias| vector_values(&self.share, bias, part));
+                let loaded: Vec<_> = (parts.iter())
+                    .map(|&part| (part, self.normalized_values(&row, part), [self.gamma(&vectors, part), bias(part)]))
                     .collect();
-                self.store(&row, Role::Y, part, &results);
+                loaded.into_iter().for_each(|(part, values, vectors)| write(part, values, &vectors));
             });
         });
     }
@@ -750,13 +770,10 @@ impl<'k, T: Compute> Row<'_, 'k, T> {
             let mean = find(&row, Role::Mean).map_or(T::constant(k, 0.0), |mean| mean.load::<T>(&[]));
             [mean, inv.load::<T>(&[])]
         });
-        // What a vector adds to the gradients of scale and bias: `dy·h`, which is `r·dy` times the deviation, and `dy`.
-        let add_to_vectors = |part: Part<'k>, dy: &[Val<'k, T>], [scaled, deviations]: [&[Val<'k, T>]; 2]| {
+        // What a vector adds to the gradients of scale and bias: `dy·h`, and `dy`.
+        let add_to_vectors = |part: Part<'k>, dy: &[Val<'k, T>], h: &[Val<'k, T>]| {
             let slot = part.slot.unwrap_or(0);
-            let with = |which: usize, i: usize, sum: Val<'k, T>| match which {
-                0 => k.fma(scaled[i], deviations[i], sum),
-                _ => sum + dy[i],
-            };
+            let with = |which: usize, i: usize, sum: Val<'k, T>| if which == 0 { k.fma(dy[i], h[i], sum) } else { sum + dy[i] };
             for (which, sums) in self.in_shared.iter().enumerate().filter_map(|(which, sums)| Some((which, (*sums)?))) {
                 let next: Vec<Val<'k, T>> = sums.load::<T>(slot).into_iter().enumerate().map(|(i, sum)| with(which, i, sum)).collect();
                 sums.store(slot, &next);
@@ -772,9 +789,8 @@ impl<'k, T: Compute> Row<'_, 'k, T> {
             self.once(&row, Role::ToInv, inside, inv);
             k.when(inside, || {
                 self.share.each(|part| {
-                    let (deviations, dy) = (self.deviations(&row, part, mean), dy(part));
-                    let scaled: Vec<Val<'k, T>> = dy.iter().map(|&dy| dy * inv).collect();
-                    add_to_vectors(part, &dy, [&scaled, &deviations]);
+                    let h: Vec<Val<'k, T>> = self.deviations(&row, part, mean).into_iter().map(|deviation| deviation * inv).collect();
+                    add_to_vectors(part, &dy(part), &h);
                 });
             });
             return;
@@ -823,20 +839,19 @@ impl<'k, T: Compute> Row<'_, 'k, T> {
         };
         self.once(&row, Role::ToMean, inside, mean);
         self.once(&row, Role::ToInv, inside, inv);
-        // `dx = r·(dy·γ) − r·mean(g) − (x − μ)·r²·mean(g·h)`: of each row, what deviations are multiplied by and what is added stand fast.
-        let (of_g, of_product) = (-self.mean_of(of_g) * inv, -self.mean_of(product * inv) * inv * inv);
+        let (of_g, of_product) = (-self.mean_of(of_g), -self.mean_of(product * inv));
         k.when(inside, || {
             self.share.each(|part| {
                 let dsum = self.values(&row, Role::Dsum, part);
-                let (deviations, dy) = (self.deviations(&row, part, mean), dy(part));
-                let scaled: Vec<Val<'k, T>> = dy.iter().map(|&dy| dy * inv).collect();
-                add_to_vectors(part, &dy, [&scaled, &deviations]);
+                let h: Vec<Val<'k, T>> = self.deviations(&row, part, mean).into_iter().map(|deviation| deviation * inv).collect();
+                let dy = dy(part);
+                add_to_vectors(part, &dy, &h);
                 let gamma = self.gamma(&vectors, part);
-                let results: Vec<Val<'k, T>> = (scaled.into_iter().zip(deviations).enumerate())
-                    .map(|(i, (scaled, deviation))| {
-                        let rest = if is_layer { k.fma(deviation, of_product, of_g) } else { deviation * of_product };
-                        let rest = dsum.as_ref().map_or(rest, |dsum| rest + dsum[i]);
-                        gamma.as_ref().map_or_else(|| scaled + rest, |gamma| k.fma(scaled, gamma[i], rest))
+                let results: Vec<Val<'k, T>> = (dy.into_iter().zip(h).enumerate())
+                    .map(|(i, (dy, h))| {
+                        let rest = if is_layer { k.fma(h, of_product, of_g) } else { h * of_product };
+                        let rest = gamma.as_ref().map_or_else(|| dy + rest, |gamma| k.fma(dy, gamma[i], rest));
+                        dsum.as_ref().map_or_else(|| rest * inv, |dsum| k.fma(rest, inv, dsum[i]))
                     })
                     .collect();
                 self.store(&row, Role::Dx, part, &results);

@@ -174,8 +174,6 @@ pub(super) struct Config {
 pub(super) struct Once {
     /// Threads of a CTA.
     threads: u32,
-    /// The launch behind it starts while this one runs.
-    overlaps: bool,
 }
 
 /// Everything that shapes a kernel of rows.
@@ -200,6 +198,8 @@ pub(super) struct Spec {
     sums_in_shared: bool,
     /// Where teams take one row each.
     once: Option<Once>,
+    /// The launch behind it starts while this one runs: at once where teams take one row each, else where a CTA's rows are behind it.
+    overlaps: bool,
     /// Rows that are on their way in shared memory to each team that stays; none where the next one is in registers.
     ahead: u32,
     /// Rows of each team that bulk copies bring to shared memory, where they are worked on: room for `held` accesses to a thread. None where threads load.
@@ -385,7 +385,7 @@ impl Algorithm for Rows {
         let launches = match self.summed {
             Summed::None => 1.0,
             // A launch that begins while the one in front runs hides a part of what it costs.
-            Summed::Beside if spec.once.is_some_and(|once| once.overlaps) => 1.5,
+            Summed::Beside if spec.once.is_some() && spec.overlaps => 1.5,
             Summed::Beside | Summed::InShared => 2.0,
             Summed::Behind => 1.0 + walk::launches(&self.problem),
         };
@@ -760,7 +760,8 @@ impl Rows {
             operands: self.operands.iter().map(|operand| operand.spec).collect(),
             sums,
             sums_in_shared: self.summed == Summed::InShared,
-            once: config.once.map(|[_, threads]| Once { threads, overlaps: backward && self.overlaps }),
+            once: config.once.map(|[_, threads]| Once { threads }),
+            overlaps: self.overlaps && sums.contains(&true),
             ahead: 0,
             bulk: config.bulk,
             streams: config.streams,
