@@ -412,7 +412,9 @@ pub(crate) fn asked_together(kernel: &str) -> String {
     } else if ["norm_groups_", "batch_norm_", "reduce_", "softmax_"].iter().any(|family| class.starts_with(family)) {
         class
     } else if class.starts_with("norm_rows_") {
-        wide(number_behind(kernel, "_team").is_some_and(|team| team > 32))
+        // Those whose rows come by bulk copies have a ring for each team.
+        let copied = if kernel.contains("_bulk") { ", copied" } else { "" };
+        wide(number_behind(kernel, "_team").is_some_and(|team| team > 32)) + copied
     } else if class.starts_with("scan_") {
         // A row that a team within a warp takes is gone through in one turn.
         wide(number_behind(kernel, "_columns").is_some_and(|warps| warps > 1))

@@ -1,7 +1,7 @@
 //! Operands that lie over a space by strides, read and written as values of the pointwise language.
 
 use verdigris_graph::View;
-use verdigris_kir::face::{Bf16x2, F16x2, FloatScalar, Kernel, Val, Var};
+use verdigris_kir::face::{Bf16x2, F16x2, FloatScalar, Kernel, Mbarrier, Val, Var};
 use verdigris_kir::inst::{Cache, CvtRound};
 use verdigris_kir::program::Address;
 use verdigris_tensor::DType;
@@ -227,6 +227,12 @@ impl<'k> Line<'k> {
         self.address.kernel().cp_async(to, offset_bytes, self.place(number), 0, bytes as u8, bytes);
     }
 
+    /// Starts the copy of the line's first bytes, a multiple of 16, to shared memory; completes on `barrier`.
+    #[track_caller]
+    pub(crate) fn start_bulk_copy(&self, to: Val<'k, u32>, bytes: Val<'k, u32>, barrier: Mbarrier<'k>) {
+        self.address.kernel().bulk_load(to, self.address, bytes, barrier);
+    }
+
     /// Loads the vector of that number where a condition holds; elsewhere zeros.
     #[track_caller]
     pub(crate) fn load_where(&self, inside: Val<'k, bool>, number: Val<'k, u32>) -> Packed<'k> {
@@ -294,11 +300,7 @@ impl<'k> Kept<'k> {
     /// Keeps what has been copied to shared memory.
     #[track_caller]
     pub(crate) fn set_copied(&self, k: Kernel<'k>, from: Val<'k, u32>, offset_bytes: i64) {
-        let words = match self.words.len() {
-            1 => vec![k.ld_shared::<u32>(from, offset_bytes)],
-            many => k.ld_shared_vector::<u32>(from, offset_bytes, many as u8),
-        };
-        self.words.iter().zip(words).for_each(|(word, new)| word.set(new));
+        self.set(&Packed::load_copied(k, self.dtype, self.vector, from, offset_bytes));
     }
 
     /// Keeps another.
@@ -333,6 +335,16 @@ impl<'k> Packed<'k> {
     #[track_caller]
     pub(crate) fn load(dtype: DType, vector: u32, address: Val<'k, u64>, cache: Cache) -> Self {
         Packed { dtype, vector, words: load_words(address.kernel(), address, vector * dtype.bytes() as u32, cache) }
+    }
+
+    /// Loads a vector that has been copied to shared memory.
+    #[track_caller]
+    pub(crate) fn load_copied(k: Kernel<'k>, dtype: DType, vector: u32, from: Val<'k, u32>, offset_bytes: i64) -> Self {
+        let words = match words_of(dtype, vector) {
+            1 => vec![k.ld_shared::<u32>(from, offset_bytes)],
+            many => k.ld_shared_vector::<u32>(from, offset_bytes, many as u8),
+        };
+        Packed { dtype, vector, words }
     }
 
     /// Whether it is pairs of 16-bit floats.

@@ -11,7 +11,7 @@ const MOST: u32 = 3;
 /// The most shared memory that they take: every chip from sm_80 on lets a kernel have so much, or `Arch` says less.
 const MOST_BYTES: u32 = 1 << 17;
 /// Shared memory that is left to the sums of a CTA's teams.
-const LEFT_BYTES: u32 = 1 << 15;
+pub(super) const LEFT_BYTES: u32 = 1 << 15;
 
 /// How many rows are on their way to each team of CTAs whose rows take so many bytes, on a chip whose CTAs may have so much shared memory.
 pub(super) fn rows_of(row_bytes: u32, shared_bytes: u32) -> u32 {

@@ -7,9 +7,10 @@ use verdigris_kir::params::Write;
 use verdigris_kir::program::KernelRef;
 use verdigris_tensor::DType;
 
-use super::ahead::{self, Ahead};
+use super::ahead::Ahead;
+use super::bulk::{self, Bulk};
 use super::shared_sums::SharedSums;
-use super::{Along, FEW, Holds, NARROW_CTA, Once, OperandSpec, Role, Spec, WIDEST, class, ctas_of_few, streams_of};
+use super::{Along, NARROW_CTA, OperandSpec, Role, Spec};
 use crate::fuse::compute::{self, Compute};
 use crate::fuse::lanes;
 use crate::fuse::operand::{OperandArgs, OperandDecl};
@@ -22,9 +23,9 @@ const KEPT_WORDS: u32 = 20;
 /// The most bytes of a row that a thread keeps as they are computed with.
 const MOST_WIDE_BYTES: u32 = 160;
 /// The same of each of the two rows of a gradient, beside which it keeps sums as long.
-const MOST_WIDE_BYTES_OF_GRADIENT: u32 = 64;
-/// And a CTA, where scale and bias are kept so as well.
-const MOST_WIDE_BYTES_OF_CTA: u32 = 24 << 10;
+const MOST_WIDE_BYTES_OF_GRADIENT: u32 = 128;
+/// And a CTA, where scale and bias are kept so as well: one that ends, and one that stays, which is one of few.
+const MOST_WIDE_BYTES_OF_CTA: [u32; 2] = [24 << 10, 32 << 10];
 /// The most shared memory that an SM of any chip has: registers are shared out among as many CTAs as it lets be there.
 const MOST_SHARED_BYTES_OF_SM: u32 = 228 << 10;
 /// What each CTA takes of it beside its own.
@@ -105,23 +106,24 @@ impl Spec {
     /// bias that are held so too, CTAs of long rows would be two to an SM (8,192 rows of 8,192 elements on an H200: 89 us, 72 otherwise).
     fn keeps_wide(&self) -> bool {
         let of_thread = self.held * self.vector * self.bytes();
-        if self.once.is_none() && self.ahead == 0 {
+        if self.once.is_none() && self.ahead == 0 || self.bulk > 0 {
             return false;
         }
         if self.backward {
             return of_thread <= MOST_WIDE_BYTES_OF_GRADIENT && !self.sums_in_shared;
         }
-        let fits = self.kind == NormKind::Rms || self.threads() * of_thread <= MOST_WIDE_BYTES_OF_CTA;
+        let fits = self.kind == NormKind::Rms || self.threads() * of_thread <= MOST_WIDE_BYTES_OF_CTA[usize::from(self.once.is_none())];
         of_thread <= MOST_WIDE_BYTES && fits
     }
 
     /// Whether registers hold so much of a row that nothing should be loaded early.
     fn is_tight(&self) -> bool {
-        self.sums_in_shared || (!self.backward && self.held * self.vector * self.bytes() > MOST_WIDE_BYTES)
+        self.sums_in_shared || (!self.backward && self.bulk == 0 && self.held * self.vector * self.bytes() > MOST_WIDE_BYTES)
     }
 
     fn threads(&self) -> u32 {
-        self.once.map_or(self.team.max(NARROW_CTA), |once| once.threads)
+        let usual = if self.bulk > 0 { bulk::threads_of(self.team) } else { self.team.max(NARROW_CTA) };
+        self.once.map_or(usual, |once| once.threads)
     }
 
     /// Rows that a CTA takes at a time.
@@ -144,9 +146,10 @@ impl Spec {
         // would let there be are slower where rows are short: 131072×128 takes 28.6 µs with 11 of them and 26.4 with 8 (H100).
         let on_their_way = if self.backward || self.held <= 4 || self.operands.iter().any(is_kept) { words(compute) } else { 0 };
         let registers = (48 + rows + sums * words(compute) + on_their_way).clamp(32, 255);
+        let registers = if self.bulk > 0 { bulk::REGISTERS } else { registers };
         // Beside what is read ahead a CTA has the sums of its teams, at most.
         let left = self.bytes() * self.threads() * self.held * self.vector * if self.rows_of_cta() > 1 { sums } else { 0 };
-        let shared_bytes = self.ahead * self.streamed_bytes() + left;
+        let shared_bytes = (self.ahead + self.bulk) * self.streamed_bytes() + left;
         (65_536 / (registers * self.threads()))
             .min(2048 / self.threads())
             .min(shared_bytes_of_sm / (shared_bytes + SHARED_BYTES_BESIDE))
@@ -177,10 +180,12 @@ impl Spec {
             })
             .collect();
         let ahead = if self.ahead > 0 { format!("_ahead{}", self.ahead) } else { String::new() };
-        let once = self.once.map_or(String::new(), |once| format!("_once{}{}", once.threads, flag(once.overlaps, "overlapped")));
+        let once = self.once.map_or(String::new(), |once| format!("_once{}", once.threads));
+        let overlapped = flag(self.overlaps, "overlapped");
+        let ahead = ahead + &if self.bulk > 0 { format!("_bulk{}", self.bulk) } else { String::new() };
         let streams = flag(self.streams[0], "loads") + &flag(self.streams[1], "stores");
         format!(
-            "norm_rows_{kind}_{pass}{}{}{}{}_team{}x{}v{}{once}{ahead}{streams}_d{rows}x{elements}_{}",
+            "norm_rows_{kind}_{pass}{}{}{}{}_team{}x{}v{}{once}{ahead}{overlapped}{streams}_d{rows}x{elements}_{}",
             flag(self.zero_centred, "centred"),
             flag(self.double, "f64"),
             flag(self.sums[0], "dscale"),
@@ -192,8 +197,8 @@ impl Spec {
         )
     }
 
-    fn target(&self) -> Target {
-        let own = if self.once.is_some_and(|once| once.overlaps) { Target::Sm90 } else { Target::Sm80 };
+    pub(super) fn target(&self) -> Target {
+        let own = if self.bulk > 0 || self.overlaps { Target::Sm90 } else { Target::Sm80 };
         compute::target_of_all(self.operands.iter().map(|operand| operand.dtype)).max(own)
     }
 
@@ -203,14 +208,14 @@ impl Spec {
 
     fn build(&self) -> KernelBody {
         // A CTA that stays has its place from the beginning: one more than there is room for would begin when others have ended.
-        let min_ctas = if self.ahead > 0 { self.ctas_of_sm(MOST_SHARED_BYTES_OF_SM) } else { 1 };
+        let min_ctas = if self.ahead > 0 || self.bulk > 0 { self.ctas_of_sm(MOST_SHARED_BYTES_OF_SM) } else { 1 };
         let header = Header { name: self.name(), target: self.target(), threads: self.threads(), min_ctas, cluster: 1 };
         build(header, |k| if self.double { self.body::<f64>(k) } else { self.body::<f32>(k) })
     }
 
     fn body<'k, T: Compute>(&self, k: Kernel<'k>) {
         let OfRows { rows, step, extent, count, per_element, eps, space, elements, operands, parts } = OfRows::declare(k, self);
-        if self.once.is_some_and(|once| once.overlaps) {
+        if self.once.is_some() && self.overlaps {
             k.griddep_launch();
         }
         let thread = k.thread();
@@ -222,10 +227,11 @@ impl Spec {
             vectors: extent >> self.vector.ilog2(),
             member,
             team: self.team,
-            held: self.held,
+            held: if self.bulk > 0 { 0 } else { self.held },
+            unroll: if self.bulk > 0 { bulk::UNROLL } else { 1 },
             vector: self.vector,
             // Rows are whole vectors, which the assembler does not know.
-            zero: (!self.keeps_wide()).then(|| extent & (self.vector - 1)),
+            zero: (!self.keeps_wide() && self.bulk == 0).then(|| extent & (self.vector - 1)),
         };
         let streamed: Vec<&(OperandSpec, Strided<'k>)> = operands.iter().filter(|(spec, _)| is_streamed(spec.role)).collect();
         let row_of = |first: Val<'k, u32>| {
@@ -234,12 +240,14 @@ impl Spec {
             (space.index(row.min(rows - 1)), row.lt(rows))
         };
         let room = || -> Vec<Vec<Kept<'k>>> {
-            let of = |dtype: DType| (0..self.held).map(|_| Kept::new(k, dtype, self.vector)).collect();
+            let of = |dtype: DType| (0..share.held).map(|_| Kept::new(k, dtype, self.vector)).collect();
             streamed.iter().map(|(spec, _)| of(spec.dtype)).collect()
         };
         let now = room();
-        let next = if self.once.is_some() || self.ahead > 0 { Vec::new() } else { room() };
+        let next = if self.once.is_some() || self.ahead > 0 || self.bulk > 0 { Vec::new() } else { room() };
         let accesses: Vec<u32> = streamed.iter().map(|(spec, _)| self.vector * spec.dtype.bytes() as u32).collect();
+        let whole: Vec<DType> = streamed.iter().map(|(spec, _)| spec.dtype).collect();
+        let bulk = (self.bulk > 0).then(|| Bulk::new(&share, self.bulk, self.held, team, &whole));
         let ahead = (self.ahead > 0).then(|| Ahead::new(k, self.ahead, self.held, &accesses));
         // All loads before what they are kept in, so that none waits for another.
         let fetch = |first: Val<'k, u32>, to: &[Vec<Kept<'k>>]| {
@@ -261,6 +269,7 @@ impl Spec {
         let row = Row {
             spec: self,
             share,
+            staged: bulk.as_ref(),
             in_shared: &in_shared,
             operands: &operands,
             streamed: &streamed,
@@ -276,13 +285,32 @@ impl Spec {
             })
             .collect();
         let first = k.cta() * self.rows_of_cta();
-        if self.held > 0 && ahead.is_none() {
+        if self.held > 0 && ahead.is_none() && bulk.is_none() {
             fetch(first, &now);
         }
         let take = |first: Val<'k, u32>| {
             let (index, inside) = row_of(first);
             if self.backward { row.backward(&index, inside, &sums) } else { row.forward(&index, inside) }
         };
+        if let Some(bulk) = &bulk {
+            let start = |first: Val<'k, u32>, number: u32| {
+                let behind = first + step * number;
+                k.when(behind.lt(rows), || {
+                    let (index, _) = row_of(behind);
+                    let lines: Vec<Line<'k>> = streamed.iter().map(|(_, operand)| operand.line(&index, self.vector)).collect();
+                    bulk.start(&lines, extent);
+                });
+            };
+            bulk.begin(|number| start(first, number));
+            k.range_step(first, rows, step, |first| {
+                bulk.wait();
+                take(first);
+                bulk.leave();
+                start(first, self.bulk);
+                bulk.go_on();
+            });
+            return;
+        }
         if self.once.is_some() {
             take(first);
             if self.sums.contains(&true) {
@@ -314,6 +342,9 @@ impl Spec {
             now.iter().flatten().zip(next.iter().flatten()).for_each(|(now, next)| now.set(&next.get()));
         });
         ahead.iter().for_each(|ahead| ahead.end());
+        if self.overlaps {
+            k.griddep_launch();
+        }
         if self.sums.contains(&true) && !self.sums_in_shared {
             self.deliver(&share, team, &sums, [parts.scale, parts.bias]);
         }
@@ -407,6 +438,8 @@ pub(super) struct Share<'k> {
     pub(super) member: Val<'k, u32>,
     pub(super) team: u32,
     pub(super) held: u32,
+    /// Vectors that are gone through together, where they are not held.
+    pub(super) unroll: u32,
     pub(super) vector: u32,
     /// 0, but nobody can know: see [`Packed::again`]. None where what is widened is kept so.
     pub(super) zero: Option<Val<'k, u32>>,
@@ -442,14 +475,30 @@ impl<'k> Share<'k> {
     /// Runs `f` for each vector of the share.
     #[track_caller]
     pub(super) fn each(&self, f: impl Fn(Part<'k>)) {
-        if self.held == 0 {
-            self.k.range_step(self.member, self.vectors, self.team, |number| f(Part { number, slot: None }));
-            return;
-        }
+        self.groups(|parts| parts.iter().for_each(|part| f(*part)));
+    }
+
+    /// Runs `f` for each group of vectors of the share whose loads overlap: one by one where they are held, or are not so many that they are gone through together.
+    #[track_caller]
+    fn groups(&self, f: impl Fn(&[Part<'k>])) {
+        let k = self.k;
         for slot in 0..self.held {
             let number = self.number(slot);
-            self.k.when(number.lt(self.vectors), || f(Part { number, slot: Some(slot) }));
+            k.when(number.lt(self.vectors), || f(&[Part { number, slot: Some(slot) }]));
         }
+        if self.held > 0 {
+            return;
+        }
+        let together = self.unroll * self.team;
+        let part = |number| Part { number, slot: None };
+        // As many as this thread has in common with the others of its team.
+        let whole = if self.unroll > 1 { self.member + (self.vectors & !(together - 1)) } else { self.member };
+        if self.unroll > 1 {
+            k.range_step(self.member, whole, together, |first| {
+                f(&(0..self.unroll).map(|i| part(first + i * self.team)).collect::<Vec<_>>());
+            });
+        }
+        k.range_step(whole, self.vectors, self.team, |number| f(&[part(number)]));
     }
 
     /// The sums over the team of what `f` gives for each vector of the share.
@@ -534,6 +583,8 @@ fn vector_values<'k, T: Compute>(share: &Share<'k>, (vector, own, one): &AtRow<'
 struct Row<'s, 'k, T: Compute> {
     spec: &'s Spec,
     share: Share<'k>,
+    /// Where rows lie in shared memory.
+    staged: Option<&'s Bulk<'k>>,
     operands: &'s [(OperandSpec, Strided<'k>)],
     streamed: &'s [&'s (OperandSpec, Strided<'k>)],
     now: &'s [Vec<Kept<'k>>],
@@ -585,12 +636,13 @@ impl<'k, T: Compute> Row<'_, 'k, T> {
         self.operands.iter().filter(|(spec, _)| is_row(spec)).map(|(spec, operand)| (spec.role, operand.at(index))).collect()
     }
 
-    /// The elements of a vector of a streamed operand: held as they are stored and widened again, or read again.
+    /// The elements of a vector of a streamed operand: held as they are stored and widened again, or read again from where the row is.
     fn values(&self, row: &[(Role, Strided<'k>)], role: Role, part: Part<'k>) -> Option<Vec<Val<'k, T>>> {
         let place = self.streamed.iter().position(|(spec, _)| spec.role == role)?;
-        let packed = match part.slot {
-            Some(slot) => self.share.again(&self.now[place][slot as usize].get()),
-            None => find(row, role)?.line(&[], self.share.vector).load(part.number),
+        let packed = match (part.slot, self.staged) {
+            (Some(slot), _) => self.share.again(&self.now[place][slot as usize].get()),
+            (None, Some(staged)) => staged.load(place, part.number),
+            (None, None) => find(row, role)?.line(&[], self.share.vector).load(part.number),
         };
         Some(packed.values(self.k()))
     }
@@ -674,24 +726,29 @@ impl<'k, T: Compute> Row<'_, 'k, T> {
         let [mean, inv] = self.statistics(&row);
         self.once(&row, Role::ToMean, inside, mean);
         self.once(&row, Role::ToInv, inside, inv);
+        let write = |part: Part<'k>, values: Vec<Val<'k, T>>, [gamma, bias]: &[Option<Vec<Val<'k, T>>>; 2]| {
+            self.store(&row, Role::Sum, part, &values);
+            let results: Vec<Val<'k, T>> = (values.into_iter().enumerate())
+                .map(|(i, value)| {
+                    let h = self.deviation(value, mean) * inv;
+                    match (gamma, bias) {
+                        (Some(gamma), Some(bias)) => k.fma(h, gamma[i], bias[i]),
+                        (Some(gamma), None) => h * gamma[i],
+                        (None, Some(bias)) => h + bias[i],
+                        (None, None) => h,
+                    }
+                })
+                .collect();
+            self.store(&row, Role::Y, part, &results);
+        };
         k.when(inside, || {
-            self.share.each(|part| {
-                let values = self.normalized_values(&row, part);
-                self.store(&row, Role::Sum, part, &values);
-                let gamma = self.gamma(&vectors, part);
-                let bias = find(&vectors, Role::Bias).map(|bias| vector_values(&self.share, bias, part));
-                let results: Vec<Val<'k, T>> = (values.into_iter().enumerate())
-                    .map(|(i, value)| {
-                        let h = self.deviation(value, mean) * inv;
-                        match (&gamma, &bias) {
-                            (Some(gamma), Some(bias)) => k.fma(h, gamma[i], bias[i]),
-                            (Some(gamma), None) => h * gamma[i],
-                            (None, Some(bias)) => h + bias[i],
-                            (None, None) => h,
-                        }
-                    })
+            // All loads of a group before its first store, which none may pass.
+            self.share.groups(|parts| {
+                let bias = |part: Part<'k>| find(&vectors, Role::Bias).map(|bias| vector_values(&self.share, bias, part));
+                let loaded: Vec<_> = (parts.iter())
+                    .map(|&part| (part, self.normalized_values(&row, part), [self.gamma(&vectors, part), bias(part)]))
                     .collect();
-                self.store(&row, Role::Y, part, &results);
+                loaded.into_iter().for_each(|(part, values, vectors)| write(part, values, &vectors));
             });
         });
     }
@@ -800,92 +857,5 @@ impl<'k, T: Compute> Row<'_, 'k, T> {
                 self.store(&row, Role::Dx, part, &results);
             });
         });
-    }
-}
-
-/// The kernels of the usual operands: one element type throughout, or vectors in f32; a vector of one element for all rows' columns, layer and
-/// root-mean-square norm, alone or behind a sum.
-pub(super) fn catalog(target: Target) -> Vec<KernelRef> {
-    let mut specs: Vec<Spec> = Vec::new();
-    for dtype in [DType::F32, DType::F16, DType::Bf16] {
-        let vector = 16 / dtype.bytes() as u32;
-        for kind in [NormKind::Layer, NormKind::Rms] {
-            for backward in [false, true] {
-                let holds = if backward { Holds::Sums } else { Holds::Values };
-                let accesses = 1..=WIDEST * 64 / u64::from(vector);
-                let mut classes: Vec<(u32, u32)> = accesses.filter_map(|accesses| class(accesses, vector, false, holds)).collect();
-                classes.dedup();
-                for (team, held) in classes.into_iter().chain((!backward).then_some((256, 0))) {
-                    let spec = plain(kind, backward, dtype, [team, held, vector]);
-                    // Longer rows whose CTAs stay are compiled when they are first asked for.
-                    let is_wide = kind == NormKind::Layer && vector == 8 && team == 256 && (3..=6).contains(&held);
-                    let ends = !backward && team >= 32 && held > 0 && !is_wide;
-                    let once = ends.then(|| Once { threads: team.max(NARROW_CTA), overlaps: false });
-                    let rows = if ends || held == 0 { 0 } else { ahead::rows_of(spec.streamed_bytes(), u32::MAX) };
-                    let streams = if ends && vector == 8 { streams_of(u64::from(team * held)) } else { [false; 2] };
-                    specs.push(Spec { once, ahead: rows, streams, ..spec });
-                }
-                // What rows of 16-bit elements take first, where that is not their class's.
-                let of_rows = |team: u32, held: u32| plain(kind, backward, dtype, [team, held, vector]);
-                let stays = |spec: Spec| Spec { ahead: ahead::rows_of(spec.streamed_bytes(), u32::MAX), ..spec };
-                if vector == 8 && backward {
-                    specs.push(stays(of_rows(8, 2)));
-                } else if vector == 8 {
-                    let long: &[(u32, u32)] = if kind == NormKind::Layer { &[] } else { &[(512, 2), (512, 3), (512, 4)] };
-                    let teams = [(8, 2), (64, 2), (128, 2), (256, 2), (128, 5)].iter().chain(long);
-                    specs.extend(teams.map(|&(team, held)| Spec {
-                        once: Some(Once { threads: team.max(NARROW_CTA), overlaps: false }),
-                        streams: streams_of(u64::from(team * held)),
-                        ..of_rows(team, held)
-                    }));
-                    let held_ahead: &[(u32, u32)] = if kind == NormKind::Layer { &[(128, 5), (512, 3)] } else { &[] };
-                    specs.extend(held_ahead.iter().map(|&(team, held)| stays(of_rows(team, held))));
-                }
-                if backward && dtype != DType::F32 {
-                    let long = [3, 4].map(|held| plain(kind, true, dtype, [WIDEST as u32, held, vector]));
-                    specs.extend(long.map(|spec| Spec { sums_in_shared: true, ..spec }));
-                }
-                if backward {
-                    // Chips that launch kernels one after the other have them without the overlap, compiled when they are first asked for.
-                    // So are those that hold more, and more threads than rows of their length prefer.
-                    let all = FEW.iter().flat_map(|&(team, helds)| helds.iter().map(move |&held| (team, held)));
-                    let ways = all.filter(|&(team, held)| held <= 2 && (team, held) != (128, 1));
-                    specs.extend(ways.flat_map(|(team, held)| {
-                        let spec = plain(kind, true, dtype, [team, held, vector]);
-                        ctas_of_few(team).map(move |threads| Spec { once: Some(Once { threads, overlaps: true }), ..spec.clone() })
-                    }));
-                }
-            }
-        }
-    }
-    specs.into_iter().filter(|spec| spec.target() <= target).map(Spec::kernel).collect()
-}
-
-/// A norm with a scale, and a bias where the mean is taken off, or its gradient.
-fn plain(kind: NormKind, backward: bool, dtype: DType, [team, held, vector]: [u32; 3]) -> Spec {
-    let line = |role| OperandSpec { role, dtype, along: Along::Line };
-    let shared = |role| OperandSpec { role, dtype, along: Along::Shared };
-    let has_bias = kind == NormKind::Layer;
-    let operands = if backward {
-        vec![line(Role::X), line(Role::Dy), shared(Role::Scale), line(Role::Dx)]
-    } else {
-        let bias = has_bias.then(|| shared(Role::Bias));
-        [Some(line(Role::X)), Some(shared(Role::Scale)), bias, Some(line(Role::Y))].into_iter().flatten().collect()
-    };
-    Spec {
-        kind,
-        backward,
-        zero_centred: false,
-        double: false,
-        team,
-        held,
-        vector,
-        ranks: [1, 0],
-        operands,
-        sums: [backward, backward && has_bias],
-        sums_in_shared: false,
-        once: None,
-        ahead: 0,
-        streams: [false; 2],
     }
 }

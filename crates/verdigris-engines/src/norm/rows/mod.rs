@@ -5,7 +5,8 @@
 //!
 //! **Method.** A team of 8 to 512 threads takes a row, by its length, and holds it in registers; several teams are a CTA. Of normalization a team of a warp
 //! or more takes one row and ends: an SM holds many such CTAs, and one's loads run beside another's sums. Elsewhere CTAs stay and go through rows in
-//! steps of their count; up to three rows are on their way to shared memory meanwhile, or the next one to registers. Accesses are of 16 bytes where rows
+//! steps of their count; up to three rows are on their way to shared memory meanwhile, or the next one to registers. Long rows may also come to shared
+//! memory whole, by bulk copies, and be worked on there by a few warps each. Accesses are of 16 bytes where rows
 //! are aligned to them, of fewer elements where not. The mean is summed first, then the squares of the deviations, both out of registers; a gradient sums
 //! those together with `g` and `g·h`. Rows too long for a CTA are read again for each step, from L2 where they fit.
 //! The gradients of a scale and a bias that all rows share are summed in registers over the rows of a team, over the teams of a CTA in shared memory, and
@@ -20,6 +21,8 @@
 //! **Source.** The classes of lengths are those of quack's row kernels (github.com/Dao-AILab/quack), with rows in registers instead of shared memory.
 
 mod ahead;
+mod bulk;
+mod catalog;
 mod kernel;
 mod parts;
 mod shared_sums;
@@ -160,6 +163,8 @@ pub(super) struct Config {
     sums_in_shared: bool,
     /// Whether shared memory holds the rows that are on their way to CTAs that stay.
     ahead: bool,
+    /// Rows that bulk copies bring to each team, which ends behind its only one, or stays; none where threads load. Knob `bulk`.
+    bulk: u32,
     /// Whether rows are loaded, and whether they are stored, with a streaming hint (`.cs`): the caches evict them first. Knobs `loads` and `stores`.
     streams: [bool; 2],
 }
@@ -169,8 +174,6 @@ pub(super) struct Config {
 pub(super) struct Once {
     /// Threads of a CTA.
     threads: u32,
-    /// The launch behind it starts while this one runs.
-    overlaps: bool,
 }
 
 /// Everything that shapes a kernel of rows.
@@ -195,8 +198,12 @@ pub(super) struct Spec {
     sums_in_shared: bool,
     /// Where teams take one row each.
     once: Option<Once>,
+    /// The launch behind it starts while this one runs: at once where teams take one row each, else where a CTA's rows are behind it.
+    overlaps: bool,
     /// Rows that are on their way in shared memory to each team that stays; none where the next one is in registers.
     ahead: u32,
+    /// Rows of each team that bulk copies bring to shared memory, where they are worked on: room for `held` accesses to a thread. None where threads load.
+    bulk: u32,
     /// Whether rows are loaded, and whether they are stored, with a streaming hint (`.cs`): the caches evict them first. Knobs `loads` and `stores`.
     streams: [bool; 2],
 }
@@ -317,18 +324,20 @@ impl Algorithm for Rows {
 
     fn configs(&self) -> Vec<Config> {
         let most = self.widest();
-        let stay = |vector: u32| Config { vector, once: None, team: None, sums_in_shared: false, ahead: false, streams: [false; 2] };
+        let stay =
+            |vector: u32| Config { vector, once: None, team: None, sums_in_shared: false, ahead: false, bulk: 0, streams: [false; 2] };
         let once = self.once(most).into_iter().map(|once| Config { once: Some(once), ..stay(most) });
         let in_shared = self.in_shared.as_ref().map(|rows| Config { sums_in_shared: true, ..stay(rows.widest()) });
         let others = self.teams(most).into_iter().map(Some);
         let ahead = [None].into_iter().chain(others).map(|team| Config { team, ahead: true, ..stay(most) });
         let ahead = ahead.filter(|&config| self.spec(config).ahead > 0);
-        let all = once.chain(in_shared).chain(ahead).chain([8, 4, 2, 1].into_iter().filter(|&vector| vector <= most).map(stay));
+        let bulk = self.bulk(most).into_iter().map(|config| Config { vector: most, ..config });
+        let all = once.chain(in_shared).chain(ahead).chain(bulk).chain([8, 4, 2, 1].into_iter().filter(|&vector| vector <= most).map(stay));
         // Where the whole row is held, and nothing but rows is large; copies to shared memory pass L1 by whatever they are told.
         let [loads, stores] = self.streams(most);
         let streams = |config: Config| {
             let past = [loads && !config.ahead, stores];
-            let is_tried = (config.once.is_some() || config.ahead) && past != [false; 2];
+            let is_tried = (config.once.is_some() || config.ahead) && config.bulk == 0 && past != [false; 2];
             [[false; 2], past].into_iter().take(1 + usize::from(is_tried)).map(move |streams| Config { streams, ..config })
         };
         let mut all: Vec<Config> = all.flat_map(streams).collect();
@@ -343,9 +352,10 @@ impl Algorithm for Rows {
         let in_shared = config.sums_in_shared.then_some(("shared", 1));
         let team = config.team.map(|team| ("team", team));
         let ahead = config.ahead.then_some(("ahead", 1));
+        let bulk = (config.bulk > 0).then_some(("bulk", config.bulk));
         let [loads, stores] = config.streams;
         let streams = [loads.then_some(("loads", 1)), stores.then_some(("stores", 1))];
-        let rest = [team, in_shared, ahead].into_iter().chain(streams).flatten();
+        let rest = [team, in_shared, ahead, bulk].into_iter().chain(streams).flatten();
         Knobs::new([("vector", config.vector)].into_iter().chain(once.into_iter().flatten()).chain(rest))
     }
 
@@ -375,7 +385,7 @@ impl Algorithm for Rows {
         let launches = match self.summed {
             Summed::None => 1.0,
             // A launch that begins while the one in front runs hides a part of what it costs.
-            Summed::Beside if spec.once.is_some_and(|once| once.overlaps) => 1.5,
+            Summed::Beside if spec.once.is_some() && spec.overlaps => 1.5,
             Summed::Beside | Summed::InShared => 2.0,
             Summed::Behind => 1.0 + walk::launches(&self.problem),
         };
@@ -473,7 +483,7 @@ impl Algorithm for Rows {
     }
 
     fn catalog(target: Target) -> Vec<KernelRef> {
-        let mut kernels = kernel::catalog(target);
+        let mut kernels = catalog::kernels(target);
         // Chips that launch kernels one after the other have the join without the overlap, compiled when it is first asked for.
         let joins = [DType::F32, DType::F16, DType::Bf16]
             .into_iter()
@@ -661,6 +671,30 @@ impl Rows {
         if self.is_backward() || vector < 8 || self.problem.compute == DType::F64 { [false; 2] } else { streams_of(accesses) }
     }
 
+    /// Rows by bulk copies, forward, where accesses are whole: teams that take one row each and end, and such that stay.
+    fn bulk(&self, vector: u32) -> Vec<Config> {
+        let accesses = self.problem.row_elements().div_ceil(u64::from(vector));
+        let mut streamed = self.operands.iter().map(|operand| operand.spec).filter(|spec| kernel::is_streamed(spec.role));
+        let is_whole = streamed.all(|spec| vector * spec.dtype.bytes() as u32 == bulk::ACCESS_BYTES);
+        if self.is_backward() || !self.overlaps || !is_whole || accesses < 4 * 32 {
+            return Vec::new();
+        }
+        let ways = bulk::teams(accesses).flat_map(|team| [1, 2, 3].map(|rows| (team, rows)));
+        let config = |(team, bulk): (u32, u32)| Config {
+            vector,
+            once: (bulk == 1).then(|| [team, bulk::threads_of(team)]),
+            team: (bulk > 1).then_some(team),
+            sums_in_shared: false,
+            ahead: false,
+            bulk,
+            streams: [false; 2],
+        };
+        let fits = |config: &Config| {
+            config.bulk * self.spec(*config).streamed_bytes() <= self.shared_bytes[0].saturating_sub(ahead::LEFT_BYTES / 8)
+        };
+        ways.map(config).filter(fits).collect()
+    }
+
     /// The config that was fastest, or within 2 % of that, of rows of 128 to 16,384 columns of bf16 in 67 to 268 MB on an H200 (`2026-11-29-configs.jsonl`, rows of the bench's own list); of lengths between
     /// these by the same rules.
     fn first(&self, vector: u32) -> Option<Config> {
@@ -669,7 +703,7 @@ impl Rows {
             return None;
         }
         let (usual, _) = class(accesses, vector, false, self.holds())?;
-        let any = Config { vector, once: None, team: None, sums_in_shared: false, ahead: false, streams: [false; 2] };
+        let any = Config { vector, once: None, team: None, sums_in_shared: false, ahead: false, bulk: 0, streams: [false; 2] };
         let stay = |team: u32| Config { team: (team != usual).then_some(team), ahead: true, ..any };
         if self.is_backward() {
             return (self.summed == Summed::Beside && accesses == 16).then(|| stay(8));
@@ -703,6 +737,7 @@ impl Rows {
         let accesses = p.row_elements().div_ceil(u64::from(config.vector));
         let usual = class(accesses, config.vector, double, self.holds()).unwrap_or((256, 0));
         let (team, held) = match (config.once, config.team) {
+            (Some([team, _]), _) | (None, Some(team)) if config.bulk > 0 => (team, held_class(accesses, u64::from(team)).unwrap_or(0)),
             (Some([team, _]), _) if backward => (team, held_of_few(accesses, team).unwrap_or(0)),
             (Some([team, _]), _) | (None, Some(team)) if team != usual.0 => (team, held_class(accesses, u64::from(team)).unwrap_or(0)),
             _ => usual,
@@ -725,8 +760,10 @@ impl Rows {
             operands: self.operands.iter().map(|operand| operand.spec).collect(),
             sums,
             sums_in_shared: self.summed == Summed::InShared,
-            once: config.once.map(|[_, threads]| Once { threads, overlaps: backward && self.overlaps }),
+            once: config.once.map(|[_, threads]| Once { threads }),
+            overlaps: self.overlaps && sums.contains(&true),
             ahead: 0,
+            bulk: config.bulk,
             streams: config.streams,
         }
         .plain_where_it_may_be();

@@ -4,6 +4,8 @@
 //! again for what is written; a thread for which no vector is left takes the last one again and does not count it, so that loads need no condition. Rows that are too long
 //! for that are gone through in a loop, a few vectors at a time: once for maximum and sum, which are carried along together, and once for what is written.
 //!
+//! A row may be shared by the CTAs of a cluster, which all hold it: they tell each other what they have come to.
+//!
 //! Where rows begin anywhere, vectors are those that begin at whole vectors in memory, and each thread takes besides an element or two of the edges: of those
 //! in front of the first vector and behind the last.
 //!
@@ -15,6 +17,7 @@ use crate::fuse::compute::Compute;
 use crate::fuse::strided::{Line, Packed, Strided};
 use crate::fuse::{lanes, math};
 
+use super::cluster::Peers;
 use super::losses::{Gradient, Label, Loss, Results};
 use super::peak::{self, Peak};
 use super::spec::{Kind, Number, OfRows, Spec};
@@ -29,6 +32,15 @@ pub(super) struct Stand {
     pub(super) team: u32,
     pub(super) held: u32,
     pub(super) edges: bool,
+    /// CTAs of a cluster that share a row.
+    pub(super) ctas: u32,
+}
+
+impl Stand {
+    /// Threads of a row.
+    fn threads(self) -> u32 {
+        self.ctas * self.team
+    }
 }
 
 pub(super) fn rows<'k, T: Compute>(spec: &Spec, k: Kernel<'k>, stand: Stand) {
@@ -36,8 +48,12 @@ pub(super) fn rows<'k, T: Compute>(spec: &Spec, k: Kernel<'k>, stand: Stand) {
     let operands = Strided::all(&spec.types, operands);
     let number = |value: f64| T::constant(k, value);
     let Stand { vector, team, edges, .. } = stand;
-    let member = k.thread() & (team - 1);
-    let row = k.cta() * (spec.threads() / team) + (k.thread() >> team.ilog2());
+    let of_team = k.thread() & (team - 1);
+    let peers = (stand.ctas > 1).then(|| Peers::new(k));
+    let (member, row) = match peers {
+        Some(_) => (k.cluster_rank() * team + of_team, k.cta() >> stand.ctas.ilog2()),
+        None => (of_team, k.cta() * (spec.threads() / team) + (k.thread() >> team.ilog2())),
+    };
     // All threads stay together; those without a row take the last one and write nothing.
     let inside = row.lt(rows);
     let row = row.min(rows - 1);
@@ -51,7 +67,7 @@ pub(super) fn rows<'k, T: Compute>(spec: &Spec, k: Kernel<'k>, stand: Stand) {
     // A CTA that counts labels has its threads wait for each other between what they read and what they write.
     let counts = spec.number() == Some(Number::Counted);
     let row_is_own = (is_own_alone && counts).then_some(inside);
-    let share = Share { k, extent, vectors, front, member, stand, zero, is_own_alone, row_is_own };
+    let share = Share { k, extent, vectors, front, member, stand, zero, is_own_alone, row_is_own, peers };
     let line = |operand: &Strided<'k>| match front {
         None => Row { vectors: operand.line(&index, vector), elements: None },
         Some(front) => {
@@ -62,6 +78,7 @@ pub(super) fn rows<'k, T: Compute>(spec: &Spec, k: Kernel<'k>, stand: Stand) {
     match (spec.kind, operands.as_slice()) {
         (Kind::Softmax | Kind::LogSoftmax, [x, y]) => {
             let x = [share.read(line(x))];
+            share.meet();
             let Peak { peak, sum, .. } = share.peak::<T>(&x, false);
             let scale = T::reciprocal(sum);
             let below = math::log(sum);
@@ -76,6 +93,7 @@ pub(super) fn rows<'k, T: Compute>(spec: &Spec, k: Kernel<'k>, stand: Stand) {
         }
         (Kind::SoftmaxBackward | Kind::LogSoftmaxBackward, [y, dy, dx]) => {
             let both = [share.read(line(y)), share.read(line(dy))];
+            share.meet();
             let log = spec.kind == Kind::LogSoftmaxBackward;
             let sum = k.var(number(0.0));
             share.each(&both, |part| {
@@ -84,7 +102,7 @@ pub(super) fn rows<'k, T: Compute>(spec: &Spec, k: Kernel<'k>, stand: Stand) {
                 let terms: Vec<Val<'k, T>> = pairs.map(|(y, dy)| if log { dy } else { y * dy }).collect();
                 sum.set(sum + part.counted(k, terms));
             });
-            let sum = lanes::over_team(k, team, sum.get(), &|x, y| x + y);
+            let sum = share.over_peers(lanes::over_team(k, team, sum.get(), &|x, y| x + y));
             share.write(inside, &line(dx), &both, |_, values| {
                 let pairs = values[0].iter().zip(&values[1]);
                 pairs.map(|(&y, &dy)| if log { k.fma(T::fast_exp(y), -sum, dy) } else { y * (dy - sum) }).collect()
@@ -212,6 +230,8 @@ struct Share<'k> {
     is_own_alone: bool,
     /// Whether the row is, where threads without one come along.
     row_is_own: Option<Val<'k, bool>>,
+    /// The CTAs that share the row.
+    peers: Option<Peers<'k>>,
 }
 
 impl<'k> Share<'k> {
@@ -223,7 +243,7 @@ impl<'k> Share<'k> {
     /// Vectors that are held, or the last one in the place of those that are not there.
     fn vectors(&self) -> Vec<At<'k>> {
         let of = |i: u32| {
-            let number = self.member + i * self.stand.team;
+            let number = self.member + i * self.stand.threads();
             At { number: number.min(self.vectors - 1), inside: Some(self.is_own(number.lt(self.vectors))), is_edge: false }
         };
         (0..self.stand.held).map(of).collect()
@@ -268,6 +288,19 @@ impl<'k> Share<'k> {
         let edges = if self.stand.held > 0 { self.edges() } else { Vec::new() };
         let held = self.vectors().into_iter().chain(edges).map(|at| self.load_of(&row, &at)).collect();
         Reading { row, held }
+    }
+
+    /// Where CTAs share the row: what they need to tell each other, behind loads that are on their way meanwhile.
+    fn meet(&self) {
+        self.peers.iter().for_each(Peers::meet);
+    }
+
+    /// The sum of what the CTAs of a row have.
+    fn over_peers<T: Compute>(&self, sum: Val<'k, T>) -> Val<'k, T> {
+        match &self.peers {
+            Some(peers) => peak::total(peers.all([sum]).into_iter().map(|[sum]| sum).collect()),
+            None => sum,
+        }
     }
 
     /// Runs `f` for each group of parts whose loads overlap: all that are held, or a few of a long row.
@@ -353,6 +386,14 @@ impl<'k> Share<'k> {
         let of_lane = if held > 0 { own } else { own.shifted(greatest(own.peak)) };
         let add = |x: Val<'k, T>| lanes::over_lanes(k, lanes, x, &|x, y| x + y);
         let of_warp = Peak { sum: add(of_lane.sum), all: if wants_all { add(of_lane.all) } else { of_lane.all }, ..of_lane };
-        of_warp.over_warps(k, team, wants_all).checked()
+        let of_team = of_warp.over_warps(k, team, wants_all);
+        let whole = match &self.peers {
+            Some(peers) => {
+                let of_peers = peers.all([of_team.peak, of_team.sum]);
+                Peak::of_all(of_peers.into_iter().map(|[peak, sum]| Peak { peak, sum, ..of_team }).collect())
+            }
+            None => of_team,
+        };
+        whole.checked()
     }
 }

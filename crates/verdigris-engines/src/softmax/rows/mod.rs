@@ -2,11 +2,12 @@
 //!
 //! It takes all of them: any element types, any strides, any number of rows, rows of fewer than 2^31 elements.
 //!
-//! **Method.** Three ways, by how rows lie:
+//! **Method.** Four ways, by how rows lie:
 //!
 //! | form | rows | threads |
 //! |---|---|---|
 //! | rows | elements lie side by side | a team of 8 to 1024 takes a row, 16 bytes to an access, and elements in front of and behind whole vectors one by one where rows begin anywhere; up to some 32,000 elements are read once and kept in registers, longer rows, and losses' of more than 16,000, are read once for maximum and sum, and once more, from L2 where they fit, for what is written |
+//! | clusters | the same, from whole vectors on | up to eight CTAs of 256 or 512 threads take a row, of up to some 131,000 elements, keep it in registers, and tell each other their maxima and sums through distributed shared memory |
 //! | columns | rows lie side by side | a thread takes neighbouring rows, 16 bytes to an access, and goes along their elements twice |
 //! | elements | any strides | a thread, a warp or a CTA takes a row, element by element |
 //!
@@ -19,6 +20,7 @@
 //! (2⁻¹²⁶) become 0. Where maximum and sum are carried along together, sums so far are multiplied by `e^(M − M′)` at each new maximum. Results repeat bit
 //! for bit.
 
+mod cluster;
 mod columns;
 mod elements;
 mod lines;
@@ -99,6 +101,7 @@ impl Algorithm for Rows {
             Form::Elements { team, held } => vec![("team", team), ("elements", held)],
             Form::Rows { vector, team, held, edges: false } => vec![("vector", vector), ("team", team), ("held", held)],
             Form::Rows { vector, team, held, edges: true } => vec![("vector", vector), ("team", team), ("held", held), ("edges", 1)],
+            Form::Cluster { vector, team, held, ctas } => vec![("vector", vector), ("team", team), ("held", held), ("cluster", ctas)],
             Form::Columns { vector, team } => vec![("rows", vector), ("team", team)],
         };
         Knobs::new(form.into_iter().chain(counting.then_some(("launches", 1))))
@@ -113,7 +116,7 @@ impl Algorithm for Rows {
         let elements = self.problem.row_count() as f64 * self.problem.extent as f64;
         // What stands in registers is read once.
         let reads = match *form {
-            Form::Elements { held, .. } | Form::Rows { held, .. } if held > 0 => 1.0,
+            Form::Elements { held, .. } | Form::Rows { held, .. } | Form::Cluster { held, .. } if held > 0 => 1.0,
             Form::Elements { .. } => 2.0,
             _ if is_read_once(spec.kind) => 1.0,
             _ => 2.0,
@@ -127,8 +130,8 @@ impl Algorithm for Rows {
             Form::Elements { .. } => (Traffic::Transposed, 40.0),
             _ => (Traffic::Lines, 12.0),
         };
-        let points = self.problem.row_count() as f64 / f64::from(spec.rows_together());
-        let ctas = (points / f64::from(spec.rows_of_cta())).ceil();
+        let points = self.problem.row_count() / u64::from(spec.rows_together());
+        let ctas = f64::from(spec.ctas(u32::try_from(points).unwrap_or(u32::MAX / 8)));
         // What every CTA reads again comes from L2.
         let labels = match &self.problem.function {
             RowFunction::CrossEntropyBackward { labels, .. } if config.counting => {
@@ -196,7 +199,7 @@ impl Algorithm for Rows {
             }
             let operands = spec.operands_of(p).enumerate().map(|(i, (_, view))| spec.argument(i, view, &region.first)).collect();
             let args = OfRowsArgs { rows, extent: p.extent as u32, extents, operands, loss };
-            program.launch(Launch::new(spec.clone().kernel(), [rows.div_ceil(spec.rows_of_cta()), 1, 1], args.bound(&spec)));
+            program.launch(Launch::new(spec.clone().kernel(), [spec.ctas(rows), 1, 1], args.bound(&spec)));
             done += u64::from(region.points(1));
         }
         if let (Some(sums), RowFunction::CrossEntropy { loss, .. }) = (sums, &p.function) {
@@ -216,7 +219,11 @@ impl Algorithm for Rows {
                 let rows = TEAMS.iter().flat_map(|&team| HOLDS.map(|held| (team, held))).filter(|&(team, held)| is_row(team, held, reads));
                 let rows = rows.flat_map(|(team, held)| [false, true].map(|edges| Form::Rows { vector, team, held, edges }));
                 let columns = COLUMN_TEAMS.map(|team| Form::Columns { vector, team });
-                let forms = elements.into_iter().chain(rows).chain(columns);
+                // Those of logarithms and of f32 are compiled when they are first asked for.
+                let has_clusters = matches!(kind, Kind::Softmax | Kind::SoftmaxBackward) && vector == 8;
+                let clusters = CLUSTERS.into_iter().filter(|_| has_clusters);
+                let clusters = clusters.map(|ctas| Form::Cluster { vector, team: CLUSTER_TEAMS[0], held: HELD, ctas });
+                let forms = elements.into_iter().chain(rows).chain(columns).chain(clusters);
                 specs.extend(forms.map(|form| Spec { types: vec![dtype; reads as usize + 1], ..Spec::plain(kind, form) }));
             }
         }
@@ -246,6 +253,10 @@ const HOLDS: [u32; 3] = [1, HELD, 0];
 const COLUMN_TEAMS: [u32; 2] = [1, 8];
 /// Threads that take a row which is too long to be held: few where rows are many, for their sums come together sooner.
 const LONG_TEAMS: [u32; 2] = [256, 1024];
+
+/// CTAs of a cluster that takes a row, and threads of each.
+const CLUSTERS: [u32; 3] = [2, 4, 8];
+const CLUSTER_TEAMS: [u32; 2] = [512, 256];
 
 /// Whether there is such a form for rows of which so many operands are read: teams of parts of a warp hold one vector, the largest ones few enough for their
 /// registers.
@@ -353,8 +364,24 @@ fn rows_of(p: &SoftmaxProblem, arch: &Arch, spec: &Spec, vector: u32, edges: boo
     let long = teams.map(|team| Form::Rows { vector, team, held: 0, edges });
     // Of one CTA an SM, no loads run beside its sums: rows that are read once need not be held by so many threads.
     let is_alone = held_forms.iter().all(|form| matches!(form, Form::Rows { team, .. } if *team == many));
-    let forms = if is_read_once(spec.kind) && is_alone { [long.to_vec(), held_forms] } else { [held_forms, long.to_vec()] };
-    forms.concat()
+    if is_read_once(spec.kind) && is_alone {
+        return [long.to_vec(), held_forms].concat();
+    }
+    [held_forms, clusters_of(spec, arch, vector, vectors, edges), long.to_vec()].concat()
+}
+
+/// Clusters that hold a row which a CTA does not hold with as many others beside it, most of whose threads have something of it.
+fn clusters_of(spec: &Spec, arch: &Arch, vector: u32, vectors: u64, edges: bool) -> Vec<Form> {
+    let is_softmax = matches!(spec.kind, Kind::Softmax | Kind::LogSoftmax | Kind::SoftmaxBackward | Kind::LogSoftmaxBackward);
+    if !is_softmax || spec.double || edges || !arch.runs(Target::Sm90) {
+        return Vec::new();
+    }
+    let of_team = |team: u32| {
+        let held_by = |ctas: u32| u64::from(ctas * team * HELD);
+        let ctas = CLUSTERS.into_iter().find(|&ctas| held_by(ctas) >= vectors && 2 * vectors > held_by(ctas));
+        ctas.map(|ctas| Form::Cluster { vector, team, held: HELD, ctas })
+    };
+    CLUSTER_TEAMS.into_iter().filter_map(of_team).collect()
 }
 
 /// Whether a row that is not held is read once all the same: nothing of it is written, or its sums are known.
@@ -366,7 +393,7 @@ impl Spec {
     /// What a launch from `first` on gives for operand `i`.
     fn argument(&self, i: usize, view: &View, first: &[u64]) -> OperandArgs {
         match self.form {
-            Form::Rows { .. } if self.is_whole(i) => strided::lines_argument(view, first),
+            Form::Rows { .. } | Form::Cluster { .. } if self.is_whole(i) => strided::lines_argument(view, first),
             Form::Columns { .. } if self.is_whole(i) => {
                 let mut first = first.to_vec();
                 first.insert(first.len() - 1, 0);
@@ -419,12 +446,18 @@ mod tests {
                 let extent = 8 * vectors;
                 let forms = vectors_of(&softmax(4096, extent, backward), &arch);
                 for form in &forms {
+                    if let Form::Cluster { vector: 8, team, held, ctas } = *form {
+                        assert!(u64::from(ctas * team * held * 8) >= extent, "{form:?} for {extent}");
+                        continue;
+                    }
                     let Form::Rows { vector: 8, team, held, edges: false } = *form else { panic!("{form:?} for {extent}") };
                     assert!(held == 0 || u64::from(team * held * 8) >= extent, "{form:?} for {extent}");
                     assert!(is_row(team, held, if backward { 2 } else { 1 }), "{form:?} is in no catalog");
                 }
                 let is_held = matches!(forms[0], Form::Rows { held: 1.., .. });
                 assert_eq!(is_held, extent <= most, "{extent}: {forms:?}");
+                let has_cluster = forms.iter().any(|form| matches!(form, Form::Cluster { .. }));
+                assert_eq!(has_cluster, (1025..=16_384).contains(&vectors), "{extent}: {forms:?}");
             }
         }
     }

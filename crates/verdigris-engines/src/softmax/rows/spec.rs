@@ -77,6 +77,8 @@ pub(in crate::softmax) enum Form {
     /// Elements of a row lie side by side: `team` threads to a row, each of which holds `held` vectors of `vector` elements; 0 reads them again. `edges`:
     /// rows begin and end anywhere, and elements in front of and behind whole vectors are taken one by one.
     Rows { vector: u32, team: u32, held: u32, edges: bool },
+    /// The same of a cluster of `ctas` CTAs, each of `team` threads, that takes one row and holds it.
+    Cluster { vector: u32, team: u32, held: u32, ctas: u32 },
     /// Rows lie side by side: a thread takes `vector` neighbouring rows, and `team` warps (1 or 8) of a CTA share their elements out.
     Columns { vector: u32, team: u32 },
 }
@@ -175,30 +177,35 @@ impl Spec {
         let form = match self.form {
             Form::Elements { team, held } => format!("team{team}x{held}"),
             Form::Rows { vector, team, held, edges } => format!("rows{team}x{held}v{vector}{}", flag(edges, "edges")),
+            Form::Cluster { vector, team, held, ctas } => format!("cluster{ctas}x{team}x{held}v{vector}"),
             Form::Columns { vector, team } => format!("columns{team}v{vector}"),
         };
         format!("softmax_{kind}{double}_{form}_d{}_{}", self.rank, types.join("_"))
     }
 
     pub(super) fn target(&self) -> Target {
-        compute::target_of_all(self.types.iter().copied())
+        let own = if self.ctas_of_row() > 1 { Target::Sm90 } else { Target::Sm80 };
+        compute::target_of_all(self.types.iter().copied()).max(own)
     }
 
     /// Threads of a CTA.
     pub(super) fn threads(&self) -> u32 {
         match self.form {
             Form::Elements { team, .. } => team.max(THREADS),
-            Form::Rows { team, .. } => team.max(LINE_THREADS),
+            Form::Rows { team, .. } | Form::Cluster { team, .. } => team.max(LINE_THREADS),
             Form::Columns { team, .. } => (32 * team).max(LINE_THREADS),
         }
     }
 
-    /// Rows that a CTA takes, a vector of them counting as one.
-    pub(super) fn rows_of_cta(&self) -> u32 {
-        match self.form {
-            Form::Elements { team, .. } | Form::Rows { team, .. } => self.threads() / team,
-            Form::Columns { team, .. } => self.threads() / team,
-        }
+    /// CTAs that take so many rows, a vector of them counting as one.
+    pub(super) fn ctas(&self, rows: u32) -> u32 {
+        let (Form::Elements { team, .. } | Form::Rows { team, .. } | Form::Cluster { team, .. } | Form::Columns { team, .. }) = self.form;
+        rows.div_ceil(self.threads() / team) * self.ctas_of_row()
+    }
+
+    /// CTAs of a cluster, which share one row; 1 where there are no clusters.
+    pub(super) fn ctas_of_row(&self) -> u32 {
+        if let Form::Cluster { ctas, .. } = self.form { ctas } else { 1 }
     }
 
     /// Rows that lie side by side and are taken together.
@@ -229,7 +236,7 @@ impl Spec {
             let written = i + outputs >= self.types.len();
             match self.form {
                 Form::Rows { edges: true, .. } if self.is_whole(i) => strided::lines_declaration(dtype, self.rank, 1, written),
-                Form::Rows { vector, .. } | Form::Columns { vector, .. } if self.is_whole(i) => {
+                Form::Rows { vector, .. } | Form::Cluster { vector, .. } | Form::Columns { vector, .. } if self.is_whole(i) => {
                     strided::lines_declaration(dtype, self.rank, vector, written)
                 }
                 _ => strided::declaration(dtype, self.rank + 1, written),
@@ -254,11 +261,11 @@ impl Spec {
     fn build(&self) -> KernelBody {
         // Threads that hold 64 bytes of each row have enough of 64 registers, so that an SM has room for twice the CTAs that it would have.
         let threads = match self.form {
-            Form::Rows { .. } if !self.double => 1024,
+            Form::Rows { .. } | Form::Cluster { .. } if !self.double => 1024,
             _ => self.threads(),
         };
         let min_ctas = threads / self.threads();
-        let header = Header { name: self.name(), target: self.target(), threads: self.threads(), min_ctas, cluster: 1 };
+        let header = Header { name: self.name(), target: self.target(), threads: self.threads(), min_ctas, cluster: self.ctas_of_row() };
         build(header, |k| if self.double { self.body::<f64>(k) } else { self.body::<f32>(k) })
     }
 
@@ -267,7 +274,10 @@ impl Spec {
             (Kind::Count, _) => losses::count(self, k),
             (Kind::Part { .. } | Kind::Join { .. }, _) => losses::join::<T>(self, k),
             (_, Form::Elements { team, held }) => elements::rows::<T>(self, k, team, held),
-            (_, Form::Rows { vector, team, held, edges }) => lines::rows::<T>(self, k, lines::Stand { vector, team, held, edges }),
+            (_, Form::Rows { vector, team, held, edges }) => lines::rows::<T>(self, k, lines::Stand { vector, team, held, edges, ctas: 1 }),
+            (_, Form::Cluster { vector, team, held, ctas }) => {
+                lines::rows::<T>(self, k, lines::Stand { vector, team, held, edges: false, ctas })
+            }
             (_, Form::Columns { vector, team }) => columns::rows::<T>(self, k, vector, team),
         }
     }

@@ -1,0 +1,52 @@
+//! What the CTAs of a cluster that share a row tell each other: once, a few numbers each.
+
+use verdigris_kir::face::{Kernel, Val};
+use verdigris_kir::tile::cluster::ClusterExchange;
+use verdigris_kir::tile::ring::publish_barriers;
+
+use crate::fuse::compute::Compute;
+
+/// Bytes of a message: two numbers of f32.
+const MESSAGE_BYTES: u32 = 8;
+
+/// The CTAs of a cluster.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Peers<'k> {
+    k: Kernel<'k>,
+    exchange: ClusterExchange<'k>,
+}
+
+impl<'k> Peers<'k> {
+    #[track_caller]
+    pub(super) fn new(k: Kernel<'k>) -> Peers<'k> {
+        Peers { k, exchange: ClusterExchange::once(k, "peers", MESSAGE_BYTES, 1) }
+    }
+
+    /// Makes ready what they hear of each other by: all threads of the cluster, once.
+    #[track_caller]
+    pub(super) fn meet(&self) {
+        self.k.when(self.k.thread().eq(0), || self.exchange.init());
+        publish_barriers(self.k);
+    }
+
+    /// What each CTA has, in the order of ranks: up to two numbers of f32, the same in all of its threads. By all threads, once.
+    #[track_caller]
+    pub(super) fn all<T: Compute, const N: usize>(&self, values: [Val<'k, T>; N]) -> Vec<[Val<'k, T>; N]> {
+        let (k, thread) = (self.k, self.k.thread());
+        let turn = k.constant(0u32);
+        let mut message = values.to_vec();
+        message.resize((MESSAGE_BYTES / T::TY.bytes()) as usize, values[0]);
+        let rank = self.exchange.rank();
+        k.when(thread.lt(k.cluster_ctas()) & thread.ne(rank), || self.exchange.send_words(turn, thread, &message));
+        k.when(thread.eq(rank), || {
+            k.st_shared_vector(self.exchange.own(turn), 0, &message);
+            self.exchange.expect(turn);
+        });
+        let received = self.exchange.receive(turn);
+        let of = |peer: u32| {
+            let words = k.ld_shared_vector::<T>(received, i64::from(peer * MESSAGE_BYTES), message.len() as u8);
+            std::array::from_fn(|i| words[i])
+        };
+        (0..k.cluster_ctas()).map(of).collect()
+    }
+}
