@@ -214,6 +214,15 @@ fn everything() -> Result<Graph, Error> {
             }
         }
     }
+    let activation = Some(UnaryOp::Clamp { lower: Real(0.0), upper: Real(6.0) });
+    let norm = BatchNorm { activation, scale: Some(scale), bias: Some(bias), ..BatchNorm::new(x, 1e-5) };
+    let clamped = g.batch_norm("clamped norm", norm)?;
+    g.store(clamped.y, "clamped", DType::F16)?;
+    let back = BatchNormBackward { activation, bias: Some(bias), ..BatchNormBackward::new(x, x, normed.mean, normed.inv) };
+    let (dx, dscale, dbias, _) = g.batch_norm_backward("clamped norm back", back)?;
+    for (what, uid) in [("dx", dx), ("dscale", dscale), ("dbias", dbias)] {
+        g.store(uid, &format!("{what} of the clamped norm"), DType::F32)?;
+    }
     let (mean, m2) = g.batch_norm_statistics("moments", x)?;
     g.store(mean, "mean of moments", DType::F32)?;
     g.store(m2, "m2", DType::F32)?;

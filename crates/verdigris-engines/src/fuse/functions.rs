@@ -21,7 +21,7 @@ fn attributes_mut(f: &mut UnaryOp) -> Vec<&mut Real> {
 }
 
 /// The function as far as it shapes code, and its attributes.
-pub(super) fn parted(mut f: UnaryOp) -> (UnaryOp, Vec<f64>) {
+pub(crate) fn parted(mut f: UnaryOp) -> (UnaryOp, Vec<f64>) {
     let attributes = attributes_mut(&mut f).into_iter().map(|attribute| std::mem::replace(&mut attribute.0, 0.0)).collect();
     (f, attributes)
 }
@@ -31,7 +31,7 @@ fn truth<'k, T: Compute>(condition: Val<'k, bool>, k: Kernel<'k>) -> Val<'k, T> 
 }
 
 /// `f(x)`; `a` are the attributes of the function.
-pub(super) fn unary<'k, T: Compute>(f: UnaryOp, x: Val<'k, T>, a: &[Val<'k, T>]) -> Val<'k, T> {
+pub(crate) fn unary<'k, T: Compute>(f: UnaryOp, x: Val<'k, T>, a: &[Val<'k, T>]) -> Val<'k, T> {
     let k = x.kernel();
     let number = |value| T::constant(k, value);
     let (zero, one) = (number(0.0), number(1.0));
@@ -187,7 +187,7 @@ fn derivative<'k, T: Compute>(k: Kernel<'k>, f: UnaryOp, x: Val<'k, T>, a: &[Val
 }
 
 /// `f(x, z)`; `a` are the attributes of an activation whose gradient `f` is.
-pub(super) fn binary<'k, T: Compute>(f: BinaryOp, x: Val<'k, T>, z: Val<'k, T>, a: &[Val<'k, T>]) -> Val<'k, T> {
+pub(crate) fn binary<'k, T: Compute>(f: BinaryOp, x: Val<'k, T>, z: Val<'k, T>, a: &[Val<'k, T>]) -> Val<'k, T> {
     let k = x.kernel();
     let zero = T::constant(k, 0.0);
     match f {

@@ -35,8 +35,9 @@ mod kernel;
 mod operands;
 mod spec;
 
-use verdigris_graph::{BatchNormProblem, ChannelFunction, Problem, View};
+use verdigris_graph::{BatchNormProblem, ChannelFunction, Problem, UnaryOp, View};
 use verdigris_kir::ir::Target;
+use verdigris_kir::params::HostNumber;
 use verdigris_kir::program::{Address, KernelRef, Launch, Program, Step};
 use verdigris_kir::tile::grid_barrier::TEAM_BYTES;
 use verdigris_tensor::DType;
@@ -45,11 +46,11 @@ use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::cost::{Stream, Traffic, Work};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
-use crate::fuse::strided;
+use crate::fuse::{functions, strided};
 use crate::sums::moments::require_eps;
 use kernel::KernelArgs;
 use operands::{Name, WholeArgs};
-use spec::{Form, Pass, Spec, Stage, THREADS, WARPS};
+use spec::{COMMON, Form, Pass, Spec, Stage, THREADS, WARPS};
 
 /// Threads along channels, where these are neighbours: a line of 128 bytes, or of 512.
 const ACROSS: [u32; 2] = [8, 32];
@@ -72,6 +73,8 @@ pub(super) struct Channels {
     problem: BatchNormProblem,
     pass: Pass,
     relu: bool,
+    /// Another activation than ReLU.
+    activation: Option<UnaryOp>,
     sm_count: u32,
     shared_bytes_per_sm: u32,
     l2_bytes: f64,
@@ -137,17 +140,19 @@ impl Algorithm for Channels {
         Self::ID.require(channels < 1 << 22, Reason::Extent, format_args!("{channels} channels, taken below 2^22"))?;
         let rank = problem.rows.len();
         Self::ID.require(rank < verdigris_tensor::MAX_RANK, Reason::Extent, format_args!("{rank} dims of rows, taken are 7"))?;
-        let (pass, relu) = match &problem.function {
-            ChannelFunction::Forward { relu, eps, .. } => {
+        let pass = match &problem.function {
+            ChannelFunction::Forward { eps, .. } => {
                 require_eps(Self::ID, eps.0, problem.compute)?;
-                (Pass::Forward, *relu)
+                Pass::Forward
             }
-            ChannelFunction::Backward { relu, .. } => (Pass::Backward, *relu),
-            ChannelFunction::Statistics { .. } => (Pass::Statistics, false),
+            ChannelFunction::Backward { .. } => Pass::Backward,
+            ChannelFunction::Statistics { .. } => Pass::Statistics,
         };
+        let activation = problem.activation().filter(|&f| f != UnaryOp::Relu);
+        let relu = problem.activation() == Some(UnaryOp::Relu);
         let (sm_count, shared_bytes_per_sm) = (arch.sm_count, arch.shared_bytes_per_sm);
         let (l2_bytes, overlaps) = (arch.l2_bytes as f64, arch.runs(Target::Sm90));
-        let accepted = Channels { problem: problem.clone(), pass, relu, sm_count, shared_bytes_per_sm, l2_bytes, overlaps };
+        let accepted = Channels { problem: problem.clone(), pass, relu, activation, sm_count, shared_bytes_per_sm, l2_bytes, overlaps };
         let any = Config { form: Form::Lines { across: 32 }, vector: 1, launches: Launches::Each };
         let target = accepted.stages(any).into_iter().map(|stage| accepted.spec(stage, any).target()).max().unwrap_or(Target::Sm80);
         Self::ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
@@ -311,18 +316,20 @@ impl Algorithm for Channels {
                     (Stage::Fused | Stage::Alone, _) => !is_image,
                     _ => true,
                 };
-                for (pass, relu, names) in CATALOG.iter().filter(|(pass, ..)| !is_image || *pass == Pass::Backward) {
+                for (pass, behind, names) in CATALOG.iter().filter(|(pass, ..)| !is_image || *pass == Pass::Backward) {
                     let all = [Stage::Sums, Stage::Join, Stage::Apply, Stage::Fused, Stage::Alone, Stage::Kept];
-                    let stages = all.into_iter().filter(|&stage| has(stage));
+                    let stages = all.into_iter().filter(|&stage| has(stage) && behind.has(form, vector, stage));
                     let writes = |stage: Stage| !matches!(stage, Stage::Apply | Stage::Kept) || *pass != Pass::Statistics;
                     for stage in stages.filter(|&stage| writes(stage)) {
                         let all: Vec<(Name, DType)> = (names.iter().filter_map(|name| Name::of(name)))
                             .map(|name| (name, if name.is_whole() { dtype } else { DType::F32 }))
                             .collect();
-                        let operands = of_stage(stage, *pass, *relu, &all);
+                        let operands = of_stage(stage, *pass, *behind != Behind::Nothing, &all);
                         let rank = if form == Form::Planes { 2 } else { 1 };
                         let overlaps = !matches!(stage, Stage::Fused | Stage::Kept);
-                        specs.push(Spec { stage, pass: *pass, relu: *relu, form, vector, rank, double: false, overlaps, operands });
+                        let relu = *behind == Behind::Relu;
+                        let activations = if *behind == Behind::Common { COMMON.to_vec() } else { Vec::new() };
+                        specs.push(Spec { stage, pass: *pass, relu, activations, form, vector, rank, double: false, overlaps, operands });
                     }
                 }
             }
@@ -333,21 +340,43 @@ impl Algorithm for Channels {
     }
 }
 
+/// What stands behind a normalization of the catalog.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Behind {
+    Nothing,
+    Relu,
+    Common,
+}
+
+impl Behind {
+    /// Whether the catalog has such a kernel: of other activations than ReLU, what most layers of a network with them take. The others are compiled when they are first asked for.
+    fn has(self, form: Form, vector: u32, stage: Stage) -> bool {
+        let is_narrow = matches!(form, Form::Lines { across } if across == ACROSS[0]) || form == Form::Planes && vector > 1;
+        self != Behind::Common || is_narrow && matches!(stage, Stage::Sums | Stage::Apply)
+    }
+}
+
 /// What a network's layers ask for.
-const CATALOG: &[(Pass, bool, &[&str])] = &[
-    (Pass::Statistics, false, &["x", "mean", "m2"]),
-    (Pass::Forward, false, &["x", "scale", "bias", "running_mean", "running_var", "y", "mean", "inv", "next_mean", "next_var"]),
-    (Pass::Forward, true, &["x", "scale", "bias", "running_mean", "running_var", "y", "mean", "inv", "next_mean", "next_var"]),
-    (Pass::Forward, true, &["x", "scale", "bias", "add", "running_mean", "running_var", "y", "mean", "inv", "next_mean", "next_var"]),
-    (Pass::Backward, false, &["dy", "x", "scale", "mean", "inv", "dx", "dscale", "dbias"]),
-    (Pass::Backward, true, &["dy", "x", "scale", "bias", "mean", "inv", "dx", "dscale", "dbias"]),
-    (Pass::Backward, true, &["dy", "x", "y", "scale", "mean", "inv", "dx", "dscale", "dbias", "dadd"]),
+const CATALOG: &[(Pass, Behind, &[&str])] = &[
+    (Pass::Statistics, Behind::Nothing, &["x", "mean", "m2"]),
+    (Pass::Forward, Behind::Nothing, &["x", "scale", "bias", "running_mean", "running_var", "y", "mean", "inv", "next_mean", "next_var"]),
+    (Pass::Forward, Behind::Relu, &["x", "scale", "bias", "running_mean", "running_var", "y", "mean", "inv", "next_mean", "next_var"]),
+    (Pass::Forward, Behind::Common, &["x", "scale", "bias", "running_mean", "running_var", "y", "mean", "inv", "next_mean", "next_var"]),
+    (
+        Pass::Forward,
+        Behind::Relu,
+        &["x", "scale", "bias", "add", "running_mean", "running_var", "y", "mean", "inv", "next_mean", "next_var"],
+    ),
+    (Pass::Backward, Behind::Nothing, &["dy", "x", "scale", "mean", "inv", "dx", "dscale", "dbias"]),
+    (Pass::Backward, Behind::Relu, &["dy", "x", "scale", "bias", "mean", "inv", "dx", "dscale", "dbias"]),
+    (Pass::Backward, Behind::Common, &["dy", "x", "scale", "bias", "mean", "inv", "dx", "dscale", "dbias"]),
+    (Pass::Backward, Behind::Relu, &["dy", "x", "y", "scale", "mean", "inv", "dx", "dscale", "dbias", "dadd"]),
 ];
 
 /// The operands that a stage reads and writes, of those of the problem.
-fn of_stage(stage: Stage, pass: Pass, relu: bool, all: &[(Name, DType)]) -> Vec<(Name, DType)> {
+fn of_stage(stage: Stage, pass: Pass, activated: bool, all: &[(Name, DType)]) -> Vec<(Name, DType)> {
     let dtype_of = |name: Name| all.iter().find(|(known, _)| *known == name).map(|(_, dtype)| *dtype);
-    let works_result_out = relu && dtype_of(Name::Y).is_none();
+    let works_result_out = activated && dtype_of(Name::Y).is_none();
     // The third launch reads what the first stored of dy in place of it.
     let is_left = dtype_of(Name::Dadd).is_some() && dtype_of(Name::Dadd) == dtype_of(Name::Dy);
     let (sums, join, apply) = (stage == Stage::Sums, stage == Stage::Join, stage == Stage::Apply);
@@ -378,12 +407,14 @@ impl Channels {
     fn spec(&self, stage: Stage, config: Config) -> Spec {
         let all: Vec<(Name, DType)> = self.operands().into_iter().map(|(name, view)| (name, view.dtype)).collect();
         let double = self.problem.compute == DType::F64;
-        let Channels { pass, relu, .. } = *self;
+        let Channels { pass, relu, activation, .. } = *self;
+        let activations = activation.map_or_else(Vec::new, |f| spec::kernel_of(f).0);
         let rank = self.problem.rows.len() - usize::from(matches!(config.form, Form::Images { .. }));
-        let operands = of_stage(stage, pass, relu, &all);
+        let operands = of_stage(stage, pass, relu || activation.is_some(), &all);
         // A launch whose CTAs wait for each other begins when the chip is free.
         let overlaps = self.overlaps && !matches!(stage, Stage::Fused | Stage::Kept);
-        Spec { stage, pass, relu, form: config.form, vector: config.vector, rank, double, overlaps, operands }.reduced_to_stage()
+        let Config { form, vector, .. } = config;
+        Spec { stage, pass, relu, activations, form, vector, rank, double, overlaps, operands }.reduced_to_stage()
     }
 
     /// The launches.
@@ -568,6 +599,10 @@ impl Channels {
         let elements = if spec.stage == Stage::Join { grid.elements_of_point } else { 1 };
         // A join adds up the parts of all elements of an image that are the channel's.
         let parts_of_channel = if spec.stage == Stage::Join { grid.parts * plane as u32 } else { grid.parts };
+        let chosen = self.activation.map(spec::kernel_of);
+        let mut attributes = self.activation.map_or_else(Vec::new, |f| functions::parted(f).1);
+        attributes.resize(spec.attributes(), 0.0);
+        let attributes = attributes.into_iter().map(HostNumber::Fixed).collect();
         KernelArgs {
             channels: if is_image { (p.channels * plane) as u32 } else { p.channels as u32 },
             plane: is_image.then_some(plane as u32),
@@ -587,6 +622,8 @@ impl Channels {
             parts_from: parts_from.then_some(parts),
             joined_to: joined_to.then_some(joined),
             joined_from: joined_from.then_some(joined),
+            activation: chosen.filter(|_| spec.activations.len() > 1).map(|(_, place)| place as u32),
+            attributes,
             arrivals,
         }
     }
