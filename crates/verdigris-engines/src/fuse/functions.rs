@@ -158,8 +158,9 @@ fn derivative<'k, T: Compute>(k: Kernel<'k>, f: UnaryOp, x: Val<'k, T>, a: &[Val
             // 1 − s as e · s: a difference would keep the quotient's error, by which x³ is multiplied.
             k.fma(x * inner * s, e * s, s)
         }
-        UnaryOp::Silu => gated(within(1e4)),
-        UnaryOp::Swish { .. } => gated(T::min_nan(T::max_nan(x * a[0], number(-1e4)), number(1e4))),
+        // NaN passes the bounds and the gate.
+        UnaryOp::Silu => return gated(within(1e4)),
+        UnaryOp::Swish { .. } => return gated(T::min_nan(T::max_nan(x * a[0], number(-1e4)), number(1e4))),
         UnaryOp::Sigmoid => {
             let e = T::fast_exp(-x.abs());
             let share = T::reciprocal(one + e);

@@ -13,6 +13,10 @@
 //! divides are taken together with those of the other channels, which lie behind them (*images*, of a gradient alone). Where the chip can, each of three
 //! launches starts while the one in front of it ends, and waits for what that writes.
 //!
+//! Any activation may stand behind the normalization. SiLU, the hard swish and clamps (ReLU6) have kernels in common, in which an argument picks a branch once for each vector, the same
+//! for all threads; others have kernels of their own. Their gradient takes the slope where the activation was, worked out again in both launches that read `x` and `dy`: no result is
+//! read, and nothing kept but `x` and what belongs to channels.
+//!
 //! The gradient behind ReLU sees what passed by the sign of `(x − mean) · inv · scale + bias`, worked out again by the forward kernel's instructions,
 //! so that the result need not be read; where something was added, it reads the result, and stores the gradient of what was added on the way.
 //! Where that has the type of `dy`, the third launch reads it in place of `dy` and the result.
@@ -60,6 +64,10 @@ const ACROSS: [u32; 2] = [8, 32];
 const TEAMS_OVERHEAD: f64 = 1.25;
 /// The same of accesses of a single 16-bit element: too few bytes are in flight.
 const NARROW_ACCESS: f64 = 1.7;
+
+/// Instructions of an activation other than ReLU for each element, and of its slope: those of SiLU, of which two go to the unit of special functions.
+const ACTIVATION_INSTRUCTIONS: f64 = 7.0;
+const SLOPE_INSTRUCTIONS: f64 = 12.0;
 
 /// Shared memory that the chip takes of an SM for each CTA.
 const RESERVED_BYTES: u32 = 1024;
@@ -251,8 +259,13 @@ impl Algorithm for Channels {
             (Launches::Each, true) => 2.0,
             (Launches::Each, false) => 3.0,
         };
-        // Some eight instructions an element, of which a few serve a vector.
-        let issued = elements / 32.0 * if config.vector == 1 { 24.0 } else { 10.0 };
+        // Some eight instructions an element, of which a few serve a vector; and those of the activation, which a gradient evaluates for its sums and for its result.
+        let of_activation = match (self.activation, self.pass) {
+            (Some(_), Pass::Forward) => ACTIVATION_INSTRUCTIONS,
+            (Some(_), Pass::Backward) => 2.0 * SLOPE_INSTRUCTIONS,
+            _ => 0.0,
+        };
+        let issued = elements / 32.0 * (of_activation + if config.vector == 1 { 24.0 } else { 10.0 });
         // A last wave of few CTAs of whole channels leaves the others idle.
         let waves = f64::from(ctas) / f64::from(self.sm_count * self.spec(Stage::Fused, *config).ctas_per_sm());
         let idle = if config.launches == Launches::Alone { (waves.ceil() / waves).min(2.0) } else { 1.0 };
@@ -349,10 +362,15 @@ enum Behind {
 }
 
 impl Behind {
-    /// Whether the catalog has such a kernel: of other activations than ReLU, what most layers of a network with them take. The others are compiled when they are first asked for.
+    /// Whether the catalog has such a kernel: of other activations than ReLU, those that the estimate chooses for most layers of a network with them. The others are compiled when they
+    /// are first asked for.
     fn has(self, form: Form, vector: u32, stage: Stage) -> bool {
-        let is_narrow = matches!(form, Form::Lines { across } if across == ACROSS[0]) || form == Form::Planes && vector > 1;
-        self != Behind::Common || is_narrow && matches!(stage, Stage::Sums | Stage::Apply)
+        let of_common = match (form, stage) {
+            (Form::Lines { across }, Stage::Sums | Stage::Apply) => across == ACROSS[0],
+            (Form::Planes, Stage::Sums | Stage::Apply | Stage::Kept) => vector > 1,
+            _ => false,
+        };
+        self != Behind::Common || of_common
     }
 }
 
@@ -678,6 +696,26 @@ mod tests {
                 assert!(!is_resident || teams * parts <= 132 * spec.ctas_per_sm(), "{words}: {config:?}");
             }
         }
+    }
+
+    #[test]
+    fn common_activations_have_one_kernel_and_others_their_own() {
+        let kernels = |activation: &str| {
+            let words = format!("batch_norm backward bf16 rows=401408 channels=96 {activation} bias=f32:channel dx=nhwc");
+            let accepted = accepted(&words).expect("taken");
+            let config = accepted.configs().into_iter().find(|config| config.launches == Launches::Each).expect("three launches");
+            accepted.stages(config).into_iter().map(|stage| accepted.spec(stage, config).name()).collect::<Vec<_>>()
+        };
+        let silu = kernels("activation=silu");
+        let catalog = Channels::catalog(Target::Sm90a);
+        for name in [&silu[0], &silu[2]] {
+            assert!(name.contains("silu_hard_swish_clamp"), "{name}");
+        }
+        assert_eq!(catalog.iter().filter(|kernel| kernel.name().contains("silu_hard_swish_clamp")).count(), 24);
+        assert_eq!((kernels("activation=hard_swish"), kernels("activation=clamp[lower=0.0,upper=6.0]")), (silu.clone(), silu.clone()));
+        // A join knows no activation.
+        let mish = kernels("activation=mish");
+        assert!(mish[0].contains("_mish_") && mish[0] != silu[0] && mish[1] == silu[1], "{mish:?}");
     }
 
     #[test]
