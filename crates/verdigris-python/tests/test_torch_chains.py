@@ -529,6 +529,7 @@ def test_training_with_other_activations_is_one_node_a_layer(activation, last):
     names = nodes_of(ours(x.requires_grad_()))
     assert names.count("Verdigris_conv_batch_normBackward") == 3, names
     assert set(names) <= {"Verdigris_conv_batch_normBackward", "torch::autograd::AccumulateGrad"}, names
+    wide(x.double())
     # With statistics that stay, and gradients, the normalization and its activation are one call.
     ours.eval(), wide.eval()
     mine, right = trained(ours, x.detach().clone().requires_grad_(), weight), trained(wide, x.detach().double().requires_grad_(), weight.double())

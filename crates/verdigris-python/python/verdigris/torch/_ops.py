@@ -602,7 +602,8 @@ def _gradient_fake(dy, a, b, c, d, e, attributes, dims, sizes=()):
 
 
 def _gradient_like(dy, a, b, c, d, e, attributes, dims):
-    heads, kept = attributes.split("|")[:-1], (a, b, c, d, e)
+    # Behind the function's own attributes may stand those of an activation.
+    heads, kept = [part for part in attributes.split("|") if part.startswith("of=")], (a, b, c, d, e)
     head = parse(heads[0])
     _, places, saves, _ = _FUNCTIONS[head["of"]]
     saved = dict(zip(saves, kept))
