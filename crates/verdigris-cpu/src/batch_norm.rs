@@ -1,12 +1,14 @@
 //! Batch normalization, its gradient and the statistics of channels, a plane (one n, one c) at a time. Sums over channels are in f64, one
 //! channel by one thread, deviations in a pass of their own behind the mean.
 
+use num_traits::Float;
 use rayon::prelude::*;
-use verdigris_graph::{BatchNorm, BatchNormBackward, BatchNormStatistics, Node, Uid};
+use verdigris_graph::{BatchNorm, BatchNormBackward, BatchNormStatistics, BinaryOp, Node, Uid};
 use verdigris_tensor::{DType, Layout};
 
 use crate::elements::{Loaded, ViewMut, row_major};
 use crate::engine::Engine;
+use crate::functions;
 use crate::graph_plan::Context;
 use crate::operation::Operation;
 use crate::real::Real;
@@ -89,7 +91,7 @@ fn statistics<T: Real>(x: &Loaded<'_, '_, T>, planes: Planes) -> Vec<(f64, f64)>
     })
 }
 
-fn forward<T: Real>(op: &BatchNorm, context: &Context<'_>, mut results: Results<'_>) {
+fn forward<T: Real + Float>(op: &BatchNorm, context: &Context<'_>, mut results: Results<'_>) {
     let x = context.view(op.x).load_row_major::<T>(context.scratch);
     let add = op.add.map(|add| context.view(add).load_row_major::<T>(context.scratch));
     let planes = Planes::of(&x.layout);
@@ -109,17 +111,21 @@ fn forward<T: Real>(op: &BatchNorm, context: &Context<'_>, mut results: Results<
         let x = planes.at(x.data(), at);
         let factor = inv[channel] * scale[channel];
         for (i, (y, x)) in y.iter_mut().zip(x).enumerate() {
-            let mut value = (x.to_f64() - known[channel].0) * factor + bias[channel];
+            let mut value = (Real::to_f64(*x) - known[channel].0) * factor + bias[channel];
             if let Some(add) = &add {
-                value += planes.at(add.data(), at)[i].to_f64();
+                value += Real::to_f64(planes.at(add.data(), at)[i]);
             }
             // NaN stays.
             *y = T::from_f64(if op.relu && value <= 0.0 { 0.0 } else { value });
         }
+        if let Some(f) = op.activation {
+            let normalized = y.to_vec();
+            functions::unary(f, &normalized, y);
+        }
     });
 }
 
-fn backward<T: Real>(op: &BatchNormBackward, context: &Context<'_>, mut results: Results<'_>) {
+fn backward<T: Real + Float>(op: &BatchNormBackward, context: &Context<'_>, mut results: Results<'_>) {
     let load = |uid: Uid| context.view(uid).load_row_major::<T>(context.scratch);
     let (dy, x, y) = (load(op.dy), load(op.x), op.y.map(load));
     let planes = Planes::of(&x.layout);
@@ -128,13 +134,19 @@ fn backward<T: Real>(op: &BatchNormBackward, context: &Context<'_>, mut results:
     let (mean, inv, scale, bias) = (of(Some(op.mean), 0.0), of(Some(op.inv), 1.0), of(op.scale, 1.0), of(op.bias, 0.0));
     // x̂ and g of an element of plane `at`.
     let element = |at: usize, channel: usize, i: usize| {
-        let normalized = (planes.at(x.data(), at)[i].to_f64() - mean[channel]) * inv[channel];
-        let passes = match &y {
-            _ if !op.relu => true,
-            Some(y) => planes.at(y.data(), at)[i].to_f64() > 0.0,
-            None => normalized * scale[channel] + bias[channel] > 0.0,
+        let normalized = (Real::to_f64(planes.at(x.data(), at)[i]) - mean[channel]) * inv[channel];
+        let dy = planes.at(dy.data(), at)[i];
+        let result = || normalized * scale[channel] + bias[channel];
+        let g = match (&y, op.activation) {
+            (_, Some(f)) => {
+                let mut g = [T::default()];
+                functions::binary(BinaryOp::Backward(f), &[dy], &[T::from_f64(result())], &mut g);
+                Real::to_f64(g[0])
+            }
+            _ if !op.relu || y.as_ref().map_or_else(result, |y| Real::to_f64(planes.at(y.data(), at)[i])) > 0.0 => Real::to_f64(dy),
+            _ => 0.0,
         };
-        (normalized, if passes { planes.at(dy.data(), at)[i].to_f64() } else { 0.0 })
+        (normalized, g)
     };
     let images = x.layout.dims()[0] as usize;
     let sums = planes.each(|channel| {

@@ -494,9 +494,10 @@ impl Graph {
     }
 
     /// Batch normalization of `x`, `[n, c, spatial...]`, in training: `(y, mean, inv, next_mean, next_var)`. All but `x`, `y` and `add` are
-    /// `[1, c, 1...]`; without running statistics there are no next ones, with them these have to be stored.
+    /// `[1, c, 1...]`; without running statistics there are no next ones, with them these have to be stored. An `activation` other than ReLU is named as in
+    /// `unary`, its attributes as keywords.
     #[pyo3(signature = (x, scale = None, bias = None, *, add = None, running_mean = None, running_var = None, momentum = 0.1, eps = 1e-5,
-        relu = false, name = "batch_norm"))]
+        relu = false, activation = None, name = "batch_norm", **attributes))]
     #[expect(clippy::type_complexity, reason = "what Python sees")]
     fn batch_norm(
         &mut self,
@@ -509,11 +510,14 @@ impl Graph {
         momentum: f64,
         eps: f64,
         relu: bool,
+        activation: Option<&str>,
         name: &str,
+        attributes: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<(Uid, Uid, Uid, Option<Uid>, Option<Uid>)> {
         let norm = BatchNorm {
             momentum: Real(momentum),
             relu,
+            activation: activation.map(|f| unary_named(f, attributes)).transpose()?,
             scale: of(scale),
             bias: of(bias),
             add: of(add),
@@ -525,9 +529,10 @@ impl Graph {
         Ok((Uid(y), Uid(mean), Uid(inv), next_mean.map(Uid), next_var.map(Uid)))
     }
 
-    /// The gradients of batch normalization: `(dx, dscale, dbias, dadd)`, the last with `relu` alone. With `relu`, `y` (needed where something was
+    /// The gradients of batch normalization: `(dx, dscale, dbias, dadd)`, the last with `relu` alone. With an `activation`, `bias`; with `relu`, `y` (needed where something was
     /// added) or `bias` tells what passed.
-    #[pyo3(signature = (dy, x, mean, inv, *, scale = None, bias = None, y = None, relu = false, name = "batch_norm_backward"))]
+    #[pyo3(signature = (dy, x, mean, inv, *, scale = None, bias = None, y = None, relu = false, activation = None,
+        name = "batch_norm_backward", **attributes))]
     fn batch_norm_backward(
         &mut self,
         dy: Uid,
@@ -538,10 +543,19 @@ impl Graph {
         bias: Option<Uid>,
         y: Option<Uid>,
         relu: bool,
+        activation: Option<&str>,
         name: &str,
+        attributes: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<(Uid, Uid, Uid, Option<Uid>)> {
-        let back =
-            BatchNormBackward { relu, y: of(y), scale: of(scale), bias: of(bias), ..BatchNormBackward::new(dy.0, x.0, mean.0, inv.0) };
+        let activation = activation.map(|f| unary_named(f, attributes)).transpose()?;
+        let back = BatchNormBackward {
+            relu,
+            activation,
+            y: of(y),
+            scale: of(scale),
+            bias: of(bias),
+            ..BatchNormBackward::new(dy.0, x.0, mean.0, inv.0)
+        };
         let (dx, dscale, dbias, dadd) = self.builder()?.batch_norm_backward(name, back).map_err(refuse)?;
         Ok((Uid(dx), Uid(dscale), Uid(dbias), dadd.map(Uid)))
     }

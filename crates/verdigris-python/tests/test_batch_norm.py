@@ -59,6 +59,60 @@ def test_results_gradients_and_running_statistics(dtype, format, training, relu,
             assert one.grad.dtype == one.dtype
 
 
+BEHIND = {
+    "relu6": F.relu6,
+    "silu": F.silu,
+    # By hand: of f64 the sixth in gradients of PyTorch is one of f32.
+    "hardswish": lambda x: x * (x + 3.0).clamp(0.0, 6.0) / 6.0,
+    "hardsigmoid": lambda x: (x + 3.0).clamp(0.0, 6.0) / 6.0,
+    "mish": F.mish,
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last], ids=["nchw", "nhwc"])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("activation", BEHIND)
+def test_other_activations(dtype, format, training, activation):
+    given, statistics = tensors((4, 6, 5, 3), dtype, format)
+    # Far on both sides of 0, where gates are 0 or 1.
+    given[1][0] *= 40.0
+    mine = [tensor.clone().requires_grad_() for tensor in given[:3]]
+    wide = [tensor.double().requires_grad_() for tensor in given[:3]]
+    own, other = [tensor.clone() for tensor in statistics], [tensor.double() for tensor in statistics]
+    y = vt.batch_norm_act(mine[0], *own, *mine[1:], training=training, momentum=0.2, eps=1e-3, activation=activation)
+    normalized = F.batch_norm(wide[0], *other, *wide[1:], training, 0.2, 1e-3)
+    truth = BEHIND[activation](normalized)
+    close(y, truth, 4.0)
+    assert y.dtype == dtype and y.stride() == truth.stride()
+    for one, true in zip(own, other):
+        close(one, true, 4.0)
+    gradient = torch.randn_like(truth).to(dtype).to(memory_format=format)
+    if activation != "silu":
+        # What is close to a kink may be on either side of it.
+        gradient = gradient * (torch.stack([(normalized - kink).abs() for kink in (-3.0, 0.0, 3.0, 6.0)]).amin(0) > 2e-2)
+    y.backward(gradient)
+    truth.backward(gradient.double())
+    for one, true in zip(mine, wide):
+        close(one.grad, true.grad, 16.0)
+        assert one.grad.dtype == one.dtype
+
+
+def test_a_sum_has_relu_behind_it_alone():
+    x = torch.randn(4, 6, 5)
+    with pytest.raises(vd.GraphError, match="behind a sum"):
+        vt.batch_norm_act(x, None, None, training=True, add=x, activation="silu")
+
+
+def test_nothing_further_is_kept_for_an_activation():
+    """What plain PyTorch keeps of the normalization, and not what the activation is of."""
+    x, kept = torch.randn(8, 6, 5, 4, requires_grad=True), []
+    weight, bias = (torch.randn(6, requires_grad=True) for _ in range(2))
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        vt.batch_norm_act(x, None, None, weight, bias, training=True, activation="silu")
+    assert [tensor.data_ptr() for tensor in kept if tensor.numel() > 6] == [x.data_ptr()]
+
+
 @pytest.mark.parametrize("spatial", [0, 1, 2, 3])
 def test_modules(spatial):
     kind = [torch.nn.BatchNorm1d, torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d][spatial]
@@ -117,6 +171,9 @@ def test_gradcheck():
     assert torch.autograd.gradcheck(train, inputs[:3])
     act = lambda x, w, b, z: vt.batch_norm_act(x, None, None, w, b, training=True, add=z, activation="relu")  # noqa: E731
     assert torch.autograd.gradcheck(act, inputs)
+    for activation in ("silu", "mish"):
+        curved = lambda x, w, b: vt.batch_norm_act(x, None, None, w, b, training=True, activation=activation)  # noqa: B023, E731
+        assert torch.autograd.gradcheck(curved, inputs[:3])
     mean, var = torch.randn(2, dtype=torch.float64), torch.rand(2, dtype=torch.float64) + 0.5
     given = lambda x, w, b: vt.batch_norm(x, mean, var, w, b)  # noqa: E731
     assert torch.autograd.gradcheck(given, inputs[:3])
@@ -128,21 +185,24 @@ def test_gradcheck():
 ONE = "eps=1e-05 momentum=0.1 relu=1"
 
 
+@pytest.mark.parametrize("behind", ["", "|f=silu", "|f=clamp lower=0.0 upper=6.0"])
 @pytest.mark.parametrize("name", ["batch_norm", "batch_norm_inference", "batch_norm_backward"])
-def test_operators_are_what_they_declare(name):
+def test_operators_are_what_they_declare(name, behind):
     (x, weight, bias, z), (mean, var) = tensors((4, 6, 5, 3), torch.float32)
     operator = getattr(torch.ops.verdigris, name).default
     for tensor in (x, weight, bias):
         tensor.requires_grad_(name != "batch_norm_backward")
+    one = f"{ONE.removesuffix('1')}0{behind}" if behind else ONE
     arguments = {
-        "batch_norm": (x, weight, bias, z, mean, var, ONE),
-        "batch_norm_inference": (x, mean, var, weight, bias, None, ONE),
-        "batch_norm_backward": (z, x, weight, mean, var, bias, "relu=1 result=0 wanted=1110"),
+        "batch_norm": (x, weight, bias, None if behind else z, mean, var, one),
+        "batch_norm_inference": (x, mean, var, weight, bias, None, one),
+        "batch_norm_backward": (z, x, weight, mean, var, bias, f"relu={int(not behind)} result=0 wanted=1110{behind}"),
     }
     torch.library.opcheck(operator, arguments[name])
 
 
-def test_compile():
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+def test_compile(activation):
     class Net(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -151,7 +211,7 @@ def test_compile():
         def forward(self, x):
             y = self.conv(x)
             norm = self.norm
-            return vt.batch_norm_act(y, norm.running_mean, norm.running_var, norm.weight, norm.bias, training=self.training, activation="relu")
+            return vt.batch_norm_act(y, norm.running_mean, norm.running_var, norm.weight, norm.bias, training=self.training, activation=activation)
 
     torch._dynamo.reset()
     plain, x = Net(), torch.randn(4, 3, 8, 8)

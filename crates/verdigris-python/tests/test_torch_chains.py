@@ -497,6 +497,62 @@ def test_training_is_one_node_a_layer(dims, groups, affine, last, wants_x):
         assert calls_of(lambda: ours(x)) == ["verdigris::batch_norm"] * 3 + ["verdigris::conv_fprop"] * 3
 
 
+class Inverted(nn.Module):
+    """As MobileNet and EfficientNet have them: each normalization but the last one has an activation behind it, as a module and as a function."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.expand, self.bn1, self.act = nn.Conv2d(4, 8, 1, bias=False), nn.BatchNorm2d(8), activation
+        self.depthwise, self.bn2 = nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False), nn.BatchNorm2d(8)
+        self.project, self.bn3 = nn.Conv2d(8, 4, 1, bias=False), nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        y = self.act(self.bn1(self.expand(x)))
+        y = nn.functional.silu(self.bn2(self.depthwise(y)))
+        return x + self.bn3(self.project(y))
+
+
+@pytest.mark.parametrize("activation", [nn.SiLU(inplace=True), nn.Hardswish(), nn.ReLU6(), nn.LeakyReLU(0.1), nn.Mish()], ids=str)
+@pytest.mark.parametrize("last", [True, False], ids=["nhwc", "nchw"])
+def test_training_with_other_activations_is_one_node_a_layer(activation, last):
+    net = filled(Inverted(activation))
+    net = net.to(memory_format=torch.channels_last) if last else net
+    wide, (ours, report) = copy.deepcopy(net).double(), vt.convert(net)
+    assert report.chains[""] == ["expand + bn1 + act", "depthwise + bn2 + silu", "project + bn3 + add"]
+    generator = torch.Generator().manual_seed(5)
+    x, weight = (torch.randn(3, 4, 9, 8, generator=generator) for _ in range(2))
+    x = x.to(memory_format=torch.channels_last) if last else x
+    mine = trained(ours, x.clone().requires_grad_(), weight)
+    right = trained(wide, x.double().requires_grad_(), weight.double())
+    for got, want in zip(mine, right):
+        assert got.shape == want.shape and (got.double() - want).abs().max() <= 1e-4 * want.abs().max().clamp_min(1.0)
+    names = nodes_of(ours(x.requires_grad_()))
+    assert names.count("Verdigris_conv_batch_normBackward") == 3, names
+    assert set(names) <= {"Verdigris_conv_batch_normBackward", "torch::autograd::AccumulateGrad"}, names
+    wide(x.double())
+    # With statistics that stay, and gradients, the normalization and its activation are one call.
+    ours.eval(), wide.eval()
+    mine, right = trained(ours, x.detach().clone().requires_grad_(), weight), trained(wide, x.detach().double().requires_grad_(), weight.double())
+    for got, want in zip(mine, right):
+        assert (got.double() - want).abs().max() <= 1e-4 * want.abs().max().clamp_min(1.0)
+
+
+def test_a_residual_in_front_of_another_activation_is_no_part_of_the_node():
+    class Late(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.bn, self.act = nn.Conv2d(4, 4, 1, bias=False), nn.BatchNorm2d(4), nn.SiLU()
+
+        def forward(self, x):
+            return self.act(self.bn(self.conv(x)) + x)
+
+    net = filled(Late())
+    wide, (ours, _) = copy.deepcopy(net).double(), vt.convert(net)
+    x, weight = torch.randn(3, 4, 5, 4), torch.randn(3, 4, 5, 4)
+    for got, want in zip(trained(ours, x.clone().requires_grad_(), weight), trained(wide, x.double().requires_grad_(), weight.double())):
+        assert (got.double() - want).abs().max() <= 1e-4 * want.abs().max().clamp_min(1.0)
+
+
 def test_training_under_autocast_casts_parameters_inside_the_node():
     """Gradients of parameters come in the parameters' own type, rounded once, and no node stands for a cast."""
     net = filled(Unbiased())

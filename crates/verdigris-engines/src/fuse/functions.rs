@@ -21,7 +21,7 @@ fn attributes_mut(f: &mut UnaryOp) -> Vec<&mut Real> {
 }
 
 /// The function as far as it shapes code, and its attributes.
-pub(super) fn parted(mut f: UnaryOp) -> (UnaryOp, Vec<f64>) {
+pub(crate) fn parted(mut f: UnaryOp) -> (UnaryOp, Vec<f64>) {
     let attributes = attributes_mut(&mut f).into_iter().map(|attribute| std::mem::replace(&mut attribute.0, 0.0)).collect();
     (f, attributes)
 }
@@ -31,7 +31,7 @@ fn truth<'k, T: Compute>(condition: Val<'k, bool>, k: Kernel<'k>) -> Val<'k, T> 
 }
 
 /// `f(x)`; `a` are the attributes of the function.
-pub(super) fn unary<'k, T: Compute>(f: UnaryOp, x: Val<'k, T>, a: &[Val<'k, T>]) -> Val<'k, T> {
+pub(crate) fn unary<'k, T: Compute>(f: UnaryOp, x: Val<'k, T>, a: &[Val<'k, T>]) -> Val<'k, T> {
     let k = x.kernel();
     let number = |value| T::constant(k, value);
     let (zero, one) = (number(0.0), number(1.0));
@@ -158,8 +158,9 @@ fn derivative<'k, T: Compute>(k: Kernel<'k>, f: UnaryOp, x: Val<'k, T>, a: &[Val
             // 1 − s as e · s: a difference would keep the quotient's error, by which x³ is multiplied.
             k.fma(x * inner * s, e * s, s)
         }
-        UnaryOp::Silu => gated(within(1e4)),
-        UnaryOp::Swish { .. } => gated(T::min_nan(T::max_nan(x * a[0], number(-1e4)), number(1e4))),
+        // NaN passes the bounds and the gate.
+        UnaryOp::Silu => return gated(within(1e4)),
+        UnaryOp::Swish { .. } => return gated(T::min_nan(T::max_nan(x * a[0], number(-1e4)), number(1e4))),
         UnaryOp::Sigmoid => {
             let e = T::fast_exp(-x.abs());
             let share = T::reciprocal(one + e);
@@ -187,7 +188,7 @@ fn derivative<'k, T: Compute>(k: Kernel<'k>, f: UnaryOp, x: Val<'k, T>, a: &[Val
 }
 
 /// `f(x, z)`; `a` are the attributes of an activation whose gradient `f` is.
-pub(super) fn binary<'k, T: Compute>(f: BinaryOp, x: Val<'k, T>, z: Val<'k, T>, a: &[Val<'k, T>]) -> Val<'k, T> {
+pub(crate) fn binary<'k, T: Compute>(f: BinaryOp, x: Val<'k, T>, z: Val<'k, T>, a: &[Val<'k, T>]) -> Val<'k, T> {
     let k = x.kernel();
     let zero = T::constant(k, 0.0);
     match f {

@@ -40,7 +40,7 @@ pub mod compute;
 pub(crate) mod element;
 pub mod epilogue;
 pub(crate) mod formats;
-mod functions;
+pub(crate) mod functions;
 pub(crate) mod lanes;
 pub(crate) mod math;
 pub(crate) mod operand;

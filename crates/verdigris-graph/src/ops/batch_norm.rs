@@ -5,16 +5,19 @@
 //!
 //! ```text
 //! μ = Σ x / N        M2 = Σ (x − μ)²        inv = 1 / √(M2 / N + eps)        x̂ = (x − μ) · inv
-//! batch_norm             y = x̂ · scale + bias + add, and max(y, 0) with `relu`
+//! batch_norm             y = x̂ · scale + bias + add, and max(y, 0) with `relu`, f(y) with an activation f
 //!                        next_mean = (1 − momentum) · running_mean + momentum · μ
 //!                        next_var  = (1 − momentum) · running_var  + momentum · M2 / (N − 1)
-//! batch_norm_backward    g = dy, with `relu` dy where the result was above 0 and 0 elsewhere
+//! batch_norm_backward    g = dy, with `relu` dy where the result was above 0 and 0 elsewhere, with an activation dy · f′(x̂ · scale + bias)
 //!                        dbias = Σ g        dscale = Σ g · x̂        dadd = g
 //!                        dx = scale · inv · (g − dbias / N − x̂ · dscale / N)
 //! ```
 //!
 //! Whether the result was above 0 is read from `y` where the backward op has it, else worked out again from `x̂ · scale + bias`, which takes no
 //! memory and reads nothing further; what was added can only be told from `y`.
+//!
+//! Any other activation (SiLU, a hard swish, a clamp) stands behind the normalization alone, with nothing added: its gradient is taken at `x̂ · scale + bias`, worked out again, so that
+//! what is kept for it is `x` and what belongs to channels. A result does not tell where a SiLU was, and a sum would have to be kept beside `x`.
 //!
 //! A channel that holds NaN or ∞ has NaN for `inv` and all its results. Data are floating-point; arithmetic is in f32, in f64 if an input is
 //! f64, sums are of differences from a value near the mean, and results are rounded once.
@@ -36,6 +39,13 @@ use crate::tensor::{TensorDesc, Uid};
 use crate::validate::{attribute, data, of_type, same_dims};
 
 const CHANNEL: &str = "`[1, c, 1…]`, floating-point";
+const ACTIVATION: AttributeSpec = AttributeSpec::new(
+    "activation",
+    "a name of `UnaryOp`, or `{name: {attribute: number}}`, or null",
+    "an activation other than ReLU, without `relu`",
+    "\"relu\"",
+)
+.or("null");
 
 fn float<'g>(op: &str, graph: &'g Graph, uid: Uid) -> Result<&'g TensorDesc, Error> {
     let tensor = data(graph, op, uid)?;
@@ -93,6 +103,31 @@ fn check_dims(op: &str, graph: &Graph, dims: &[u64], of_channel: &[Option<Uid>],
     Ok(())
 }
 
+/// The rule that an activation behind a normalization breaks, if there is one: `alone` says that nothing was added, and no result is read.
+pub(crate) fn broken_by(activation: Option<UnaryOp>, relu: bool, alone: bool) -> Option<&'static str> {
+    let f = activation?;
+    if !f.is_activation() || f == UnaryOp::Relu {
+        Some("behind a normalization stands a function that has a gradient, and ReLU is said by `relu`")
+    } else if relu {
+        Some("there is ReLU or another activation, not both")
+    } else if !alone {
+        Some(
+            "behind a sum stands no activation but ReLU: the gradient of others would keep the sum, or its result; add before an op of its own",
+        )
+    } else {
+        None
+    }
+}
+
+/// Checks an activation.
+fn check_activation(op: &str, graph: &Graph, x: Uid, activation: Option<UnaryOp>, relu: bool, alone: bool) -> Result<(), Error> {
+    if let Some(rule) = broken_by(activation, relu, alone) {
+        let tensor = data(graph, op, x)?.name.clone();
+        return Err(Error::Structure { op: op.to_owned(), tensor, rule });
+    }
+    activation.map_or(Ok(()), |f| f.check(op))
+}
+
 /// Batch normalization in training; the module's head has the formulas.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -105,6 +140,9 @@ pub struct BatchNorm {
     /// Whether the result is max(y, 0).
     #[serde(default)]
     pub relu: bool,
+    /// The activation of the result: any but ReLU, which `relu` says. With nothing added.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub activation: Option<UnaryOp>,
     /// Read; `[n, c, spatial…]`.
     pub x: Uid,
     /// Read; 1 where it is left out.
@@ -149,6 +187,7 @@ impl BatchNorm {
             eps: Real(eps),
             momentum: tenth(),
             relu: false,
+            activation: None,
             x,
             scale: None,
             bias: None,
@@ -186,16 +225,16 @@ pub struct BatchNormed {
 impl Operation for BatchNorm {
     const SPEC: OpSpec = OpSpec {
         name: "batch_norm",
-        summary: "Batch normalization in training, with the running statistics, an addend and ReLU where asked for.",
+        summary: "Batch normalization in training, with the running statistics, an addend and ReLU or another activation where asked for.",
         forms: &[Form {
             name: "",
-            formula: "y = (x − μ) · inv · scale + bias + add, at least 0 with `relu`          inv = 1 / √(variance + eps) of each channel\n\
+            formula: "y = f((x − μ) · inv · scale + bias + add), f = max(·, 0) with `relu`          inv = 1 / √(variance + eps) of each channel\n\
                       next_mean = (1 − momentum) · running_mean + momentum · μ          next_var: the same of the variance over N − 1",
             operands: &[
                 OperandSpec::read("x", "`[n, c, spatial…]`, floating-point"),
                 OperandSpec::read("scale", CHANNEL).optional(),
                 OperandSpec::read("bias", CHANNEL).optional(),
-                OperandSpec::read("add", "the dims of `x`").optional(),
+                OperandSpec::read("add", "the dims of `x`; with no activation but ReLU").optional(),
                 OperandSpec::read("running_mean", CHANNEL).optional(),
                 OperandSpec::read("running_var", CHANNEL).optional(),
                 OperandSpec::written("y", "the dims of `x`"),
@@ -208,6 +247,7 @@ impl Operation for BatchNorm {
                 AttributeSpec::new("eps", "number", "finite, not negative", "-1.0"),
                 AttributeSpec::new("momentum", "number", "finite", "\"much\"").or("0.1"),
                 AttributeSpec::new("relu", "true or false", "", "2").or("false"),
+                ACTIVATION,
             ],
             shape: "those of `x`; `[1, c, 1…]` of what belongs to a channel",
             gradient: "`batch_norm_backward`; of the statistics refused",
@@ -215,7 +255,8 @@ impl Operation for BatchNorm {
                 name: "batch_norm",
                 parameters: "x: Uid, scale: Uid | None = None, bias: Uid | None = None, *, add: Uid | None = None, \
                              running_mean: Uid | None = None, running_var: Uid | None = None, momentum: float = 0.1, eps: float = 1e-5, \
-                             relu: bool = False, name: str = \"batch_norm\"",
+                             relu: bool = False, activation: str | None = None, name: str = \"batch_norm\", \
+                             **attributes: float",
                 returns: "tuple[Uid, Uid, Uid, Uid | None, Uid | None]",
             }],
         }],
@@ -239,6 +280,7 @@ impl Operation for BatchNorm {
         if !self.momentum.0.is_finite() {
             return attribute(op, "momentum", self.momentum.0, "momentum is finite");
         }
+        check_activation(op, graph, self.x, self.activation, self.relu, self.add.is_none())?;
         let dims = normalized(op, graph, self.x)?;
         let of_channel = [self.scale, self.bias, self.running_mean, self.running_var, self.mean, self.inv, self.next_mean, self.next_var];
         check_dims(op, graph, &dims, &of_channel, &[self.add, Some(self.y)])?;
@@ -280,8 +322,9 @@ impl Operation for BatchNorm {
         };
         // What was added is in the result alone.
         let y = self.add.filter(|_| self.relu).map(|_| self.y);
-        let bias = self.bias.filter(|_| self.relu && y.is_none());
-        let back = BatchNormBackward { y, bias, relu: self.relu, scale: self.scale, ..BatchNormBackward::new(dy, self.x, mean, inv) };
+        let bias = self.bias.filter(|_| (self.relu || self.activation.is_some()) && y.is_none());
+        let (relu, activation) = (self.relu, self.activation);
+        let back = BatchNormBackward { y, bias, relu, activation, scale: self.scale, ..BatchNormBackward::new(dy, self.x, mean, inv) };
         let is_wanted = |uid: Option<Uid>, at: &Backward<'_>| uid.is_some_and(|uid| at.wants(uid));
         let asked = [at.wants(self.x), is_wanted(self.scale, at), is_wanted(self.bias, at), self.relu && is_wanted(self.add, at)];
         if asked.contains(&true) {
@@ -307,6 +350,9 @@ pub struct BatchNormBackward {
     /// Whether the forward result is max(y, 0).
     #[serde(default)]
     pub relu: bool,
+    /// The activation of the forward result: any but ReLU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub activation: Option<UnaryOp>,
     /// Read; the dims of `x`.
     pub dy: Uid,
     /// The forward input, read.
@@ -317,7 +363,7 @@ pub struct BatchNormBackward {
     /// Read; 1 where it is left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scale: Option<Uid>,
-    /// Read with `relu` and without `y`; 0 where it is left out.
+    /// Read with an activation and without `y`; 0 where it is left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bias: Option<Uid>,
     /// The mean of each channel, read.
@@ -339,10 +385,11 @@ pub struct BatchNormBackward {
 }
 
 impl BatchNormBackward {
-    /// Without ReLU and scale. Results are filled in by [`GraphBuilder::batch_norm_backward`].
+    /// Without activation and scale. Results are filled in by [`GraphBuilder::batch_norm_backward`].
     pub fn new(dy: Uid, x: Uid, mean: Uid, inv: Uid) -> BatchNormBackward {
         BatchNormBackward {
             relu: false,
+            activation: None,
             dy,
             x,
             y: None,
@@ -369,13 +416,14 @@ impl Operation for BatchNormBackward {
         forms: &[Form {
             name: "",
             formula: "dbias = Σ g          dscale = Σ g · x̂          dx = scale · inv · (g − dbias / N − x̂ · dscale / N)          dadd = g\n\
-                      g = dy, with `relu` 0 where the forward result was not above 0          x̂ = (x − mean) · inv",
+                      g = dy, with `relu` 0 where the forward result was not above 0, with an activation f dy · f′(x̂ · scale + bias)          \
+                      x̂ = (x − mean) · inv",
             operands: &[
                 OperandSpec::read("dy", "the dims of `x`"),
                 OperandSpec::read("x", "`[n, c, spatial…]`, floating-point"),
                 OperandSpec::read("y", "the forward result; with `relu`, and needed where something was added").optional(),
                 OperandSpec::read("scale", CHANNEL).optional(),
-                OperandSpec::read("bias", "with `relu` and without `y`").optional(),
+                OperandSpec::read("bias", "with an activation and without `y`").optional(),
                 OperandSpec::read("mean", CHANNEL),
                 OperandSpec::read("inv", CHANNEL),
                 OperandSpec::written("dx", "the dims of `x`").optional(),
@@ -383,13 +431,14 @@ impl Operation for BatchNormBackward {
                 OperandSpec::written("dbias", CHANNEL).optional(),
                 OperandSpec::written("dadd", "with `relu`; the dims of `x`").optional(),
             ],
-            attributes: &[AttributeSpec::new("relu", "true or false", "", "2").or("false")],
+            attributes: &[AttributeSpec::new("relu", "true or false", "", "2").or("false"), ACTIVATION],
             shape: "those of `x`; `[1, c, 1…]` of what belongs to a channel",
             gradient: "refused",
             methods: &[Method {
                 name: "batch_norm_backward",
                 parameters: "dy: Uid, x: Uid, mean: Uid, inv: Uid, *, scale: Uid | None = None, bias: Uid | None = None, \
-                             y: Uid | None = None, relu: bool = False, name: str = \"batch_norm_backward\"",
+                             y: Uid | None = None, relu: bool = False, activation: str | None = None, \
+                             name: str = \"batch_norm_backward\", **attributes: float",
                 returns: "tuple[Uid, Uid, Uid, Uid | None]",
             }],
         }],
@@ -409,6 +458,7 @@ impl Operation for BatchNormBackward {
     }
 
     fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
+        check_activation(op, graph, self.x, self.activation, self.relu, self.y.is_none() && self.dadd.is_none())?;
         let dims = normalized(op, graph, self.x)?;
         let of_channel = [self.scale, self.bias, Some(self.mean), Some(self.inv), self.dscale, self.dbias];
         check_dims(op, graph, &dims, &of_channel, &[Some(self.dy), self.y, self.dx, self.dadd])?;
@@ -416,9 +466,11 @@ impl Operation for BatchNormBackward {
             let tensor = data(graph, op, uid)?.name.clone();
             Err(Error::Structure { op: op.to_owned(), tensor, rule })
         };
-        match (self.relu, self.y, self.bias, self.dadd) {
-            (false, Some(uid), ..) | (false, _, Some(uid), _) => structure(uid, "without ReLU, neither the result nor the bias is read"),
-            (false, .., Some(uid)) => structure(uid, "without ReLU, the gradient of what was added is dy itself"),
+        match (self.relu || self.activation.is_some(), self.y, self.bias, self.dadd) {
+            (false, Some(uid), ..) | (false, _, Some(uid), _) => {
+                structure(uid, "without an activation, neither the result nor the bias is read")
+            }
+            (false, .., Some(uid)) => structure(uid, "without an activation, the gradient of what was added is dy itself"),
             (true, Some(_), Some(uid), _) => structure(uid, "where the result is read, the bias is not"),
             _ if [self.dx, self.dscale, self.dbias, self.dadd].iter().all(Option::is_none) => {
                 structure(self.x, "at least one gradient is written")

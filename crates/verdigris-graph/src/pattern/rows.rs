@@ -100,6 +100,7 @@ pub(super) fn lower(cut: &Cut<'_>, node: usize) -> Result<Subgraph, Error> {
                     eps: op.eps,
                     momentum: op.momentum,
                     relu: op.relu,
+                    activation: op.activation,
                     x: view(op.x)?,
                     scale: op.scale.map(&mut *view).transpose()?,
                     bias: op.bias.map(&mut *view).transpose()?,
@@ -119,6 +120,7 @@ pub(super) fn lower(cut: &Cut<'_>, node: usize) -> Result<Subgraph, Error> {
             channels(cut, op.x, &read, |view| {
                 Ok(ChannelFunction::Backward {
                     relu: op.relu,
+                    activation: op.activation,
                     dy: view(op.dy)?,
                     x: view(op.x)?,
                     y: op.y.map(&mut *view).transpose()?,

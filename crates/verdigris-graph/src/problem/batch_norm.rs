@@ -10,6 +10,8 @@ use super::chain::{Chain, ChainStep, View, canonical_dims};
 use super::{Access, Operand, Slot, views};
 use crate::error::Error;
 use crate::op::Real;
+use crate::ops::batch_norm::broken_by;
+use crate::ops::pointwise::UnaryOp;
 
 /// What is computed of each channel.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -23,6 +25,9 @@ pub enum ChannelFunction {
         momentum: Real,
         /// Whether the result is at least 0.
         relu: bool,
+        /// The activation of the result: any but ReLU.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        activation: Option<UnaryOp>,
         /// Read.
         x: View,
         /// Read; one a channel.
@@ -50,6 +55,9 @@ pub enum ChannelFunction {
     Backward {
         /// Whether the result was at least 0.
         relu: bool,
+        /// The activation of the result: any but ReLU.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        activation: Option<UnaryOp>,
         /// Read.
         dy: View,
         /// Read.
@@ -177,6 +185,20 @@ impl BatchNormProblem {
         }
     }
 
+    /// The activation behind the normalization, ReLU among them.
+    pub fn activation(&self) -> Option<UnaryOp> {
+        match self.function {
+            ChannelFunction::Forward { relu, activation, .. } | ChannelFunction::Backward { relu, activation, .. } => {
+                if relu {
+                    Some(UnaryOp::Relu)
+                } else {
+                    activation
+                }
+            }
+            ChannelFunction::Statistics { .. } => None,
+        }
+    }
+
     /// Whether nothing is written.
     pub fn is_empty(&self) -> bool {
         self.channels == 0
@@ -226,8 +248,13 @@ impl BatchNormProblem {
     fn check(&self) -> Result<(), Error> {
         let op = || "batch_norm".to_owned();
         let structure = |tensor: &str, rule| Err(Error::Structure { op: op(), tensor: tensor.to_owned(), rule });
+        let check_activation = |activation: Option<UnaryOp>, relu: bool, alone: bool| {
+            broken_by(activation, relu, alone).map_or(Ok(()), |rule| structure("x", rule))?;
+            activation.map_or(Ok(()), |f| f.check("batch_norm"))
+        };
         match &self.function {
-            ChannelFunction::Forward { eps, momentum, running_mean, running_var, next_mean, next_var, .. } => {
+            ChannelFunction::Forward { relu, activation, eps, momentum, add, running_mean, running_var, next_mean, next_var, .. } => {
+                check_activation(*activation, *relu, add.is_none())?;
                 let attribute =
                     |attribute, value: Real, rule| Err(Error::Attribute { op: op(), attribute, value: value.to_string(), rule });
                 if !(eps.0.is_finite() && eps.0 >= 0.0) {
@@ -244,9 +271,13 @@ impl BatchNormProblem {
                 }
                 Ok(())
             }
-            ChannelFunction::Backward { relu, y, bias, dx, dscale, dbias, dadd, .. } => {
-                if !relu && (y.is_some() || bias.is_some() || dadd.is_some()) {
-                    return structure("y", "without ReLU, there is neither the result nor the bias nor a gradient of what was added");
+            ChannelFunction::Backward { relu, activation, y, bias, dx, dscale, dbias, dadd, .. } => {
+                check_activation(*activation, *relu, y.is_none() && dadd.is_none())?;
+                if !relu && activation.is_none() && (y.is_some() || bias.is_some() || dadd.is_some()) {
+                    return structure(
+                        "y",
+                        "without an activation, there is neither the result nor the bias nor a gradient of what was added",
+                    );
                 }
                 if y.is_some() && bias.is_some() {
                     return structure("bias", "where the result is read, the bias is not");

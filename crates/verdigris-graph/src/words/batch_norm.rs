@@ -6,6 +6,7 @@ use super::chain::packed;
 use super::codec::{Layouts, Text, error};
 use crate::error::Error;
 use crate::op::Real;
+use crate::ops::pointwise::UnaryOp;
 use crate::problem::{BatchNormProblem, ChannelFunction, Slot, View};
 
 const FORWARD: &str = "forward";
@@ -33,6 +34,7 @@ fn blank_function(word: &str) -> Result<ChannelFunction, Error> {
             eps: Real(0.0),
             momentum: Real(0.0),
             relu: false,
+            activation: None,
             x: nowhere(),
             scale: None,
             bias: None,
@@ -47,6 +49,7 @@ fn blank_function(word: &str) -> Result<ChannelFunction, Error> {
         },
         BACKWARD => ChannelFunction::Backward {
             relu: false,
+            activation: None,
             dy: nowhere(),
             x: nowhere(),
             y: None,
@@ -79,6 +82,14 @@ fn layouts(rows: &[u64], channels: u64) -> [Layouts; 2] {
     [vec![("nhwc", last), ("nchw", first)], vec![("channel", vector)]]
 }
 
+/// The activation, left out where there is none.
+fn behind(text: &mut Text<'_>, activation: &mut Option<UnaryOp>) -> Result<(), Error> {
+    let mut f = activation.unwrap_or(UnaryOp::Identity);
+    text.choice("activation", &mut f, Some(UnaryOp::Identity))?;
+    *activation = Some(f).filter(|&f| f != UnaryOp::Identity);
+    Ok(())
+}
+
 pub(super) fn describe(text: &mut Text<'_>, problem: &mut BatchNormProblem) -> Result<(), Error> {
     let word = text.word(FORMS, || {
         match problem.function {
@@ -101,6 +112,7 @@ pub(super) fn describe(text: &mut Text<'_>, problem: &mut BatchNormProblem) -> R
             eps,
             momentum,
             relu,
+            activation,
             x,
             scale,
             bias,
@@ -116,6 +128,7 @@ pub(super) fn describe(text: &mut Text<'_>, problem: &mut BatchNormProblem) -> R
             text.field("eps", eps, None)?;
             text.field("momentum", momentum, Some(Real(0.1)))?;
             text.flag("relu", relu);
+            behind(text, activation)?;
             text.operand("x", x, &whole)?;
             text.optional("scale", scale, &vector)?;
             text.optional("bias", bias, &vector)?;
@@ -128,8 +141,9 @@ pub(super) fn describe(text: &mut Text<'_>, problem: &mut BatchNormProblem) -> R
             text.optional("next_mean", next_mean, &vector)?;
             text.optional("next_var", next_var, &vector)
         }
-        ChannelFunction::Backward { relu, dy, x, y, scale, bias, mean, inv, dx, dscale, dbias, dadd } => {
+        ChannelFunction::Backward { relu, activation, dy, x, y, scale, bias, mean, inv, dx, dscale, dbias, dadd } => {
             text.flag("relu", relu);
+            behind(text, activation)?;
             text.operand("dy", dy, &whole)?;
             text.operand("x", x, &whole)?;
             text.optional("y", y, &whole)?;

@@ -143,6 +143,19 @@ mod tests {
     }
 
     #[test]
+    fn activations_of_a_normalization_are_told() {
+        for words in [
+            "batch_norm forward bf16 rows=8 channels=4 eps=1e-5 activation=silu scale=f32:channel bias=f32:channel",
+            "batch_norm forward f32 rows=2x4 channels=4 eps=1e-5 activation=clamp[lower=0.0,upper=6.0] x=nchw y=nchw",
+            "batch_norm backward f32 rows=8 channels=4 activation=hard_swish bias=channel dx=nhwc",
+            "batch_norm backward f32 rows=8 channels=4 relu bias=channel dx=nhwc",
+        ] {
+            let problem: Problem = words.parse().unwrap_or_else(|error| panic!("{words}: {error}"));
+            assert_eq!(returns(problem), words);
+        }
+    }
+
+    #[test]
     fn slots_out_of_order_and_strides_without_a_name_are_told() {
         let mut gemm = GemmProblem::packed(96, 64, 32, DType::Bf16, DType::Bf16).expect("a plain product");
         (gemm.b.slot, gemm.d.slot) = (gemm.a.slot, Slot(7));
@@ -171,6 +184,11 @@ mod tests {
             ("gemm bf16 m=4 n=4 k=4 + clamp[lower=2.0,upper=1.0]", "the upper clamp bound is not below the lower one"),
             ("conv sideways bf16 nhwc n=1", "found `sideways`"),
             ("map f32 dims=4 + load(packed) + store(7,packed)", "a step names values of earlier steps"),
+            ("batch_norm forward f32 rows=8 channels=4 eps=1e-5 relu activation=silu", "not both"),
+            ("batch_norm forward f32 rows=8 channels=4 eps=1e-5 activation=exp", "a function that has a gradient"),
+            ("batch_norm forward f32 rows=8 channels=4 eps=1e-5 activation=silu add=nhwc", "behind a sum"),
+            ("batch_norm forward f32 rows=8 channels=4 eps=1e-5 activation=clamp[lower=2.0,upper=1.0]", "the upper clamp bound"),
+            ("batch_norm backward f32 rows=8 channels=4 activation=silu y=nhwc dx=nhwc", "behind a sum"),
         ] {
             assert!(wrong(text).contains(told), "{text}: {}", wrong(text));
         }

@@ -272,7 +272,9 @@ class Graph:
         momentum: float = 0.1,
         eps: float = 1e-5,
         relu: bool = False,
+        activation: str | None = None,
         name: str = "batch_norm",
+        **attributes: float,
     ) -> tuple[Uid, Uid, Uid, Uid | None, Uid | None]: ...
     def batch_norm_backward(
         self,
@@ -285,7 +287,9 @@ class Graph:
         bias: Uid | None = None,
         y: Uid | None = None,
         relu: bool = False,
+        activation: str | None = None,
         name: str = "batch_norm_backward",
+        **attributes: float,
     ) -> tuple[Uid, Uid, Uid, Uid | None]: ...
     def batch_norm_statistics(self, x: Uid, *, name: str = "batch_norm_statistics") -> tuple[Uid, Uid]: ...
     def attention(

@@ -54,15 +54,15 @@ pub(crate) enum Function {
     /// computed together; each of those tensors is saved. `as1=` names the element type of the gradient of tensor 1 where it is not the tensor's.
     Gradient,
     /// `x, scale?, bias?, add?, running_mean?, running_var?` → y, and of each channel its mean and `1 / √(variance + eps)`; the running statistics are
-    /// replaced. `eps= momentum= relu=0|1`.
+    /// replaced. `eps= momentum= relu=0|1`, then `|` and the attributes of another activation than ReLU, if there is one.
     BatchNorm,
     /// `dy, x, scale?, mean, inv, y or bias` → the gradients of `x`, the scale, the bias and what was added, each with a 1 in `wanted=1110`. `relu=0|1`,
-    /// `result=1` where the last tensor is y.
+    /// `result=1` where the last tensor is y, and an activation as `BatchNorm` has it.
     BatchNormBackward,
-    /// `x, mean, var, scale?, bias?, add?` → y. `eps= relu=0|1`.
+    /// `x, mean, var, scale?, bias?, add?` → y. `eps= relu=0|1`, and an activation as `BatchNorm` has it.
     BatchNormInference,
     /// `x, w, scale?, bias?, add?, running_mean?, running_var?` → y, of each channel its mean and `1 / √(variance + eps)`, and the convolution's result; the
-    /// running statistics are replaced. As `ConvFprop`, and `eps= momentum= relu=0|1`.
+    /// running statistics are replaced. As `ConvFprop`, and as `BatchNorm`.
     ConvBatchNorm,
     /// `dy, x, w, the convolution's result, scale?, mean, inv, y or bias` → the gradients of `x`, the filter, the scale, the bias and what was added, each with
     /// a 1 in `wanted=11110`. As `ConvBatchNorm`, `result=1` where the last tensor is y, and `filter=` with the element type of the filter's gradient where it is
@@ -520,11 +520,17 @@ fn linear_loss(attributes: &Attributes<'_>, precision: Precision) -> PyResult<Li
     })
 }
 
-fn batch_norm(attributes: &Attributes<'_>) -> PyResult<BatchNormSpec> {
+/// What stands behind a normalization: ReLU by `relu=1`, another activation by its attributes behind `|`.
+fn behind_norm(attributes: &Attributes<'_>, behind: Option<PyResult<UnaryOp>>) -> PyResult<Option<UnaryOp>> {
+    let relu = (attributes.one("relu", 0_u8)? != 0).then_some(UnaryOp::Relu);
+    behind.map_or(Ok(relu), |f| f.map(Some))
+}
+
+fn batch_norm(attributes: &Attributes<'_>, behind: Option<PyResult<UnaryOp>>) -> PyResult<BatchNormSpec> {
     Ok(BatchNormSpec {
         eps: Real(attributes.one("eps", 1e-5)?),
         momentum: Real(attributes.one("momentum", 0.1)?),
-        relu: attributes.one("relu", 0_u8)? != 0,
+        activation: behind_norm(attributes, behind)?,
     })
 }
 
@@ -641,23 +647,25 @@ impl Function {
             Function::Norm => F::Norm { spec: norm(attributes)?, per_channel: attributes.one("channel", 0_u8)? != 0 },
             Function::CrossEntropy => F::CrossEntropy(loss(attributes)?, LossForm::WithLse),
             Function::ClassLoss => F::ClassLoss(loss(attributes)?, targets(attributes)),
-            Function::BatchNorm => F::BatchNorm(batch_norm(attributes)?),
+            Function::BatchNorm => F::BatchNorm(batch_norm(attributes, activation)?),
             Function::BatchNormBackward => F::BatchNormBackward(BatchNormGradient {
-                relu: attributes.one("relu", 0_u8)? != 0,
+                activation: behind_norm(attributes, activation)?,
                 reads_result: attributes.one("result", 0_u8)? != 0,
                 wanted: attributes.flags("wanted"),
             }),
-            Function::ConvBatchNorm => F::ConvBatchNorm { conv: convolution(attributes, precision()?)?, norm: batch_norm(attributes)? },
+            Function::ConvBatchNorm => {
+                F::ConvBatchNorm { conv: convolution(attributes, precision()?)?, norm: batch_norm(attributes, activation)? }
+            }
             Function::ConvBatchNormBackward => F::ConvBatchNormBackward(ConvBatchNormGradient {
                 // The operands of the forward product stand behind the gradient of the result.
                 conv: convolution(attributes, self::precision(policy, tensor(1)?, tensor(2)?)?)?,
-                relu: attributes.one("relu", 0_u8)? != 0,
+                activation: behind_norm(attributes, activation)?,
                 reads_result: attributes.one("result", 0_u8)? != 0,
                 wanted: attributes.flags("wanted"),
                 filter_dtype: attributes.get("filter").map(|text| attributes.parse("filter", text)).transpose()?,
             }),
             Function::BatchNormInference => {
-                F::BatchNormInference { eps: Real(attributes.one("eps", 1e-5)?), relu: attributes.one("relu", 0_u8)? != 0 }
+                F::BatchNormInference { eps: Real(attributes.one("eps", 1e-5)?), activation: behind_norm(attributes, activation)? }
             }
             Function::Attention => {
                 let spec = attention(attributes)?;

@@ -1,7 +1,7 @@
 //! `batch_norm.toml`.
 
 use serde::Deserialize;
-use verdigris_graph::{BatchNorm, BatchNormBackward, Graph};
+use verdigris_graph::{BatchNorm, BatchNormBackward, Graph, Real, UnaryOp};
 use verdigris_tensor::DType;
 
 use super::{Cases, Common, Draft, Per, joined, normal, row};
@@ -50,6 +50,11 @@ enum Kind {
     ForwardRelu,
     ForwardAdd,
     ForwardAddRelu,
+    ForwardSilu,
+    ForwardHardSwish,
+    ForwardRelu6,
+    /// An activation that has a kernel of its own.
+    ForwardLeakyRelu,
     /// Without scale.
     BackwardPlain,
     Backward,
@@ -57,6 +62,10 @@ enum Kind {
     BackwardRelu,
     /// The result is read.
     BackwardAddRelu,
+    BackwardSilu,
+    BackwardHardSwish,
+    BackwardRelu6,
+    BackwardLeakyRelu,
     /// Of scale and bias alone.
     BackwardSums,
 }
@@ -70,11 +79,30 @@ impl Kind {
             Kind::ForwardRelu => "forward_relu",
             Kind::ForwardAdd => "forward_add",
             Kind::ForwardAddRelu => "forward_add_relu",
+            Kind::ForwardSilu => "forward_silu",
+            Kind::ForwardHardSwish => "forward_hard_swish",
+            Kind::ForwardRelu6 => "forward_relu6",
+            Kind::ForwardLeakyRelu => "forward_leaky_relu",
             Kind::BackwardPlain => "backward_plain",
             Kind::Backward => "backward",
             Kind::BackwardRelu => "backward_relu",
             Kind::BackwardAddRelu => "backward_add_relu",
+            Kind::BackwardSilu => "backward_silu",
+            Kind::BackwardHardSwish => "backward_hard_swish",
+            Kind::BackwardRelu6 => "backward_relu6",
+            Kind::BackwardLeakyRelu => "backward_leaky_relu",
             Kind::BackwardSums => "backward_sums",
+        }
+    }
+
+    /// Of the activations other than ReLU.
+    const fn activation(self) -> Option<UnaryOp> {
+        match self {
+            Kind::ForwardSilu | Kind::BackwardSilu => Some(UnaryOp::Silu),
+            Kind::ForwardHardSwish | Kind::BackwardHardSwish => Some(UnaryOp::HardSwish),
+            Kind::ForwardRelu6 | Kind::BackwardRelu6 => Some(UnaryOp::Clamp { lower: Real(0.0), upper: Real(6.0) }),
+            Kind::ForwardLeakyRelu | Kind::BackwardLeakyRelu => Some(UnaryOp::LeakyRelu { slope: Real(0.1) }),
+            _ => None,
         }
     }
 }
@@ -97,9 +125,16 @@ impl Group {
                 let y = draft.ok(made)?.y;
                 draft.store(y, "y", out, word, dims)?;
             }
-            Kind::Forward | Kind::ForwardRelu | Kind::ForwardAdd | Kind::ForwardAddRelu => {
+            Kind::Forward
+            | Kind::ForwardRelu
+            | Kind::ForwardAdd
+            | Kind::ForwardAddRelu
+            | Kind::ForwardSilu
+            | Kind::ForwardHardSwish
+            | Kind::ForwardRelu6
+            | Kind::ForwardLeakyRelu => {
                 let relu = matches!(kind, Kind::ForwardRelu | Kind::ForwardAddRelu);
-                let mut norm = BatchNorm { relu, ..BatchNorm::new(x, self.eps) };
+                let mut norm = BatchNorm { relu, activation: kind.activation(), ..BatchNorm::new(x, self.eps) };
                 norm.scale = Some(per_channel(&mut draft, "scale")?);
                 norm.bias = Some(per_channel(&mut draft, "bias")?);
                 if matches!(kind, Kind::ForwardAdd | Kind::ForwardAddRelu) {
@@ -114,15 +149,23 @@ impl Group {
                     draft.store(uid, "statistic", of_channels, "row", &vector)?;
                 }
             }
-            Kind::BackwardPlain | Kind::Backward | Kind::BackwardRelu | Kind::BackwardAddRelu | Kind::BackwardSums => {
+            Kind::BackwardPlain
+            | Kind::Backward
+            | Kind::BackwardRelu
+            | Kind::BackwardAddRelu
+            | Kind::BackwardSilu
+            | Kind::BackwardHardSwish
+            | Kind::BackwardRelu6
+            | Kind::BackwardLeakyRelu
+            | Kind::BackwardSums => {
                 let dy = draft.tensor("dy", dtype, word, dims)?;
                 let (mean, inv) = (per_channel(&mut draft, "mean")?, per_channel(&mut draft, "inv")?);
                 let relu = matches!(kind, Kind::BackwardRelu | Kind::BackwardAddRelu);
-                let mut back = BatchNormBackward { relu, ..BatchNormBackward::new(dy, x, mean, inv) };
+                let mut back = BatchNormBackward { relu, activation: kind.activation(), ..BatchNormBackward::new(dy, x, mean, inv) };
                 if kind != Kind::BackwardPlain {
                     back.scale = Some(per_channel(&mut draft, "scale")?);
                 }
-                if kind == Kind::BackwardRelu {
+                if kind == Kind::BackwardRelu || kind.activation().is_some() {
                     back.bias = Some(per_channel(&mut draft, "bias")?);
                 }
                 if kind == Kind::BackwardAddRelu {

@@ -174,7 +174,8 @@ impl Normalized<'_> {
         if let Some(add) = &self.add {
             value = value.binary(BinaryOp::Add, add.read(add.offset(index), compute), false, bits, compute);
         }
-        if self.op.relu { value.unary(UnaryOp::Relu, bits, compute) } else { value }
+        let activation = if self.op.relu { Some(UnaryOp::Relu) } else { self.op.activation };
+        activation.map_or(value, |f| value.unary(f, bits, compute))
     }
 
     /// `(1 − momentum) · running + momentum · of the batch`.
@@ -229,6 +230,8 @@ impl Formula for Moments<'_> {
 /// What the gradients of batch normalization read, and their sums over channels.
 struct Gradients<'a> {
     relu: bool,
+    /// Another activation than ReLU.
+    activation: Option<UnaryOp>,
     dy: Source<'a>,
     x: Source<'a>,
     y: Option<Source<'a>>,
@@ -262,10 +265,10 @@ impl Gradients<'_> {
         self.binary(BinaryOp::Mul, self.deviation(index), of_channel(&self.inv, index, self.compute))
     }
 
-    /// `dy`, as far as it passes ReLU.
+    /// `dy`, as far as it passes ReLU; with another activation, times its slope.
     fn gradient(&self, index: &[u64]) -> Bounded {
         let dy = self.dy.read(self.dy.offset(index), self.compute);
-        if !self.relu {
+        if !self.relu && self.activation.is_none() {
             return dy;
         }
         let result = match &self.y {
@@ -284,6 +287,9 @@ impl Gradients<'_> {
                 }
             }
         };
+        if let Some(f) = self.activation {
+            return self.binary(BinaryOp::Backward(f), dy, result);
+        }
         // What does not pass is 0, and not −0, whatever the sign of dy.
         let value = if result.value > 0.0 { dy.value } else { 0.0 };
         Bounded { value, ..self.binary(BinaryOp::Backward(UnaryOp::Relu), dy, result) }
@@ -407,7 +413,20 @@ impl Operation for BatchNormBackward {
         let (y, scale, bias) = (source(self.y)?, source(self.scale)?, source(self.bias)?);
         let (dy, x, mean, inv) = (at.source(self.dy)?, at.source(self.x)?, at.source(self.mean)?, at.source(self.inv)?);
         let known = RefCell::new(vec![None; x.dims()[1] as usize]);
-        let of = Rc::new(Gradients { relu: self.relu, dy, x, y, scale, bias, mean, inv, compute, significant_bits, known });
+        let of = Rc::new(Gradients {
+            relu: self.relu,
+            activation: self.activation,
+            dy,
+            x,
+            y,
+            scale,
+            bias,
+            mean,
+            inv,
+            compute,
+            significant_bits,
+            known,
+        });
         for (part, uid) in results {
             if let Some(uid) = uid {
                 at.put(uid, Backed { of: Rc::clone(&of), part })?;
@@ -467,6 +486,9 @@ impl Draft {
                 // Inputs of their own: the inverse of a deviation is above 0.
                 let (mean, inv) = (self.input(DType::F32, &vector)?, self.input(DType::F32, &vector)?);
                 let mut back = BatchNormBackward { relu: self.one_in(2), ..BatchNormBackward::new(dy.uid, x.uid, mean.uid, inv.uid) };
+                if !back.relu && self.one_in(2) {
+                    back.activation = Some(self.behind_norm());
+                }
                 read.extend([dy, mean, inv]);
                 back.scale = self.of_channels(&vector, &mut read)?;
                 if back.relu && self.one_in(2) {
@@ -474,7 +496,7 @@ impl Draft {
                     let y = self.input(dtype, &x.dims)?;
                     back.y = Some(y.uid);
                     read.push(y);
-                } else if back.relu {
+                } else if back.relu || back.activation.is_some() {
                     back.bias = self.of_channels(&vector, &mut read)?;
                 }
                 let (dx, dscale, dbias, dadd) = self.builder.batch_norm_backward(&name, back)?;
@@ -493,7 +515,9 @@ impl Draft {
             BatchNorm { relu: self.one_in(2), momentum: self.real(), ..BatchNorm::new(x.uid, [1e-5, 0.125, 1e-3][self.below(3) as usize]) };
         norm.scale = self.of_channels(&vector, &mut read)?;
         norm.bias = self.of_channels(&vector, &mut read)?;
-        if self.one_in(3) {
+        if !norm.relu && self.one_in(2) {
+            norm.activation = Some(self.behind_norm());
+        } else if self.one_in(3) {
             let dtype = self.pick(&TYPES[..10]);
             let add = self.value(|value| value.dims == x.dims && value.dtype.is_float(), dtype, &x.dims)?;
             norm.add = Some(add.uid);
@@ -510,6 +534,18 @@ impl Draft {
             self.result(uid, &vector, compute, &TYPES[..10])?;
         }
         self.result(normed.y, &x.dims, compute, &TYPES[..10]).map(drop)
+    }
+
+    /// An activation other than ReLU: mostly one of those that one kernel has.
+    fn behind_norm(&mut self) -> UnaryOp {
+        self.pick(&[
+            UnaryOp::Silu,
+            UnaryOp::HardSwish,
+            UnaryOp::Clamp { lower: Real(0.0), upper: Real(6.0) },
+            UnaryOp::Clamp { lower: Real(-0.5), upper: Real(1.0) },
+            UnaryOp::LeakyRelu { slope: Real(0.1) },
+            UnaryOp::Mish,
+        ])
     }
 
     /// An input with one value a channel, or none.

@@ -488,6 +488,14 @@ fn batch_norm() {
             });
         }
     }
+    let clamp = UnaryOp::Clamp { lower: Real(-0.5), upper: Real(0.75) };
+    for f in [UnaryOp::Silu, UnaryOp::HardSwish, clamp, UnaryOp::LeakyRelu { slope: Real(0.1) }, UnaryOp::Mish] {
+        hold("batch norm with an activation", |g| {
+            let (x, [scale, bias]) = (input(g, "x", &[4, 3, 2, 3]), vectors(g));
+            let norm = BatchNorm { activation: Some(f), scale: Some(scale), bias: Some(bias), ..BatchNorm::new(x, 1e-3) };
+            Ok((vec![g.batch_norm("norm", norm)?.y], vec![x, scale, bias]))
+        });
+    }
     hold("batch norm without a scale", |g| {
         let x = input(g, "x", &[7, 3]);
         Ok((vec![g.batch_norm("norm", BatchNorm::new(x, 1e-3))?.y], vec![x]))

@@ -11,18 +11,18 @@ use crate::error::Error;
 ///
 /// ```
 /// use verdigris::recipe::{BatchNormGradient, BatchNormSpec, Function, Input, draw};
-/// use verdigris::{DType, Layout, Real};
+/// use verdigris::{DType, Layout, Real, UnaryOp};
 ///
 /// let tensor = |dtype, dims: &[u64]| Layout::row_major(dims).map(|layout| Some(Input { dtype, layout, alignment_bytes: None }));
 /// let (x, vector) = (tensor(DType::Bf16, &[8, 16, 7, 7])?, tensor(DType::F32, &[16])?);
-/// let norm = Function::BatchNorm(BatchNormSpec { eps: Real(1e-5), momentum: Real(0.1), relu: true });
+/// let norm = Function::BatchNorm(BatchNormSpec { eps: Real(1e-5), momentum: Real(0.1), activation: Some(UnaryOp::Relu) });
 /// let recipe = draw(&norm, &[x, vector, vector, None, vector, vector])?;
 /// // y, mean, inv, and the running statistics in the places of the fifth and sixth tensor.
 /// let places: Vec<_> = recipe.results.iter().map(|result| result.in_place_of).collect();
 /// assert_eq!(places, [None, None, None, Some(4), Some(5)]);
 ///
 /// // dy, x, scale, mean, inv, bias: the gradients of x, scale and bias.
-/// let gradient = BatchNormGradient { relu: true, reads_result: false, wanted: [true, true, true, false] };
+/// let gradient = BatchNormGradient { activation: Some(UnaryOp::Relu), reads_result: false, wanted: [true, true, true, false] };
 /// let recipe = draw(&Function::BatchNormBackward(gradient), &[x, x, vector, vector, vector, vector])?;
 /// assert_eq!((recipe.results.len(), recipe.graph.nodes.len()), (3, 1));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -33,15 +33,20 @@ pub struct BatchNormSpec {
     pub eps: Real,
     /// The part of the new running statistics that is this batch's.
     pub momentum: Real,
-    /// Whether the result is at least 0.
-    pub relu: bool,
+    /// What stands behind the normalization; ReLU alone where something is added.
+    pub activation: Option<UnaryOp>,
+}
+
+/// The op's attributes `relu` and `activation`.
+fn parted(activation: Option<UnaryOp>) -> (bool, Option<UnaryOp>) {
+    (activation == Some(UnaryOp::Relu), activation.filter(|&f| f != UnaryOp::Relu))
 }
 
 /// Which gradients of batch normalization are wanted, and how what passed ReLU is told.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BatchNormGradient {
-    /// Whether the result was at least 0.
-    pub relu: bool,
+    /// What stood behind the normalization.
+    pub activation: Option<UnaryOp>,
     /// With ReLU: the last tensor is the result, and not the bias.
     pub reads_result: bool,
     /// Of `x`, of the scale, of the bias, and of what was added.
@@ -86,7 +91,7 @@ impl Drawing {
         match *function {
             Function::BatchNorm(spec) => self.batch_norm(spec),
             Function::BatchNormBackward(spec) => self.batch_norm_backward(spec),
-            Function::BatchNormInference { eps, relu } => self.batch_norm_inference(eps, relu),
+            Function::BatchNormInference { eps, activation } => self.batch_norm_inference(eps, activation),
             _ => Ok(()),
         }
     }
@@ -125,13 +130,15 @@ impl Drawing {
         dtype: DType,
         layout: Layout,
         first: usize,
-        BatchNormSpec { eps, momentum, relu }: BatchNormSpec,
+        BatchNormSpec { eps, momentum, activation }: BatchNormSpec,
     ) -> Result<(), Error> {
         let dims = self.dims_of(x);
         let (rank, channels) = channels(&dims)?;
+        let (relu, activation) = parted(activation);
         let norm = BatchNorm {
             momentum,
             relu,
+            activation,
             scale: self.of_channels(first, &dims, "scale")?,
             bias: self.of_channels(first + 1, &dims, "bias")?,
             add: self.beside(first + 2, &dims, "add")?,
@@ -154,9 +161,9 @@ impl Drawing {
     }
 
     fn batch_norm_backward(&mut self, spec: BatchNormGradient) -> Result<(), Error> {
-        let BatchNormGradient { relu, reads_result, wanted: [of_x, of_others @ ..] } = spec;
+        let BatchNormGradient { activation, reads_result, wanted: [of_x, of_others @ ..] } = spec;
         let x = self.given(Places::ALONE.x)?;
-        let made = self.batch_norm_gradients(Places::ALONE, relu, reads_result)?;
+        let made = self.batch_norm_gradients(Places::ALONE, activation, reads_result)?;
         if of_x {
             self.store(made.dx, "dx", x.dtype, like(&x.layout)?)?;
         }
@@ -164,15 +171,23 @@ impl Drawing {
     }
 
     /// The gradients of batch normalization, none of them stored.
-    pub(super) fn batch_norm_gradients(&mut self, places: Places, relu: bool, reads_result: bool) -> Result<Gradients, Error> {
+    pub(super) fn batch_norm_gradients(
+        &mut self,
+        places: Places,
+        activation: Option<UnaryOp>,
+        reads_result: bool,
+    ) -> Result<Gradients, Error> {
+        let has_activation = activation.is_some();
+        let (relu, activation) = parted(activation);
         let dims = self.given(places.x)?.layout;
         let dims = dims.dims();
         let missing = |name: &str| unfit(format_args!("the {name} of the channels is missing"), "the forward call gave it");
         let back = BatchNormBackward {
             relu,
+            activation,
             scale: self.of_channels(places.scale, dims, "scale")?,
-            y: if relu && reads_result { self.beside(places.last, dims, "y")? } else { None },
-            bias: if relu && !reads_result { self.of_channels(places.last, dims, "bias")? } else { None },
+            y: if has_activation && reads_result { self.beside(places.last, dims, "y")? } else { None },
+            bias: if has_activation && !reads_result { self.of_channels(places.last, dims, "bias")? } else { None },
             ..BatchNormBackward::new(
                 self.beside(places.dy, dims, "dy")?.ok_or_else(|| missing("gradient"))?,
                 self.input(places.x, "x")?,
@@ -209,7 +224,7 @@ impl Drawing {
         }
     }
 
-    fn batch_norm_inference(&mut self, eps: Real, relu: bool) -> Result<(), Error> {
+    fn batch_norm_inference(&mut self, eps: Real, activation: Option<UnaryOp>) -> Result<(), Error> {
         let given = self.given(0)?;
         let dims = given.layout.dims();
         let missing = || unfit("a running statistic is missing", "normalization with statistics that are given reads both");
@@ -220,8 +235,8 @@ impl Drawing {
         if let Some(add) = add {
             y = self.g.binary("add", BinaryOp::Add, y, add)?;
         }
-        if relu {
-            y = self.g.unary("relu", UnaryOp::Relu, y)?;
+        if let Some(f) = activation {
+            y = self.g.unary("activation", f, y)?;
         }
         self.store(y, "y", given.dtype, like(&given.layout)?)
     }
@@ -255,16 +270,21 @@ mod tests {
     fn each_way_is_one_problem_that_an_engine_takes() {
         for dtype in [DType::Bf16, DType::F64] {
             let (x, vector) = (input(dtype, &[4, 6, 3, 5]), input(DType::F32, &[6]));
-            for relu in [false, true] {
-                let norm = Function::BatchNorm(BatchNormSpec { eps: Real(1e-5), momentum: Real(0.1), relu });
-                for given in [[x, vector, vector, x, vector, vector], [x, None, None, None, None, None]] {
+            for activation in [None, Some(UnaryOp::Relu), Some(UnaryOp::Silu), Some(UnaryOp::Mish)] {
+                let relu = activation == Some(UnaryOp::Relu);
+                let is_alone = !relu && activation.is_some();
+                let norm = Function::BatchNorm(BatchNormSpec { eps: Real(1e-5), momentum: Real(0.1), activation });
+                for given in [[x, vector, vector, x.filter(|_| !is_alone), vector, vector], [x, None, None, None, None, None]] {
                     assert_eq!(parts(&norm, &given), 1);
                 }
                 for (reads_result, last) in [(false, vector), (true, x), (false, None)] {
-                    let gradient = BatchNormGradient { relu, reads_result, wanted: [true, true, true, relu] };
+                    if reads_result && is_alone {
+                        continue;
+                    }
+                    let gradient = BatchNormGradient { activation, reads_result, wanted: [true, true, true, relu] };
                     assert_eq!(parts(&Function::BatchNormBackward(gradient), &[x, x, vector, vector, vector, last]), 1);
                 }
-                let of = Function::BatchNormInference { eps: Real(1e-5), relu };
+                let of = Function::BatchNormInference { eps: Real(1e-5), activation };
                 parts(&of, &[x, vector, vector, vector, vector, x]);
                 for with_respect_to in [0, 3, 4] {
                     let saved = (0..5).map(Saved::Tensor).collect();
@@ -279,11 +299,13 @@ mod tests {
     fn what_does_not_fit_is_told() {
         let (x, vector) = (input(DType::F32, &[4, 6, 3]), input(DType::F32, &[5]));
         let told = |function: Function, given: &[Option<Input>]| draw(&function, given).unwrap_err().to_string();
-        let norm = || Function::BatchNorm(BatchNormSpec { eps: Real(1e-5), momentum: Real(0.1), relu: false });
+        let norm = || Function::BatchNorm(BatchNormSpec { eps: Real(1e-5), momentum: Real(0.1), activation: None });
         assert!(told(norm(), &[x, vector]).contains("[5] for 6 channels"));
         assert!(told(norm(), &[x, None, None, input(DType::F32, &[4, 6, 1])]).contains("[4, 6, 1] beside [4, 6, 3]"));
+        let silu = Function::BatchNorm(BatchNormSpec { eps: Real(1e-5), momentum: Real(0.1), activation: Some(UnaryOp::Silu) });
+        assert!(told(silu, &[x, None, None, x]).contains("behind a sum"));
         assert!(told(norm(), &[input(DType::F32, &[4])]).contains("[n, c, spatial…]"));
-        let inference = Function::BatchNormInference { eps: Real(1e-5), relu: false };
+        let inference = Function::BatchNormInference { eps: Real(1e-5), activation: None };
         assert!(told(inference, &[x, None, input(DType::F32, &[6])]).contains("statistic is missing"));
     }
 }

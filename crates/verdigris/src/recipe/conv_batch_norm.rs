@@ -1,7 +1,7 @@
 //! A convolution with the batch normalization of training behind it, and the gradients of both together: each one graph, so that a layer of a
 //! network is one call and one node of automatic differentiation.
 
-use verdigris_graph::{ConvDirection, Uid};
+use verdigris_graph::{ConvDirection, Uid, UnaryOp};
 use verdigris_tensor::DType;
 
 use super::batch_norm::{BatchNormSpec, Places};
@@ -13,7 +13,7 @@ use crate::error::Error;
 ///
 /// ```
 /// use verdigris::recipe::{BatchNormSpec, ConvBatchNormGradient, Convolution, Function, Input, draw};
-/// use verdigris::{DType, Layout, Precision, Real};
+/// use verdigris::{DType, Layout, Precision, Real, UnaryOp};
 ///
 /// let tensor = |dims: &[u64]| Layout::row_major(dims).map(|layout| Some(Input { dtype: DType::F32, layout, alignment_bytes: None }));
 /// let (x, w, y, vector) = (tensor(&[8, 3, 7, 7])?, tensor(&[16, 3, 1, 1])?, tensor(&[8, 16, 7, 7])?, tensor(&[16])?);
@@ -21,7 +21,7 @@ use crate::error::Error;
 /// let conv = Convolution {
 ///     strides: list(), pads_before: list(), pads_after: list(), dilations: list(), groups: 1, precision: Precision::Fp32,
 /// };
-/// let norm = BatchNormSpec { eps: Real(1e-5), momentum: Real(0.1), relu: true };
+/// let norm = BatchNormSpec { eps: Real(1e-5), momentum: Real(0.1), activation: Some(UnaryOp::Silu) };
 /// // x, w, scale, bias, add, and the running statistics, which are replaced: y, mean, inv, the convolution's result.
 /// let forward = Function::ConvBatchNorm { conv: conv.clone(), norm };
 /// let recipe = draw(&forward, &[x, w, vector, vector, None, vector, vector])?;
@@ -30,7 +30,7 @@ use crate::error::Error;
 ///
 /// // dy, x, w, the convolution's result, scale, mean, inv, bias: the gradients of x, w, scale and bias.
 /// let wanted = [true, true, true, true, false];
-/// let gradient = ConvBatchNormGradient { conv, relu: true, reads_result: false, wanted, filter_dtype: None };
+/// let gradient = ConvBatchNormGradient { conv, activation: Some(UnaryOp::Silu), reads_result: false, wanted, filter_dtype: None };
 /// let recipe = draw(&Function::ConvBatchNormBackward(gradient), &[y, x, w, y, vector, vector, vector, vector])?;
 /// assert_eq!((recipe.results.len(), recipe.graph.nodes.len()), (4, 3));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -39,8 +39,8 @@ use crate::error::Error;
 pub struct ConvBatchNormGradient {
     /// The convolution.
     pub conv: Convolution,
-    /// Whether the result was at least 0.
-    pub relu: bool,
+    /// What stood behind the normalization.
+    pub activation: Option<UnaryOp>,
     /// With ReLU: the last tensor is the result, and not the bias.
     pub reads_result: bool,
     /// Of `x`, the filter, the scale, the bias, and of what was added.
@@ -74,11 +74,11 @@ impl Drawing {
     }
 
     fn conv_batch_norm_backward(&mut self, spec: &ConvBatchNormGradient) -> Result<(), Error> {
-        let ConvBatchNormGradient { conv, relu, reads_result, wanted, filter_dtype } = spec;
+        let ConvBatchNormGradient { conv, activation, reads_result, wanted, filter_dtype } = spec;
         let (x, w, z) = (self.given(1)?, self.given(2)?, self.given(3)?);
         let [of_x, of_filter, of_scale, of_bias, of_add] = *wanted;
         let places = Places { dy: 0, x: 3, scale: 4, mean: 5, inv: 6, last: 7 };
-        let made = self.batch_norm_gradients(places, *relu, *reads_result)?;
+        let made = self.batch_norm_gradients(places, *activation, *reads_result)?;
         self.g.set_dtype(made.dx, z.dtype)?;
         self.g.set_layout(made.dx, z.layout)?;
         let op = |direction, uids| conv.op(direction, uids, x.layout.rank());
@@ -144,15 +144,16 @@ mod tests {
     fn each_way_is_a_convolution_and_a_normalization_and_nothing_between_them() {
         let channel = of_channels(64);
         let (x, w, y) = (input(DType::Bf16, &[2, 32, 8, 8]), input(DType::Bf16, &[64, 32, 3, 3]), input(DType::Bf16, &[2, 64, 4, 8]));
-        for (relu, add) in [(false, None), (true, None), (true, y)] {
-            let norm = BatchNormSpec { eps: Real(1e-5), momentum: Real(0.1), relu };
+        let relu = Some(UnaryOp::Relu);
+        for (activation, add) in [(None, None), (relu, None), (relu, y), (Some(UnaryOp::HardSwish), None)] {
+            let norm = BatchNormSpec { eps: Real(1e-5), momentum: Real(0.1), activation };
             let forward = Function::ConvBatchNorm { conv: conv(), norm };
             assert_eq!(kinds(&forward, &[x, w, channel, channel, add, channel, channel]), ["conv", "batch_norm"]);
             for filter_dtype in [None, Some(DType::F32)] {
                 let last = if add.is_some() { y } else { channel };
                 let of = |wanted| {
                     let reads_result = add.is_some();
-                    let gradient = ConvBatchNormGradient { conv: conv(), relu, reads_result, wanted, filter_dtype };
+                    let gradient = ConvBatchNormGradient { conv: conv(), activation, reads_result, wanted, filter_dtype };
                     kinds(&Function::ConvBatchNormBackward(gradient), &[y, x, w, y, channel, channel, channel, last])
                 };
                 assert_eq!(of([true, true, true, true, add.is_some()]), ["batch_norm", "conv", "conv"]);
@@ -167,7 +168,7 @@ mod tests {
         let (x, w, five) = (input(DType::F32, &[2, 3, 4, 4]), input(DType::F32, &[6, 3, 1, 1]), of_channels(5));
         let forward = |given: &[Option<Input>]| {
             let conv = Convolution { strides: vec![], pads_before: vec![], pads_after: vec![], ..conv() };
-            let norm = BatchNormSpec { eps: Real(1e-5), momentum: Real(0.1), relu: false };
+            let norm = BatchNormSpec { eps: Real(1e-5), momentum: Real(0.1), activation: None };
             draw(&Function::ConvBatchNorm { conv, norm }, given).unwrap_err().to_string()
         };
         assert!(forward(&[x, w, five]).contains("[5] for 6 channels"));

@@ -215,12 +215,12 @@ pub enum Function {
     BatchNorm(BatchNormSpec),
     /// `dy, x, scale?, mean, inv, y or bias` → the gradients that are wanted.
     BatchNormBackward(BatchNormGradient),
-    /// `x, mean, var, scale?, bias?, add?` → `(x − mean) / √(var + eps) · scale + bias + add`, at least 0 with `relu`. Composed of other ops.
+    /// `x, mean, var, scale?, bias?, add?` → `(x − mean) / √(var + eps) · scale + bias + add`, with an activation behind it. Composed of other ops.
     BatchNormInference {
         /// Added to the variance before its root.
         eps: Real,
-        /// Whether the result is at least 0.
-        relu: bool,
+        /// What stands behind it.
+        activation: Option<UnaryOp>,
     },
     /// `x, w, scale?, bias?, add?, running_mean?, running_var?` → y, mean, inv and the convolution's result, as `ConvFprop` without a bias and `BatchNorm`
     /// behind it compute them.

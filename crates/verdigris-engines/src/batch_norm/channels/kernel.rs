@@ -8,6 +8,7 @@
 //!
 //! **Statistics** of a thread are [`Moments`]; its channels' first elements of the part serve as the shift that the CTA's threads share.
 
+use verdigris_graph::{BinaryOp, UnaryOp};
 use verdigris_kir::face::{AsVal, Header, Kernel, Pointer, Val, build};
 use verdigris_kir::inst::{Cache, Special};
 use verdigris_kir::ir::KernelBody;
@@ -19,10 +20,11 @@ use super::kept::{EachTurn, Room};
 use super::operands::{Name, Whole, WholeArgs};
 use super::spec::{Form, Pass, Spec, Stage, THREADS, UNROLL, WARPS};
 use crate::fuse::compute::Compute;
-use crate::fuse::lanes;
 use crate::fuse::operand::OperandArgs;
+use crate::fuse::steps::Number;
 use crate::fuse::strided::Strided;
 use crate::fuse::value::AnyVal;
+use crate::fuse::{functions, lanes};
 use crate::layout::space::{Extents, Space};
 use crate::sums::moments::{Moments, pairwise};
 
@@ -123,6 +125,9 @@ verdigris_kir::parameters! {
         /// Two arrays `[channels]`.
         pub joined_to: Option<[Write; 2]> = spec.array(2),
         pub joined_from: Option<[Read; 2]> = spec.array(3),
+        /// Which of the activations it is, and its attributes.
+        pub activation: Option<u32> = (spec.activations.len() > 1).then_some(()),
+        pub attributes: Vec<Number> = vec![spec.double; spec.attributes()],
         pub arrivals: Option<Arrivals> = matches!(spec.stage, Stage::Fused | Stage::Kept).then_some(()),
     }
 }
@@ -597,24 +602,57 @@ impl<'s, 'k> Run<'s, 'k> {
         let [mean, inv] = self.joined::<T>(tile);
         let factors = self.factors_of(tile, &mean, Some(&inv));
         let from: Vec<&Whole<'k>> = [&x].into_iter().chain(&add).collect();
+        let attributes = self.attributes::<T>();
         self.walk(tile, true, &from, &|points, loaded| {
             let (x, added) = (&loaded[0], loaded.get(1));
             for (point, index) in points.iter().enumerate() {
-                let results: Elements<'k> = (x[point].iter().enumerate())
+                let values: Vec<Val<'k, T>> = (x[point].iter().enumerate())
                     .map(|(i, x)| {
-                        let mut value = factors[self.channel_of(i)].normalized(x.get::<T>(k));
-                        if let Some(added) = added {
-                            value = value + added[point][i].get::<T>(k);
-                        }
-                        AnyVal::of(if spec.relu { T::max_nan(value, self.number(0.0)) } else { value })
+                        let value = factors[self.channel_of(i)].normalized(x.get::<T>(k));
+                        added.map_or(value, |added| value + added[point][i].get::<T>(k))
                     })
                     .collect();
+                let values = match spec.relu {
+                    true => values.into_iter().map(|value| T::max_nan(value, self.number(0.0))).collect(),
+                    false => self.by_activation(&values, &|f, i| functions::unary(f, values[i], &attributes)),
+                };
+                let results: Elements<'k> = values.into_iter().map(AnyVal::of).collect();
                 k.when(tile.inside, || y.store(index, &results, self.stored()));
             }
         });
     }
 
-    /// `g` of a point: `dy` where the result was above 0, else 0.
+    /// The attributes of the activation.
+    fn attributes<T: Compute>(&self) -> Vec<Val<'k, T>> {
+        self.values.attributes.iter().map(|&attribute| AnyVal::Number(attribute).get(self.k)).collect()
+    }
+
+    /// What a function of the activation and of an element's place gives for each element; where there is no activation, the elements as they are.
+    fn by_activation<T: Compute>(&self, elements: &[Val<'k, T>], each: &dyn Fn(UnaryOp, usize) -> Val<'k, T>) -> Vec<Val<'k, T>> {
+        let k = self.k;
+        match (self.values.activation, self.spec.activations.as_slice()) {
+            (_, []) => elements.to_vec(),
+            (Some(which), all) => {
+                let results: Vec<_> = elements.iter().map(|_| k.var(self.number::<T>(0.0))).collect();
+                self.branch(which, 0, all, &|f| results.iter().enumerate().for_each(|(i, result)| result.set(each(f, i))));
+                results.iter().map(|result| result.get()).collect()
+            }
+            (None, [f, ..]) => (0..elements.len()).map(|i| each(*f, i)).collect(),
+        }
+    }
+
+    /// Runs `f` for one of the activations, the first of which has this number. All threads of the grid take the same branch.
+    fn branch(&self, which: Val<'k, u32>, number: u32, activations: &[UnaryOp], f: &dyn Fn(UnaryOp)) {
+        match activations {
+            [] => {}
+            [last] => f(*last),
+            [first, others @ ..] => {
+                self.k.when_else(which.eq(number), || f(*first), || self.branch(which, number + 1, others, f));
+            }
+        }
+    }
+
+    /// `g` of a point: `dy` where the result was above 0, else 0; with another activation, `dy` times its slope.
     fn passed<T: Compute>(
         &self,
         factors: &[Factors<'k, T>],
@@ -622,8 +660,16 @@ impl<'s, 'k> Run<'s, 'k> {
         x: &Elements<'k>,
         y: Option<&Elements<'k>>,
     ) -> Elements<'k> {
-        let k = self.k;
-        if !self.spec.relu {
+        let (k, spec) = (self.k, self.spec);
+        if !spec.activations.is_empty() {
+            let attributes = self.attributes::<T>();
+            let values: Vec<Val<'k, T>> = dy.iter().map(|dy| dy.get(k)).collect();
+            let results: Vec<Val<'k, T>> =
+                x.iter().enumerate().map(|(i, x)| factors[self.channel_of(i)].normalized(x.get::<T>(k))).collect();
+            let passed = self.by_activation(&values, &|f, i| functions::binary(BinaryOp::Backward(f), values[i], results[i], &attributes));
+            return passed.into_iter().map(AnyVal::of).collect();
+        }
+        if !spec.relu {
             return dy.clone();
         }
         let zero = self.number::<T>(0.0);

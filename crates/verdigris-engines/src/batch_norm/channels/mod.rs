@@ -13,6 +13,10 @@
 //! divides are taken together with those of the other channels, which lie behind them (*images*, of a gradient alone). Where the chip can, each of three
 //! launches starts while the one in front of it ends, and waits for what that writes.
 //!
+//! Any activation may stand behind the normalization. SiLU, the hard swish and clamps (ReLU6) have kernels in common, in which an argument picks a branch once for each vector, the same
+//! for all threads; others have kernels of their own. Their gradient takes the slope where the activation was, worked out again in both launches that read `x` and `dy`: no result is
+//! read, and nothing kept but `x` and what belongs to channels.
+//!
 //! The gradient behind ReLU sees what passed by the sign of `(x − mean) · inv · scale + bias`, worked out again by the forward kernel's instructions,
 //! so that the result need not be read; where something was added, it reads the result, and stores the gradient of what was added on the way.
 //! Where that has the type of `dy`, the third launch reads it in place of `dy` and the result.
@@ -35,8 +39,9 @@ mod kernel;
 mod operands;
 mod spec;
 
-use verdigris_graph::{BatchNormProblem, ChannelFunction, Problem, View};
+use verdigris_graph::{BatchNormProblem, ChannelFunction, Problem, UnaryOp, View};
 use verdigris_kir::ir::Target;
+use verdigris_kir::params::HostNumber;
 use verdigris_kir::program::{Address, KernelRef, Launch, Program, Step};
 use verdigris_kir::tile::grid_barrier::TEAM_BYTES;
 use verdigris_tensor::DType;
@@ -45,11 +50,11 @@ use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::cost::{Stream, Traffic, Work};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
-use crate::fuse::strided;
+use crate::fuse::{functions, strided};
 use crate::sums::moments::require_eps;
 use kernel::KernelArgs;
 use operands::{Name, WholeArgs};
-use spec::{Form, Pass, Spec, Stage, THREADS, WARPS};
+use spec::{COMMON, Form, Pass, Spec, Stage, THREADS, WARPS};
 
 /// Threads along channels, where these are neighbours: a line of 128 bytes, or of 512.
 const ACROSS: [u32; 2] = [8, 32];
@@ -59,6 +64,10 @@ const ACROSS: [u32; 2] = [8, 32];
 const TEAMS_OVERHEAD: f64 = 1.25;
 /// The same of accesses of a single 16-bit element: too few bytes are in flight.
 const NARROW_ACCESS: f64 = 1.7;
+
+/// Instructions of an activation other than ReLU for each element, and of its slope: those of SiLU, of which two go to the unit of special functions.
+const ACTIVATION_INSTRUCTIONS: f64 = 7.0;
+const SLOPE_INSTRUCTIONS: f64 = 12.0;
 
 /// Shared memory that the chip takes of an SM for each CTA.
 const RESERVED_BYTES: u32 = 1024;
@@ -72,6 +81,8 @@ pub(super) struct Channels {
     problem: BatchNormProblem,
     pass: Pass,
     relu: bool,
+    /// Another activation than ReLU.
+    activation: Option<UnaryOp>,
     sm_count: u32,
     shared_bytes_per_sm: u32,
     l2_bytes: f64,
@@ -137,17 +148,19 @@ impl Algorithm for Channels {
         Self::ID.require(channels < 1 << 22, Reason::Extent, format_args!("{channels} channels, taken below 2^22"))?;
         let rank = problem.rows.len();
         Self::ID.require(rank < verdigris_tensor::MAX_RANK, Reason::Extent, format_args!("{rank} dims of rows, taken are 7"))?;
-        let (pass, relu) = match &problem.function {
-            ChannelFunction::Forward { relu, eps, .. } => {
+        let pass = match &problem.function {
+            ChannelFunction::Forward { eps, .. } => {
                 require_eps(Self::ID, eps.0, problem.compute)?;
-                (Pass::Forward, *relu)
+                Pass::Forward
             }
-            ChannelFunction::Backward { relu, .. } => (Pass::Backward, *relu),
-            ChannelFunction::Statistics { .. } => (Pass::Statistics, false),
+            ChannelFunction::Backward { .. } => Pass::Backward,
+            ChannelFunction::Statistics { .. } => Pass::Statistics,
         };
+        let activation = problem.activation().filter(|&f| f != UnaryOp::Relu);
+        let relu = problem.activation() == Some(UnaryOp::Relu);
         let (sm_count, shared_bytes_per_sm) = (arch.sm_count, arch.shared_bytes_per_sm);
         let (l2_bytes, overlaps) = (arch.l2_bytes as f64, arch.runs(Target::Sm90));
-        let accepted = Channels { problem: problem.clone(), pass, relu, sm_count, shared_bytes_per_sm, l2_bytes, overlaps };
+        let accepted = Channels { problem: problem.clone(), pass, relu, activation, sm_count, shared_bytes_per_sm, l2_bytes, overlaps };
         let any = Config { form: Form::Lines { across: 32 }, vector: 1, launches: Launches::Each };
         let target = accepted.stages(any).into_iter().map(|stage| accepted.spec(stage, any).target()).max().unwrap_or(Target::Sm80);
         Self::ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
@@ -246,8 +259,13 @@ impl Algorithm for Channels {
             (Launches::Each, true) => 2.0,
             (Launches::Each, false) => 3.0,
         };
-        // Some eight instructions an element, of which a few serve a vector.
-        let issued = elements / 32.0 * if config.vector == 1 { 24.0 } else { 10.0 };
+        // Some eight instructions an element, of which a few serve a vector; and those of the activation, which a gradient evaluates for its sums and for its result.
+        let of_activation = match (self.activation, self.pass) {
+            (Some(_), Pass::Forward) => ACTIVATION_INSTRUCTIONS,
+            (Some(_), Pass::Backward) => 2.0 * SLOPE_INSTRUCTIONS,
+            _ => 0.0,
+        };
+        let issued = elements / 32.0 * (of_activation + if config.vector == 1 { 24.0 } else { 10.0 });
         // A last wave of few CTAs of whole channels leaves the others idle.
         let waves = f64::from(ctas) / f64::from(self.sm_count * self.spec(Stage::Fused, *config).ctas_per_sm());
         let idle = if config.launches == Launches::Alone { (waves.ceil() / waves).min(2.0) } else { 1.0 };
@@ -311,18 +329,20 @@ impl Algorithm for Channels {
                     (Stage::Fused | Stage::Alone, _) => !is_image,
                     _ => true,
                 };
-                for (pass, relu, names) in CATALOG.iter().filter(|(pass, ..)| !is_image || *pass == Pass::Backward) {
+                for (pass, behind, names) in CATALOG.iter().filter(|(pass, ..)| !is_image || *pass == Pass::Backward) {
                     let all = [Stage::Sums, Stage::Join, Stage::Apply, Stage::Fused, Stage::Alone, Stage::Kept];
-                    let stages = all.into_iter().filter(|&stage| has(stage));
+                    let stages = all.into_iter().filter(|&stage| has(stage) && behind.has(form, vector, stage));
                     let writes = |stage: Stage| !matches!(stage, Stage::Apply | Stage::Kept) || *pass != Pass::Statistics;
                     for stage in stages.filter(|&stage| writes(stage)) {
                         let all: Vec<(Name, DType)> = (names.iter().filter_map(|name| Name::of(name)))
                             .map(|name| (name, if name.is_whole() { dtype } else { DType::F32 }))
                             .collect();
-                        let operands = of_stage(stage, *pass, *relu, &all);
+                        let operands = of_stage(stage, *pass, *behind != Behind::Nothing, &all);
                         let rank = if form == Form::Planes { 2 } else { 1 };
                         let overlaps = !matches!(stage, Stage::Fused | Stage::Kept);
-                        specs.push(Spec { stage, pass: *pass, relu: *relu, form, vector, rank, double: false, overlaps, operands });
+                        let relu = *behind == Behind::Relu;
+                        let activations = if *behind == Behind::Common { COMMON.to_vec() } else { Vec::new() };
+                        specs.push(Spec { stage, pass: *pass, relu, activations, form, vector, rank, double: false, overlaps, operands });
                     }
                 }
             }
@@ -333,21 +353,50 @@ impl Algorithm for Channels {
     }
 }
 
+/// What stands behind a normalization of the catalog.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Behind {
+    Nothing,
+    Relu,
+    Common,
+}
+
+impl Behind {
+    /// Whether the catalog has such a kernel: of other activations than ReLU, those that the estimate chooses for most layers of a network with them. The others are compiled when they
+    /// are first asked for.
+    fn has(self, form: Form, vector: u32, stage: Stage) -> bool {
+        let of_common = match (form, stage) {
+            (Form::Lines { across }, Stage::Sums | Stage::Apply) => across == ACROSS[0],
+            (Form::Planes, Stage::Sums | Stage::Apply) => vector > 1,
+            // Of 16-bit types: they are the largest kernels.
+            (Form::Planes, Stage::Kept) => vector == 8,
+            _ => false,
+        };
+        self != Behind::Common || of_common
+    }
+}
+
 /// What a network's layers ask for.
-const CATALOG: &[(Pass, bool, &[&str])] = &[
-    (Pass::Statistics, false, &["x", "mean", "m2"]),
-    (Pass::Forward, false, &["x", "scale", "bias", "running_mean", "running_var", "y", "mean", "inv", "next_mean", "next_var"]),
-    (Pass::Forward, true, &["x", "scale", "bias", "running_mean", "running_var", "y", "mean", "inv", "next_mean", "next_var"]),
-    (Pass::Forward, true, &["x", "scale", "bias", "add", "running_mean", "running_var", "y", "mean", "inv", "next_mean", "next_var"]),
-    (Pass::Backward, false, &["dy", "x", "scale", "mean", "inv", "dx", "dscale", "dbias"]),
-    (Pass::Backward, true, &["dy", "x", "scale", "bias", "mean", "inv", "dx", "dscale", "dbias"]),
-    (Pass::Backward, true, &["dy", "x", "y", "scale", "mean", "inv", "dx", "dscale", "dbias", "dadd"]),
+const CATALOG: &[(Pass, Behind, &[&str])] = &[
+    (Pass::Statistics, Behind::Nothing, &["x", "mean", "m2"]),
+    (Pass::Forward, Behind::Nothing, &["x", "scale", "bias", "running_mean", "running_var", "y", "mean", "inv", "next_mean", "next_var"]),
+    (Pass::Forward, Behind::Relu, &["x", "scale", "bias", "running_mean", "running_var", "y", "mean", "inv", "next_mean", "next_var"]),
+    (Pass::Forward, Behind::Common, &["x", "scale", "bias", "running_mean", "running_var", "y", "mean", "inv", "next_mean", "next_var"]),
+    (
+        Pass::Forward,
+        Behind::Relu,
+        &["x", "scale", "bias", "add", "running_mean", "running_var", "y", "mean", "inv", "next_mean", "next_var"],
+    ),
+    (Pass::Backward, Behind::Nothing, &["dy", "x", "scale", "mean", "inv", "dx", "dscale", "dbias"]),
+    (Pass::Backward, Behind::Relu, &["dy", "x", "scale", "bias", "mean", "inv", "dx", "dscale", "dbias"]),
+    (Pass::Backward, Behind::Common, &["dy", "x", "scale", "bias", "mean", "inv", "dx", "dscale", "dbias"]),
+    (Pass::Backward, Behind::Relu, &["dy", "x", "y", "scale", "mean", "inv", "dx", "dscale", "dbias", "dadd"]),
 ];
 
 /// The operands that a stage reads and writes, of those of the problem.
-fn of_stage(stage: Stage, pass: Pass, relu: bool, all: &[(Name, DType)]) -> Vec<(Name, DType)> {
+fn of_stage(stage: Stage, pass: Pass, activated: bool, all: &[(Name, DType)]) -> Vec<(Name, DType)> {
     let dtype_of = |name: Name| all.iter().find(|(known, _)| *known == name).map(|(_, dtype)| *dtype);
-    let works_result_out = relu && dtype_of(Name::Y).is_none();
+    let works_result_out = activated && dtype_of(Name::Y).is_none();
     // The third launch reads what the first stored of dy in place of it.
     let is_left = dtype_of(Name::Dadd).is_some() && dtype_of(Name::Dadd) == dtype_of(Name::Dy);
     let (sums, join, apply) = (stage == Stage::Sums, stage == Stage::Join, stage == Stage::Apply);
@@ -378,12 +427,14 @@ impl Channels {
     fn spec(&self, stage: Stage, config: Config) -> Spec {
         let all: Vec<(Name, DType)> = self.operands().into_iter().map(|(name, view)| (name, view.dtype)).collect();
         let double = self.problem.compute == DType::F64;
-        let Channels { pass, relu, .. } = *self;
+        let Channels { pass, relu, activation, .. } = *self;
+        let activations = activation.map_or_else(Vec::new, |f| spec::kernel_of(f).0);
         let rank = self.problem.rows.len() - usize::from(matches!(config.form, Form::Images { .. }));
-        let operands = of_stage(stage, pass, relu, &all);
+        let operands = of_stage(stage, pass, relu || activation.is_some(), &all);
         // A launch whose CTAs wait for each other begins when the chip is free.
         let overlaps = self.overlaps && !matches!(stage, Stage::Fused | Stage::Kept);
-        Spec { stage, pass, relu, form: config.form, vector: config.vector, rank, double, overlaps, operands }.reduced_to_stage()
+        let Config { form, vector, .. } = config;
+        Spec { stage, pass, relu, activations, form, vector, rank, double, overlaps, operands }.reduced_to_stage()
     }
 
     /// The launches.
@@ -568,6 +619,10 @@ impl Channels {
         let elements = if spec.stage == Stage::Join { grid.elements_of_point } else { 1 };
         // A join adds up the parts of all elements of an image that are the channel's.
         let parts_of_channel = if spec.stage == Stage::Join { grid.parts * plane as u32 } else { grid.parts };
+        let chosen = self.activation.map(spec::kernel_of);
+        let mut attributes = self.activation.map_or_else(Vec::new, |f| functions::parted(f).1);
+        attributes.resize(spec.attributes(), 0.0);
+        let attributes = attributes.into_iter().map(HostNumber::Fixed).collect();
         KernelArgs {
             channels: if is_image { (p.channels * plane) as u32 } else { p.channels as u32 },
             plane: is_image.then_some(plane as u32),
@@ -587,6 +642,8 @@ impl Channels {
             parts_from: parts_from.then_some(parts),
             joined_to: joined_to.then_some(joined),
             joined_from: joined_from.then_some(joined),
+            activation: chosen.filter(|_| spec.activations.len() > 1).map(|(_, place)| place as u32),
+            attributes,
             arrivals,
         }
     }
@@ -641,6 +698,26 @@ mod tests {
                 assert!(!is_resident || teams * parts <= 132 * spec.ctas_per_sm(), "{words}: {config:?}");
             }
         }
+    }
+
+    #[test]
+    fn common_activations_have_one_kernel_and_others_their_own() {
+        let kernels = |activation: &str| {
+            let words = format!("batch_norm backward bf16 rows=401408 channels=96 {activation} bias=f32:channel dx=nhwc");
+            let accepted = accepted(&words).expect("taken");
+            let config = accepted.configs().into_iter().find(|config| config.launches == Launches::Each).expect("three launches");
+            accepted.stages(config).into_iter().map(|stage| accepted.spec(stage, config).name()).collect::<Vec<_>>()
+        };
+        let silu = kernels("activation=silu");
+        let catalog = Channels::catalog(Target::Sm90a);
+        for name in [&silu[0], &silu[2]] {
+            assert!(name.contains("silu_hard_swish_clamp"), "{name}");
+        }
+        assert_eq!(catalog.iter().filter(|kernel| kernel.name().contains("silu_hard_swish_clamp")).count(), 22);
+        assert_eq!((kernels("activation=hard_swish"), kernels("activation=clamp[lower=0.0,upper=6.0]")), (silu.clone(), silu.clone()));
+        // A join knows no activation.
+        let mish = kernels("activation=mish");
+        assert!(mish[0].contains("_mish_") && mish[0] != silu[0] && mish[1] == silu[1], "{mish:?}");
     }
 
     #[test]

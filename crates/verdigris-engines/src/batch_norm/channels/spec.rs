@@ -1,13 +1,14 @@
 //! What shapes a kernel: which stage of which computation, how its threads stand, and what it reads and writes.
 
 use serde::{Deserialize, Serialize};
+use verdigris_graph::{Real, UnaryOp};
 use verdigris_kir::ir::Target;
 use verdigris_tensor::DType;
 
 use super::operands::{Name, WholeDecl};
-use crate::fuse::compute;
 use crate::fuse::operand::OperandDecl;
 use crate::fuse::strided;
+use crate::fuse::{compute, functions};
 
 /// Threads of a CTA.
 pub(super) const THREADS: u32 = 256;
@@ -71,12 +72,24 @@ pub(super) enum Form {
     Images { across: u32 },
 }
 
+/// Activations that networks have behind a normalization, besides ReLU: one kernel has them all, and branches by an argument once for each vector, so that a catalog holds one
+/// kernel instead of three.
+pub(super) const COMMON: [UnaryOp; 3] = [UnaryOp::Silu, UnaryOp::HardSwish, UnaryOp::Clamp { lower: Real(0.0), upper: Real(0.0) }];
+
+/// The activations of the kernel that computes one of them, and which of them it is.
+pub(super) fn kernel_of(activation: UnaryOp) -> (Vec<UnaryOp>, usize) {
+    let (f, _) = functions::parted(activation);
+    COMMON.iter().position(|&common| common == f).map_or((vec![f], 0), |place| (COMMON.to_vec(), place))
+}
+
 /// Everything that shapes a kernel.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub(super) struct Spec {
     pub stage: Stage,
     pub pass: Pass,
     pub relu: bool,
+    /// Activations other than ReLU that the kernel has, of which an argument picks one; their attributes, here 0, are arguments too.
+    pub activations: Vec<UnaryOp>,
     pub form: Form,
     /// Neighbours that one access takes.
     pub vector: u32,
@@ -104,8 +117,9 @@ impl Spec {
         let flag = |set: bool, word: &str| if set { format!("_{word}") } else { String::new() };
         let operands: String = self.operands.iter().map(|(name, dtype)| format!("_{}{dtype}", name.word())).collect();
         let (stage, double, relu) = (self.stage.word(), flag(self.double, "f64"), flag(self.relu, "relu"));
+        let activations: String = self.activations.iter().map(|f| format!("_{}", f.name())).collect();
         let overlapped = flag(self.overlaps, "overlapped");
-        format!("batch_norm_{pass}_{stage}{relu}{double}_{form}x{}_d{}{operands}{overlapped}", self.vector, self.rank)
+        format!("batch_norm_{pass}_{stage}{relu}{activations}{double}_{form}x{}_d{}{operands}{overlapped}", self.vector, self.rank)
     }
 
     /// Without what does not shape the stage: a join knows nothing of how elements lie, and the sums of statistics nothing of what follows.
@@ -113,8 +127,9 @@ impl Spec {
         match (self.stage, self.pass) {
             (Stage::Join, _) => {
                 (self.rank, self.relu, self.form, self.vector) = (0, false, Form::Lines { across: 32 }, 1);
+                self.activations = Vec::new();
             }
-            (Stage::Sums, Pass::Forward) => (self.relu, self.pass) = (false, Pass::Statistics),
+            (Stage::Sums, Pass::Forward) => (self.relu, self.activations, self.pass) = (false, Vec::new(), Pass::Statistics),
             _ => {}
         }
         self
@@ -209,6 +224,11 @@ impl Spec {
     pub(super) fn array(&self, use_of: usize) -> Option<u32> {
         let vector = if use_of == 3 && !self.is_image() { self.channels_of_thread() } else { 1 };
         self.scratch()[use_of].then(|| (vector * self.bytes()).min(16))
+    }
+
+    /// Attributes of the activations: as many arguments as that with the most of them takes.
+    pub(super) fn attributes(&self) -> usize {
+        self.activations.iter().map(|&f| functions::parted(f).1.len()).max().unwrap_or(0)
     }
 
     // ---- what is kept -------------------------------------------------------------------------------------------------------

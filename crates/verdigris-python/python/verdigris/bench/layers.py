@@ -110,12 +110,15 @@ def _batch_norm(of, row, t):
     return of.batch_norm(t["x"], t["rm"], t["rv"], t["w"], t["b"], True, 0.1, 1e-5)
 
 
-def _norm_act(of, row, t):
-    add = t.get("add")
-    if of is not functional and hasattr(of, "batch_norm_act"):
-        return of.batch_norm_act(t["x"], t["rm"], t["rv"], t["w"], t["b"], training=True, add=add, activation="relu")
-    y = _batch_norm(of, row, t)
-    return of.relu(y if add is None else y + add)
+def _norm_act(activation):
+    def run(of, row, t):
+        add = t.get("add")
+        if of is not functional and hasattr(of, "batch_norm_act"):
+            return of.batch_norm_act(t["x"], t["rm"], t["rv"], t["w"], t["b"], training=True, add=add, activation=activation)
+        y = _batch_norm(of, row, t)
+        return getattr(of, activation)(y if add is None else y + add)
+
+    return run
 
 
 def _labels(row, new):
@@ -209,9 +212,11 @@ OPS: Dict[str, Op] = {
     "group_norm": Op(lambda of, row, t: of.group_norm(t["x"], row.get("groups", 32), t["w"], t["b"]), _affine(_channel), ("x", "w", "b"), ("x", "w")),
     "instance_norm": Op(lambda of, row, t: of.instance_norm(t["x"], None, None, t["w"], t["b"]), _affine(_channel), ("x", "w", "b"), ("x", "w")),
     "batch_norm": Op(_batch_norm, _batch_statistics, ("x", "w", "b"), ("x", "w")),
-    "batch_norm_relu": Op(_norm_act, _batch_statistics, ("x", "w", "b"), ("x", "w", "y")),
+    "batch_norm_relu": Op(_norm_act("relu"), _batch_statistics, ("x", "w", "b"), ("x", "w", "y")),
+    "batch_norm_silu": Op(_norm_act("silu"), _batch_statistics, ("x", "w", "b"), ("x", "w")),
+    "batch_norm_hardswish": Op(_norm_act("hardswish"), _batch_statistics, ("x", "w", "b"), ("x", "w")),
     "batch_norm_add_relu": Op(
-        _norm_act, lambda row, new: {**_batch_statistics(row, new), "add": new(row.shape, row.layout)}, ("x", "w", "b", "add"), ("x", "w", "y")
+        _norm_act("relu"), lambda row, new: {**_batch_statistics(row, new), "add": new(row.shape, row.layout)}, ("x", "w", "b", "add"), ("x", "w", "y")
     ),
     "softmax": Op(lambda of, row, t: of.softmax(t["x"], -1), keeps=("y",)),
     "log_softmax": Op(lambda of, row, t: of.log_softmax(t["x"], -1), keeps=("y",)),

@@ -2,8 +2,8 @@
 
 A chain is a convolution, the batch normalization behind it, and where they follow, the addition of a residual and an activation. In inference it is one
 call (`torch.ops.verdigris.conv_norm`): the normalization is a product and a sum in the convolution's epilogue. Where the normalization trains and
-gradients are recorded, it is one call too (`conv_batch_norm`), with one node of autograd, if what is behind the normalization is a sum of like tensors or
-ReLU and the convolution has no bias. Else the convolution is a call, and the normalization with what is behind it another, or the modules are called as they stand.
+gradients are recorded, it is one call too (`conv_batch_norm`), with one node of autograd, if what is behind the normalization is an activation, or a sum of like tensors with
+ReLU or nothing behind it, and the convolution has no bias. Else the convolution is a call, and the normalization with what is behind it another, or the modules are called as they stand.
 
 What a chain is made of is read at each call: classes, options, hooks, a `forward` that was set on an instance. Where a part is not what it was, the modules are called
 one by one.
@@ -33,7 +33,14 @@ from . import _forwards, _ops, functional, nn
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _PLAIN_NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
 _ADDS = {operator.add, torch.add}
-_RELUS = {torch.relu, torch.relu_, torch.nn.functional.relu, torch.nn.functional.relu_, functional.relu}
+
+#: Functions that are activations, with what the operators call them.
+_FUNCTIONS = {
+    **dict.fromkeys((torch.relu, torch.relu_, torch.nn.functional.relu, torch.nn.functional.relu_, functional.relu), "f=relu"),
+    **dict.fromkeys((torch.nn.functional.relu6, functional.relu6), "f=clamp lower=0.0 upper=6.0"),
+    **dict.fromkeys((torch.nn.functional.silu, functional.silu), "f=silu"),
+    **dict.fromkeys((torch.nn.functional.hardswish, functional.hardswish), "f=hard_swish"),
+}
 
 #: Modules that are activations, with what the operators call them; None where a function that has a kernel of its own computes what the module's options say.
 _ACTIVATIONS = {
@@ -118,6 +125,11 @@ def _reader(kind):
 _READERS = {kind: read for base, read in _ACTIVATIONS.items() for kind in (base, nn.CLASSES[base])}
 
 
+def _is_behind(word, addend):
+    """Whether a normalization that trains takes what stands behind it: any activation, behind a sum ReLU alone."""
+    return word is not None and (addend is None or word in ("", "f=relu"))
+
+
 def _activated(y, activation, word, is_fresh):
     """The activation of a value. With `is_fresh` nobody else has the value, so that what works in place may as well make a new one: in place PyTorch first copies what a
     gradient needs."""
@@ -157,17 +169,17 @@ def conv_norm(conv, norm, activation, x, addend=None, is_in_place=False):
             norm.training
             and takes_gradient
             and norm.__class__ in _OWN_NORMS
-            and word in ("", "f=relu")
+            and _is_behind(word, addend)
             and norm.momentum is not None
             and conv.bias is None
             and x.shape[0] != 0
         )
         if is_one_node and (addend is None or _is_alike(conv, x, addend)):
-            return functional.conv_batch_norm_modules(conv, norm, x, addend, "relu" if word else None)
+            return functional.conv_batch_norm_modules(conv, norm, x, addend, word)
     y = conv(x)
-    is_two_calls = norm.__class__ in _OWN_NORMS and word in ("", "f=relu") and isinstance(y, torch.Tensor) and not (is_eager and _is_watched(norm))
+    is_two_calls = norm.__class__ in _OWN_NORMS and _is_behind(word, addend) and isinstance(y, torch.Tensor) and not (is_eager and _is_watched(norm))
     if is_two_calls and (addend is None or isinstance(addend, torch.Tensor) and addend.dtype == y.dtype and addend.shape == y.shape):
-        return functional.batch_norm_module(norm, y, addend, "relu" if word else None)
+        return functional.batch_norm_module(norm, y, addend, word)
     y = norm(y)
     if addend is not None:
         y = operator.iadd(y, addend) if is_in_place else y + addend
@@ -238,10 +250,12 @@ def _activation(holder, node):
         return None if _word(found) is None else _held(node)
     if node is None or not node.args or len(node.args) > 2:
         return None
-    is_relu = node.op == "call_function" and node.target in _RELUS or node.op == "call_method" and node.target in ("relu", "relu_")
+    word = _FUNCTIONS.get(node.target) if node.op == "call_function" else None
+    if node.op == "call_method" and node.target in ("relu", "relu_"):
+        word = "f=relu"
     # An attribute's name is no activation, and neither is a value that tells whether it works in place.
-    is_relu = is_relu and isinstance(node.args[0], fx.Node) and not any(isinstance(one, fx.Node) for one in node.args[1:])
-    return "f=relu" if is_relu and set(node.kwargs) <= {"inplace"} else None
+    is_plain = isinstance(node.args[0], fx.Node) and not any(isinstance(one, fx.Node) for one in node.args[1:])
+    return word if is_plain and set(node.kwargs) <= {"inplace"} else None
 
 
 def _addend(node, value):

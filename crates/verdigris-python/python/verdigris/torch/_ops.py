@@ -602,7 +602,8 @@ def _gradient_fake(dy, a, b, c, d, e, attributes, dims, sizes=()):
 
 
 def _gradient_like(dy, a, b, c, d, e, attributes, dims):
-    heads, kept = attributes.split("|")[:-1], (a, b, c, d, e)
+    # Behind the function's own attributes may stand those of an activation.
+    heads, kept = [part for part in attributes.split("|") if part.startswith("of=")], (a, b, c, d, e)
     head = parse(heads[0])
     _, places, saves, _ = _FUNCTIONS[head["of"]]
     saved = dict(zip(saves, kept))
@@ -737,13 +738,15 @@ def _batch_norm_backward_fake(dy, x, scale, mean, inv, last, attributes):
     likes = (x, x if scale is None else scale, x if of_bias is None else of_bias, x)
     vector = x.shape[1:2]
     made = [torch.empty_like(x), likes[1].new_empty(vector), likes[2].new_empty(vector), torch.empty_like(x, dtype=dy.dtype)]
-    return [result for result, wanted in zip(made, parse(attributes)["wanted"]) if wanted == "1"]
+    return [result for result, wanted in zip(made, parse(attributes.partition("|")[0])["wanted"]) if wanted == "1"]
 
 
 def _last_of_batch_norm(ctx, y, bias, add, attributes):
-    """What tells what passed ReLU: the result where something was added, and else the bias, which takes no reading of the result."""
-    ctx.relu, ctx.adds, ctx.policy = " relu=1" in attributes, add is not None, _current_policy()
-    return None if not ctx.relu else y if ctx.adds else bias
+    """What tells what passed ReLU: the result where something was added, and else the bias, which takes no reading of the result. So it is of other activations, whose slope follows
+    from what is normalized once more."""
+    own, ctx.bar, ctx.behind = attributes.partition("|")
+    ctx.relu, ctx.adds, ctx.policy = " relu=1" in own, add is not None, _current_policy()
+    return bias if ctx.behind else None if not ctx.relu else y if ctx.adds else bias
 
 
 def _keep_of_batch_norm(ctx, inputs, used, output):
@@ -760,7 +763,7 @@ def _batch_norm_gradients(ctx, dy, *_):
     wanted = (needs[0], needs[1], needs[2], of_add)
     gradients = [None] * len(needs)
     if any(wanted):
-        words = f"relu={int(ctx.relu)} result={int(ctx.adds)} wanted={''.join('01'[want] for want in wanted)}"
+        words = f"relu={int(ctx.relu)} result={int(ctx.relu and ctx.adds)} wanted={''.join('01'[want] for want in wanted)}{ctx.bar}{ctx.behind}"
         found = iter(_each_result(batch_norm_backward.again(ctx.policy, dy, *ctx.saved_tensors, words)))
         gradients[:4] = [next(found) if want else None for want in wanted]
     if needs[3] and not of_add:
@@ -836,7 +839,7 @@ def _conv_batch_norm_fake(x, w, scale, bias, add, running_mean, running_var, att
 
 
 def _conv_batch_norm_backward_fake(dy, x, w, z, scale, mean, inv, last, attributes):
-    a = parse(attributes)
+    a = parse(attributes.partition("|")[0])
     of_bias = last if last is not None and last.dim() == 1 else scale
     likes = (z if scale is None else scale, z if of_bias is None else of_bias)
     made = [
@@ -862,7 +865,8 @@ def _words_of_conv_batch_norm(attributes, types, adds, wanted):
     """The attributes of the gradients of a call, from those of the call."""
     filters = [word.split("=")[1] for word in types.split() if word.startswith("as1=")]
     wide = f" filter={filters[0]}" if filters else ""
-    return f"{attributes} result={int(adds)} wanted={''.join('01'[want] for want in wanted)}{wide}"
+    own, bar, behind = attributes.partition("|")
+    return f"{own} result={int(adds)} wanted={''.join('01'[want] for want in wanted)}{wide}{bar}{behind}"
 
 
 def _conv_batch_norm_gradients(ctx, dy, *_):

@@ -576,9 +576,23 @@ def _tracked_instance_norm(input, running_mean, running_var, weight, bias, momen
 # Batch normalization.
 
 
+#: Activations that may stand behind a normalization, by the names that their functions have, with the operators' words.
+_BEHIND_NORM = {
+    "relu": "f=relu",
+    "relu6": "f=clamp lower=0.0 upper=6.0",
+    "silu": "f=silu",
+    "hardswish": "f=hard_swish",
+    "hardsigmoid": "f=hard_sigmoid",
+    "mish": "f=mish",
+}
+
+
 @_ops.cached
-def _norm_words(eps, momentum, relu):
-    return f"eps={float(eps)!r} momentum={float(momentum)!r} relu={int(relu)}"
+def _norm_words(eps, momentum, activation):
+    """The attributes of a normalization; of its activation, which may be empty, the operators' words."""
+    is_relu = activation == "f=relu"
+    behind = f"|{activation}" if activation and not is_relu else ""
+    return f"eps={float(eps)!r} momentum={float(momentum)!r} relu={int(is_relu)}{behind}"
 
 
 def _check_norm(x, statistics, training):
@@ -608,27 +622,35 @@ def batch_norm_act(
 ):
     """Batch normalization with what often stands behind it, in the same pass over memory: `activation(batch_norm(x) + add)`.
 
-    `add`: a tensor of the dims of `x`. `activation`: `"relu"` or `None`. The gradient is one call too, and reads the result only where something
-    was added.
+    `activation`: `"relu"`, `"relu6"`, `"silu"`, `"hardswish"`, `"hardsigmoid"`, `"mish"` or `None`. `add`: a tensor of the dims of `x`, with no activation but ReLU behind it. The
+    gradient is one call too; it reads the result only where something was added, and works out again what any other activation was of.
     """
+    if activation is not None and activation not in _BEHIND_NORM:
+        raise GraphError(f"activation is '{activation}'; it is one of {', '.join(_BEHIND_NORM)}, or None")
+    if add is not None and activation not in (None, "relu"):
+        raise GraphError(f"{activation} behind a sum; what is added has ReLU behind it, or nothing: call the function on the sum")
+    behind = _BEHIND_NORM[activation] if activation else ""
+    return _normalized(input, running_mean, running_var, weight, bias, training, momentum, eps, add, behind)
+
+
+def _normalized(input, running_mean, running_var, weight, bias, training, momentum, eps, add, behind):
+    """As `batch_norm_act`, the activation in the operators' words or empty."""
     _check_norm(input, (running_mean, running_var), training)
-    if activation not in (None, "relu"):
-        raise GraphError(f"activation is '{activation}'; it is 'relu' or None")
     if torch.compiler.is_compiling():
         y = torch.nn.functional.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
         y = y if add is None else y + add
-        return y if activation is None else torch.nn.functional.relu(y)
-    words = _norm_words(eps, momentum, activation is not None)
+        return _ops.activation(y, behind) if behind else y
+    words = _norm_words(eps, momentum, behind)
     if training and input.numel():
         return _ops.batch_norm(input, weight, bias, add, running_mean, running_var, words)[0]
     if training:
         # Of no elements there are no statistics, and those that run stay.
         running_mean, running_var = (torch.zeros(input.shape[1], device=input.device) for _ in range(2))
     tensors = (input, running_mean, running_var, weight, bias, add)
-    if activation is None or add is None or not _wants_gradient(tensors):
+    if not behind or add is None or not _wants_gradient(tensors):
         return _ops.batch_norm_inference(*tensors, words)
     # Of what was added the gradient needs the result, which that of ReLU by itself keeps.
-    return relu(_ops.batch_norm_inference(*tensors, _norm_words(eps, momentum, False)))
+    return relu(_ops.batch_norm_inference(*tensors, _norm_words(eps, momentum, "")))
 
 
 def _wants_gradient(tensors):
@@ -636,8 +658,8 @@ def _wants_gradient(tensors):
     return _ops.is_traced() or torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
-def batch_norm_module(module, x, add=None, activation=None):
-    """The forward of `torch.nn.BatchNorm1d` to `BatchNorm3d`, with what `batch_norm_act` puts behind it."""
+def batch_norm_module(module, x, add=None, behind=""):
+    """The forward of `torch.nn.BatchNorm1d` to `BatchNorm3d`, with what `batch_norm_act` puts behind it; an activation in the operators' words."""
     module._check_input_dim(x)
     training = module.training or module.running_mean is None and module.running_var is None
     statistics = (module.running_mean, module.running_var) if not module.training or module.track_running_stats else (None, None)
@@ -645,13 +667,11 @@ def batch_norm_module(module, x, add=None, activation=None):
     if momentum is None and is_counted and x.numel():
         # The mean of all batches so far: the new one's part is one in their number, which stays where it is.
         batch = [torch.zeros_like(statistic) for statistic in statistics]
-        run = dict(training=True, momentum=1.0, eps=module.eps, add=add, activation=activation)
-        y = batch_norm_act(x, *batch, module.weight, module.bias, **run)
+        y = _normalized(x, *batch, module.weight, module.bias, True, 1.0, module.eps, add, behind)
         for statistic, value in zip(statistics, batch):
             statistic.lerp_(value, count.reciprocal().to(statistic.dtype))
         return y
-    run = dict(training=training, momentum=momentum or 0.0, eps=module.eps, add=add, activation=activation)
-    return batch_norm_act(x, *statistics, module.weight, module.bias, **run)
+    return _normalized(x, *statistics, module.weight, module.bias, training, momentum or 0.0, module.eps, add, behind)
 
 
 def _count_batch(module):
@@ -663,19 +683,19 @@ def _count_batch(module):
 
 
 @_ops.cached
-def _chain_words(conv, eps, momentum, relu):
-    return f"{conv} {_norm_words(eps, momentum, relu)}"
+def _chain_words(conv, eps, momentum, activation):
+    return f"{conv} {_norm_words(eps, momentum, activation)}"
 
 
-def conv_batch_norm_modules(conv, norm, x, add=None, activation=None):
-    """The forward of a convolution without a bias and the batch normalization behind it, in training, with what `batch_norm_act` puts behind it: one
-    call, and one node of autograd. The normalization has a momentum."""
+def conv_batch_norm_modules(conv, norm, x, add=None, behind=""):
+    """The forward of a convolution without a bias and the batch normalization behind it, in training, with what `batch_norm_act` puts behind it, an activation
+    in the operators' words: one call, and one node of autograd. The normalization has a momentum."""
     norm._check_input_dim(x)
     if x.shape[0] == 1 and x.dim() == conv.weight.dim() and max(dims := _ops.conv_out(x.shape, conv.weight.shape, conv._attributes)[2:]) == 1:
         raise GraphError(f"training on {(1, conv.weight.shape[0], *dims)}, which has one value per channel; there have to be more")
     _count_batch(norm)
     statistics = (norm.running_mean, norm.running_var) if norm.track_running_stats else (None, None)
-    words = _chain_words(conv._attributes, norm.eps, norm.momentum, activation is not None)
+    words = _chain_words(conv._attributes, norm.eps, norm.momentum, behind)
     return _ops.conv_batch_norm(x, conv.weight, norm.weight, norm.bias, add, *statistics, words)[0]
 
 
