@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn activations_of_a_normalization_are_told() {
         for words in [
-            "batch_norm forward bf16 rows=8 channels=4 eps=1e-5 activation=silu scale=f32:channel bias=f32:channel",
+            "batch_norm forward bf16 rows=8 channels=4 eps=1e-5 activation=silu scale=f32 bias=f32",
             "batch_norm forward f32 rows=2x4 channels=4 eps=1e-5 activation=clamp[lower=0.0,upper=6.0] x=nchw y=nchw",
             "batch_norm backward f32 rows=8 channels=4 activation=hard_swish bias=channel dx=nhwc",
             "batch_norm backward f32 rows=8 channels=4 relu bias=channel dx=nhwc",
