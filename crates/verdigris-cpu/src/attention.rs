@@ -437,16 +437,21 @@ fn forward<T: Real + Float>(op: &Attention, context: &Context<'_>, mut results: 
     let of = Scores::<T>::new(op, context, context.scratch);
     let rows = of.rows[0] * of.h * of.rows[1];
     let (mut o, mut totals) = (made::<T>(rows * of.d_v), made::<T>(rows));
-    o.par_chunks_exact_mut(of.d_v).zip(&mut totals).enumerate().for_each_init(
+    // Before a row says otherwise, nothing counts.
+    let mut most = vec![T::from_f64(f64::NEG_INFINITY); rows];
+    o.par_chunks_exact_mut(of.d_v).zip(&mut totals).zip(&mut most).enumerate().for_each_init(
         || (Vec::new(), Vec::new()),
-        |(scores, slopes), (row, (o, total))| {
+        |(scores, slopes), (row, ((o, total), most))| {
             let Some(at) = of.place(row) else {
                 *total = T::from_f64(f64::NEG_INFINITY);
                 return;
             };
             let range = of.scores(at, scores, slopes);
+            let larger = |a: f64, b: f64| if b > a || b.is_nan() { b } else { a };
+            let own = scores.iter().copied().fold(f64::NEG_INFINITY, larger);
+            *most = T::from_f64(own);
+            let greatest = of.sink(at).into_iter().fold(own, larger);
             let all = scores.iter().copied().chain(of.sink(at));
-            let greatest = all.clone().fold(f64::NEG_INFINITY, |a, b| if b > a || b.is_nan() { b } else { a });
             if greatest == f64::NEG_INFINITY {
                 *total = T::from_f64(f64::NEG_INFINITY);
                 return;
@@ -463,6 +468,7 @@ fn forward<T: Real + Float>(op: &Attention, context: &Context<'_>, mut results: 
     );
     store(results.take(op.o), &o);
     store(results.take(op.log_sum_exp), &totals);
+    store(results.take(op.max_scores), &most);
 }
 
 /// What a query gives to gradients: of each key in its range, `p` as dropout leaves it, `ds` and `dt`.

@@ -631,7 +631,7 @@ impl GraphBuilder {
                 Op::BatchNorm(norm) => vec![&mut norm.mean, &mut norm.inv],
                 Op::BatchNormBackward(back) => vec![&mut back.dx, &mut back.dscale, &mut back.dbias, &mut back.dadd],
                 Op::BatchNormStatistics(statistics) => vec![&mut statistics.m2],
-                Op::Attention(attention) => vec![&mut attention.log_sum_exp],
+                Op::Attention(attention) => vec![&mut attention.log_sum_exp, &mut attention.max_scores],
                 Op::AttentionBackward(back) => vec![&mut back.dq, &mut back.dk, &mut back.dv, &mut back.dbias, &mut back.dsinks],
                 _ => continue,
             };

@@ -245,6 +245,7 @@ fn everything() -> Result<Graph, Error> {
     let attended = g.attention("attention", attention)?;
     g.store(attended.o, "attended", DType::Bf16)?;
     g.store(attended.log_sum_exp, "log sum exp", DType::F32)?;
+    g.store(attended.max_scores, "max scores", DType::F32)?;
     // A function of the score comes in place of a soft cap.
     let mut score = ScoreFunction::default();
     let t = score.push(ScoreStep::Given);
@@ -452,7 +453,7 @@ fn uids_are_visited_in_one_order() -> TestResult {
 fn collect_uids(value: &serde_json::Value, uids: &mut BTreeSet<i64>) {
     const FIELDS: &str = "a b c d x y z t w index samples dy dx logits labels loss dloss lse dlogits bound xs residual scale bias sum mean inv dsum dscale dbias \
                           add running_mean running_var rows lengths next_mean next_var dadd m2 q k v mask slopes sinks q_lengths kv_lengths q_offsets kv_offsets \
-                          page_table dropout_state dropout_offset q_descale k_descale v_descale block_map mask_blocks o log_sum_exp d_o dq dk dv dsinks state offset";
+                          page_table dropout_state dropout_offset q_descale k_descale v_descale block_map mask_blocks o log_sum_exp max_scores d_o dq dk dv dsinks state offset";
     match value {
         serde_json::Value::Object(map) => {
             for (key, entry) in map {

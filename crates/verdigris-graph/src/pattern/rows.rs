@@ -154,6 +154,7 @@ pub(super) fn lower(cut: &Cut<'_>, node: usize) -> Result<Subgraph, Error> {
                     Ok(AttentionPass::Forward {
                         o: view(op.o, [b, h, s_q, values[3]])?,
                         log_sum_exp: op.log_sum_exp.map(|uid| view(uid, [b, h, s_q, 1])).transpose()?,
+                        max_scores: op.max_scores.map(|uid| view(uid, [b, h, s_q, 1])).transpose()?,
                     })
                 },
             )

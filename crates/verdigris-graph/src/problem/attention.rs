@@ -38,6 +38,9 @@ pub enum AttentionPass {
         o: View,
         /// Written; one a query.
         log_sum_exp: Option<View>,
+        /// Written; the greatest score of each query.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        max_scores: Option<View>,
     },
     /// Gradients, at least one.
     Backward {
@@ -204,8 +207,8 @@ impl AttentionProblem {
     pub fn operands(&self) -> Vec<(&'static str, &View, bool)> {
         let mut list: Vec<_> = self.reads().map(|(name, view)| (name, Some(view), false)).collect();
         match &self.pass {
-            AttentionPass::Forward { o, log_sum_exp } => {
-                list.extend([("o", Some(o), true), ("log_sum_exp", log_sum_exp.as_ref(), true)]);
+            AttentionPass::Forward { o, log_sum_exp, max_scores } => {
+                list.extend([("o", Some(o), true), ("log_sum_exp", log_sum_exp.as_ref(), true), ("max_scores", max_scores.as_ref(), true)]);
             }
             AttentionPass::Backward { o, log_sum_exp, d_o, dq, dk, dv, dbias, dsinks } => list.extend([
                 ("o", Some(o), false),
@@ -281,7 +284,7 @@ impl AttentionProblem {
         });
         let read = [q, k, v].into_iter().chain(options.into_iter().chain(last).chain(blocks).flatten()).chain(of_score);
         match &mut self.pass {
-            AttentionPass::Forward { o, log_sum_exp } => read.chain([o]).chain(log_sum_exp).collect(),
+            AttentionPass::Forward { o, log_sum_exp, max_scores } => read.chain([o]).chain(log_sum_exp).chain(max_scores).collect(),
             AttentionPass::Backward { o, log_sum_exp, d_o, dq, dk, dv, dbias, dsinks } => {
                 read.chain([o, log_sum_exp, d_o]).chain([dq, dk, dv, dbias, dsinks].into_iter().flatten()).collect()
             }
@@ -302,7 +305,7 @@ impl AttentionProblem {
             "k" | "dk" => [kv_b, h_kv, kv_rows, d],
             "v" | "dv" => [kv_b, h_kv, kv_rows, d_v],
             "o" | "d_o" => [own_b, h, q_rows, d_v],
-            "log_sum_exp" => [own_b, h, q_rows, 1],
+            "log_sum_exp" | "max_scores" => [own_b, h, q_rows, 1],
             "q_offsets" | "kv_offsets" => [b.saturating_add(1), 1, 1, 1],
             "page_table" => [b, self.entries(), 1, 1],
             "dropout_state" => [4, 1, 1, 1],
@@ -536,6 +539,7 @@ impl AttentionProblem {
                 "page_table" => (view.dtype == DType::I32, "numbers of pages are i32"),
                 "dropout_state" => (view.dtype == DType::I32, "a random state is of i32"),
                 "log_sum_exp" => (matches!(view.dtype, DType::F32 | DType::F64), "a log-sum-exp is f32 or f64"),
+                "max_scores" => (matches!(view.dtype, DType::F32 | DType::F64), "greatest scores are f32 or f64"),
                 _ => (is_taken(view.dtype), "attention is of f16, bf16, f32 and f64"),
             };
             views::check_dtype("attention", name, view.dtype, is_right, rule)?;

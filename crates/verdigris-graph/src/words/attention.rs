@@ -60,7 +60,7 @@ pub(super) fn blank() -> AttentionProblem {
 }
 
 fn blank_forward() -> AttentionPass {
-    AttentionPass::Forward { o: nowhere(), log_sum_exp: None }
+    AttentionPass::Forward { o: nowhere(), log_sum_exp: None, max_scores: None }
 }
 
 fn blank_backward() -> AttentionPass {
@@ -179,9 +179,10 @@ pub(super) fn describe(text: &mut Text<'_>, problem: &mut AttentionProblem) -> R
     text.factor("scale", &mut problem.scale, HostScalar::ONE)?;
     seed(text, &mut problem.dropout_seed)?;
     match &mut problem.pass {
-        AttentionPass::Forward { o, log_sum_exp } => {
+        AttentionPass::Forward { o, log_sum_exp, max_scores } => {
             text.operand("o", o, &results)?;
-            text.optional("log_sum_exp", log_sum_exp, &rows)
+            text.optional("log_sum_exp", log_sum_exp, &rows)?;
+            text.optional("max_scores", max_scores, &rows)
         }
         AttentionPass::Backward { o, log_sum_exp, d_o, dq, dk, dv, dbias, dsinks } => {
             text.operand("o", o, &results)?;

@@ -53,6 +53,8 @@ enum Kind {
     Forward,
     /// The result and the log-sum-exp.
     ForwardRows,
+    /// The result and the greatest scores.
+    ForwardMax,
     /// The gradients of everything, of a result and a log-sum-exp that belong to no forward op.
     Backward,
     /// The gradients of queries and of keys, each alone.
@@ -67,6 +69,7 @@ impl Kind {
         match self {
             Kind::Forward => "forward",
             Kind::ForwardRows => "forward_rows",
+            Kind::ForwardMax => "forward_max",
             Kind::Backward => "backward",
             Kind::BackwardQueries => "backward_queries",
             Kind::BackwardKeys => "backward_keys",
@@ -366,11 +369,14 @@ impl Group {
         let (spec, read) = (op.spec, [op.q, op.k, op.v]);
         let with = op.clone();
         let (o, total) = match kind {
-            Kind::Forward | Kind::ForwardRows | Kind::Both => {
+            Kind::Forward | Kind::ForwardRows | Kind::ForwardMax | Kind::Both => {
                 let made = draft.builder.attention("attention", op);
                 let made = draft.ok(made)?;
                 self.store(&mut draft, made.o, "o", out, word, results)?;
-                if kind != Kind::Forward {
+                if kind == Kind::ForwardMax {
+                    self.store(&mut draft, made.max_scores, "max scores", of_rows, "bhsd", of.totals())?;
+                }
+                if matches!(kind, Kind::ForwardRows | Kind::Both) {
                     self.store(&mut draft, made.log_sum_exp, "log sum exp", of_rows, "bhsd", of.totals())?;
                 }
                 if kind != Kind::Both {

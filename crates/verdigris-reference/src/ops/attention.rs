@@ -444,10 +444,18 @@ fn is_unknown(values: impl IntoIterator<Item = Bounded>) -> bool {
     values.into_iter().any(|value| value.error == f64::INFINITY || value.error.is_nan())
 }
 
-/// Attention with what it reads: the result, or the log-sum-exp.
+/// What is asked of attention.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Asked {
+    Result,
+    LogSumExp,
+    MaxScores,
+}
+
+/// Attention with what it reads: one of its results.
 struct Attended<'a> {
     of: Rc<Scores<'a>>,
-    wants_log_sum_exp: bool,
+    asked: Asked,
 }
 
 impl Attended<'_> {
@@ -458,6 +466,18 @@ impl Attended<'_> {
         let own = if self.of.compute == DType::F64 { power_of_two(-46) } else { power_of_two(-20) };
         let sum = weight / (1.0 - weight) + (row.scores.len() as f64 + 2.0) * unit + own;
         Bounded::new(value, sum + 4.0 * unit * (row.greatest.abs() + value.abs()), self.of.compute)
+    }
+
+    /// The greatest score of a row: which one it is found to be depends on what each may be off by.
+    fn max_score(&self, row: &Row) -> Bounded {
+        let most = |of: &dyn Fn(&Bounded) -> f64| row.scores.iter().map(|score| of(&score.s)).fold(f64::NEG_INFINITY, f64::max);
+        let value = most(&|s| s.value);
+        if value == f64::NEG_INFINITY {
+            return Bounded::exact(value);
+        }
+        let (above, below) = (most(&|s| s.value + s.error) - value, value - most(&|s| s.value - s.error));
+        // Engines may take the scale behind the maximum.
+        Bounded::new(value, above.max(below) + 2.0 * roundoff(self.of.compute) * value.abs(), self.of.compute)
     }
 }
 
@@ -471,19 +491,23 @@ impl Formula for Attended<'_> {
         if is_unknown(row.scores.iter().map(|score| score.s).chain(sink)) {
             return UNKNOWN;
         }
+        if self.asked == Asked::MaxScores {
+            let is_number = row.scores.iter().all(|score| score.s.value < f64::INFINITY);
+            return if is_number { self.max_score(&row) } else { UNKNOWN };
+        }
         if row.greatest == f64::NEG_INFINITY {
             // No key counts: of those that are attended, each has a score of −∞.
-            return Bounded::exact(if self.wants_log_sum_exp { f64::NEG_INFINITY } else { 0.0 });
+            return Bounded::exact(if self.asked == Asked::LogSumExp { f64::NEG_INFINITY } else { 0.0 });
         }
         if row.greatest.is_nan() || row.greatest == f64::INFINITY {
-            return if self.wants_log_sum_exp || of.dropout.is_some() { UNKNOWN } else { Bounded::exact(f64::NAN) };
+            return if self.asked == Asked::LogSumExp || of.dropout.is_some() { UNKNOWN } else { Bounded::exact(f64::NAN) };
         }
         let of_sink = sink.map_or(0.0, |sink| (sink.value - row.greatest).exp() / row.sum * of.relative_of(sink, row.greatest));
         let weight = of_sink + row.parts.iter().zip(&row.relatives).map(|(part, relative)| part * relative).sum::<f64>();
         if weight > 0.25 {
             return UNKNOWN;
         }
-        if self.wants_log_sum_exp {
+        if self.asked == Asked::LogSumExp {
             return self.log_sum_exp(&row, weight);
         }
         let values = |j: u64| of.value([b, of.kv_head(h), j], e);
@@ -843,11 +867,13 @@ impl Operation for Attention {
     fn evaluate<'a>(&'a self, at: &mut Evaluation<'a>) -> Result<(), GraphError> {
         let compute = compute_of(at, floats(self))?;
         let of = Rc::new(Scores::new(self, compute, at)?);
-        at.put(self.o, Attended { of: Rc::clone(&of), wants_log_sum_exp: false })?;
-        match self.log_sum_exp {
-            Some(uid) => at.put(uid, Attended { of, wants_log_sum_exp: true }),
-            None => Ok(()),
+        let results = [(Asked::Result, Some(self.o)), (Asked::LogSumExp, self.log_sum_exp), (Asked::MaxScores, self.max_scores)];
+        for (asked, uid) in results {
+            if let Some(uid) = uid {
+                at.put(uid, Attended { of: Rc::clone(&of), asked })?;
+            }
         }
+        Ok(())
     }
 
     fn data_of(&self, graph: &Graph, uid: Uid) -> Data<'_> {

@@ -559,7 +559,7 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
             let all = sink.map_or(sum * kept, |sink| k.fma(sum, kept, self.weight(sink, from)));
             let is_empty = top.eq(self.least());
             let factor = T::divide(kept, all);
-            finished.push((is_empty, factor, k.select(is_empty, self.least(), from + math::log(all))));
+            finished.push((is_empty, factor, [k.select(is_empty, self.least(), from + math::log(all)), greatest]));
         }
         let descale = self.descale(Name::VDescale, b, head);
         self.store(Name::O, [b, head, lengths.query(first)], [first, extent], [column, width], &sums, |row, sum| {
@@ -567,10 +567,11 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
             let o = sum * factor;
             k.select(is_empty, self.number(0.0), descale.map_or(o, |descale| o * descale))
         });
-        if let Some(totals) = self.operand(Name::LogSumExp) {
-            for (r, (_, _, total)) in (0..).zip(&finished) {
+        for (which, name) in [Name::LogSumExp, Name::MaxScores].into_iter().enumerate() {
+            let Some(numbers) = self.operand(name) else { continue };
+            for (r, (_, _, of_row)) in (0..).zip(&finished) {
                 k.when(block.eq(0) & k.lane().eq(0) & (first + r).lt(extent), || {
-                    totals.store(&[b, head, lengths.query(first + r)], AnyVal::of(*total));
+                    numbers.store(&[b, head, lengths.query(first + r)], AnyVal::of(of_row[which]));
                 });
             }
         }

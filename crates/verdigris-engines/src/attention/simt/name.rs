@@ -29,6 +29,7 @@ pub(super) enum Name {
     Score3,
     O,
     LogSumExp,
+    MaxScores,
     Do,
     Dq,
     Dk,
@@ -41,7 +42,7 @@ impl Name {
     /// What a function of scores reads.
     pub(super) const SCORE_OPERANDS: [Name; 4] = [Name::Score0, Name::Score1, Name::Score2, Name::Score3];
 
-    const ALL: [Name; 29] = [
+    const ALL: [Name; 30] = [
         Name::Q,
         Name::K,
         Name::V,
@@ -65,6 +66,7 @@ impl Name {
         Name::Score3,
         Name::O,
         Name::LogSumExp,
+        Name::MaxScores,
         Name::Do,
         Name::Dq,
         Name::Dk,
@@ -99,6 +101,7 @@ impl Name {
             Name::Score3 => "score_3",
             Name::O => "o",
             Name::LogSumExp => "log_sum_exp",
+            Name::MaxScores => "max_scores",
             Name::Do => "d_o",
             Name::Dq => "dq",
             Name::Dk => "dk",

@@ -68,7 +68,7 @@ impl Pass {
             Name::V => self.has_gradient() || matches!(self, Pass::Forward),
             Name::QLengths | Name::QOffsets => self.has_scores() || matches!(self, Pass::Sinks),
             Name::Sinks => matches!(self, Pass::Forward | Pass::Sinks),
-            Name::PageTable | Name::QDescale | Name::KDescale | Name::VDescale => matches!(self, Pass::Forward),
+            Name::PageTable | Name::QDescale | Name::KDescale | Name::VDescale | Name::MaxScores => matches!(self, Pass::Forward),
             Name::O => matches!(self, Pass::Forward | Pass::RowSums),
             Name::LogSumExp => !matches!(self, Pass::RowSums),
             Name::Do => self.has_gradient() || matches!(self, Pass::Values | Pass::RowSums),
@@ -82,7 +82,7 @@ impl Pass {
 
     pub(super) const fn writes(self, name: Name) -> bool {
         match name {
-            Name::O | Name::LogSumExp => matches!(self, Pass::Forward),
+            Name::O | Name::LogSumExp | Name::MaxScores => matches!(self, Pass::Forward),
             Name::Dq | Name::Dk | Name::Dv | Name::Dbias | Name::Dsinks => true,
             _ => false,
         }

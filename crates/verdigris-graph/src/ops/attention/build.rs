@@ -14,6 +14,8 @@ pub struct Attended {
     pub o: Uid,
     /// The log-sum-exp of each query.
     pub log_sum_exp: Uid,
+    /// The greatest score of each query.
+    pub max_scores: Uid,
 }
 
 /// What [`GraphBuilder::attention_backward`] gives, as virtual tensors.
@@ -32,8 +34,8 @@ pub struct AttentionGradients {
 }
 
 impl GraphBuilder {
-    /// Attention and the log-sum-exp of each query, as virtual tensors. The results of `attention` are replaced; a log-sum-exp that is neither stored nor
-    /// read is not computed.
+    /// Attention, and the log-sum-exp and the greatest score of each query, as virtual tensors. The results of `attention` are replaced; of the latter two one that is
+    /// neither stored nor read is not computed.
     ///
     /// ```
     /// use verdigris_graph::{Attention, AttentionSpec, Causal, GraphBuilder};
@@ -59,8 +61,9 @@ impl GraphBuilder {
         let [.., d_v] = four(name, self.graph.tensor_of(name, attention.v)?)?;
         let o = self.virtual_tensor(name, compute, &[b, h, s_q, d_v])?;
         let log_sum_exp = self.virtual_tensor(&format!("{name}.log_sum_exp"), compute, &[b, h, s_q, 1])?;
-        self.push(name, Op::Attention(Attention { o, log_sum_exp: Some(log_sum_exp), ..attention }));
-        Ok(Attended { o, log_sum_exp })
+        let max_scores = self.virtual_tensor(&format!("{name}.max_scores"), compute, &[b, h, s_q, 1])?;
+        self.push(name, Op::Attention(Attention { o, log_sum_exp: Some(log_sum_exp), max_scores: Some(max_scores), ..attention }));
+        Ok(Attended { o, log_sum_exp, max_scores })
     }
 
     /// The gradients of attention with respect to queries, keys, values, bias and sinks, as virtual tensors. The results of `back` are replaced; those

@@ -18,7 +18,10 @@
 //! `top_left`, and ends in that of the last ones (`corner = shift`) for `bottom_right`, as it does for windows where nothing is causal; causal is a `right` of 0.
 //! `shift` is `s_kv − s_q`, or the difference of the lengths where they are given.
 //!
-//! A query from which no key is attended has `o = 0`, and `L = −∞`, or the sink. Queries from `q_lengths` on have `o = 0` and `L = −∞`, and give nothing to
+//! The greatest score of a query is that of the keys attended from it, `max s[i, j]`, without the sink; it is a number for those who watch how large scores become, and no gradient goes through it.
+//! Where a score is NaN nothing is said of it.
+//!
+//! A query from which no key is attended has `o = 0`, its greatest score is −∞, and `L = −∞`, or the sink. Queries from `q_lengths` on have `o = 0`, `L = −∞` and a greatest score of −∞, and give nothing to
 //! any gradient; nor does a query whose `L` is −∞. A length counts as 0 below 0 and as the extent above it. A key that is not attended may be multiplied by 0:
 //! where it, or what is multiplied with it, is NaN or ∞, a result may be NaN.
 //!
@@ -28,7 +31,7 @@
 //! given for scores (bias, mask, slopes, lengths) is of `b`, `s_q` and `s_kv`; the extent that a length counts up to is the sequence's own. Offsets come with the
 //! data, and nothing is read or written outside of tensors whatever they are: one counts as 0 below 0 and as the number of rows above that, a sequence whose end
 //! lies in front of its begin is empty, and rows beyond `longest_q` or `longest_kv` of a sequence belong to none. What belongs to no sequence is not written on a
-//! GPU, and 0 (its log-sum-exp −∞) on the CPU; what belongs to two of them has no certain value.
+//! GPU, and 0 (its log-sum-exp and greatest score −∞) on the CPU; what belongs to two of them has no certain value.
 //!
 //! With a `page_table` keys and values are *paged*: `k` is `[pages, h_kv, page_size, d]` and `v` `[pages, h_kv, page_size, d_v]`, in any strides, and entry `e` of
 //! sequence `n` of the table, `[b, entries, 1, 1]`, is the number of the page that holds its keys from `e · page_size` to below `(e + 1) · page_size`. `s_kv` is
@@ -104,7 +107,7 @@ use crate::ops::pointwise::RandomState;
 use crate::spec::{AttributeSpec, Form, Method, OpSpec, OperandSpec};
 use crate::tensor::{TensorDesc, Uid};
 use crate::validate::{data, of_type, same_dims};
-use read::{Read, check_result};
+use read::{LOG_SUM_EXP, MAX_SCORES, Read, check_result};
 
 pub use build::{Attended, AttentionGradients};
 pub use dropout::DropoutMask;
@@ -342,6 +345,9 @@ pub struct Attention {
     /// Written where asked for; `[b, h, s_q, 1]`: `L` of each query, in natural units.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log_sum_exp: Option<Uid>,
+    /// Written where asked for; `[b, h, s_q, 1]`: the greatest score of each query.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_scores: Option<Uid>,
 }
 
 impl Attention {
@@ -372,6 +378,7 @@ impl Attention {
             score_operands: Vec::new(),
             o: Uid(0),
             log_sum_exp: None,
+            max_scores: None,
         }
     }
 
@@ -436,10 +443,11 @@ impl Operation for Attention {
                 OperandSpec::read("score_operands", SCORE_OPERANDS).several().optional(),
                 OperandSpec::written("o", "`[b, h, s_q, d_v]`"),
                 OperandSpec::written("log_sum_exp", "f32 or f64, `[b, h, s_q, 1]`").optional(),
+                OperandSpec::written("max_scores", "f32 or f64, `[b, h, s_q, 1]`: the greatest score of each query").optional(),
             ],
             attributes: ATTRIBUTES,
             shape: "`[b, h, s_q, d_v]`; `left` and `right` count keys from the diagonal, which is that of `bottom_right` where nothing is causal",
-            gradient: "`attention_backward`; of 8-bit floats, of `slopes`, of `score_operands`, of what has a `page_table` and from `log_sum_exp` refused",
+            gradient: "`attention_backward`; of 8-bit floats, of `slopes`, of `score_operands`, of what has a `page_table` and from `log_sum_exp` and `max_scores` refused",
             methods: &[Method::new(
                 "attention",
                 "q: Uid, k: Uid, v: Uid, *, scale: float | Uid | None = None, \
@@ -451,9 +459,9 @@ impl Operation for Attention {
                  dropout_state: Uid | None = None, dropout_offset: Uid | None = None, q_descale: Uid | None = None, \
                  k_descale: Uid | None = None, v_descale: Uid | None = None, block_map: Uid | None = None, \
                  mask_blocks: Uid | None = None, score: Sequence[tuple[Any, ...]] | None = None, score_operands: Sequence[Uid] | None = None, \
-                 name: str = \"attention\"",
+                 max_scores: bool = False, name: str = \"attention\"",
             )
-            .two()],
+            .giving("tuple[Uid, ...]")],
         }],
     };
 
@@ -489,14 +497,15 @@ impl Operation for Attention {
             visit(Role::Input, uid);
         }
         visit(Role::Output, &mut self.o);
-        if let Some(log_sum_exp) = &mut self.log_sum_exp {
-            visit(Role::Output, log_sum_exp);
+        for output in [&mut self.log_sum_exp, &mut self.max_scores].into_iter().flatten() {
+            visit(Role::Output, output);
         }
     }
 
     fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
         let dims = self.read().check(op, graph)?;
-        check_result(op, graph, dims, self.o, self.log_sum_exp)
+        let of_rows = [(self.log_sum_exp, LOG_SUM_EXP), (self.max_scores, MAX_SCORES)];
+        check_result(op, graph, dims, self.o, &of_rows.map(|(uid, rules)| uid.map(|uid| (uid, rules))))
     }
 
     /// One backward op, from the result and the log-sum-exp; both are formed again where the forward op does not write the latter, or not wide enough.
@@ -505,6 +514,9 @@ impl Operation for Attention {
         let Some(wanted) = read.floats().find(|&uid| at.wants(uid)) else { return Ok(()) };
         if self.log_sum_exp.is_some_and(|uid| at.of(uid).is_some()) {
             return at.refuse(wanted, "no gradient goes through the log-sum-exp of attention");
+        }
+        if self.max_scores.is_some_and(|uid| at.of(uid).is_some()) {
+            return at.refuse(wanted, "no gradient goes through the greatest scores of attention");
         }
         let Some(d_o) = at.of(self.o) else { return Ok(()) };
         if at.tensor(self.k)?.dtype.is_fp8() {
@@ -526,7 +538,7 @@ impl Operation for Attention {
             Some(log_sum_exp) if at.keeps(log_sum_exp, compute)? => (self.o, log_sum_exp),
             _ => {
                 let name = at.named("forward");
-                let made = at.graph.attention(&name, self.clone())?;
+                let made = at.graph.attention(&name, Attention { max_scores: None, ..self.clone() })?;
                 (made.o, made.log_sum_exp)
             }
         };
@@ -803,7 +815,7 @@ impl Operation for AttentionBackward {
         if let Some(score) = &self.score {
             score.slope(op)?;
         }
-        check_result(op, graph, dims, self.o, Some(self.log_sum_exp))?;
+        check_result(op, graph, dims, self.o, &[Some((self.log_sum_exp, LOG_SUM_EXP))])?;
         same_dims(op, &float(op, graph, self.d_o)?, &dims, "the gradient of the result has its dims, `[b, h, s_q, d_v]`")?;
         let gradients =
             [(self.dq, Some(self.q)), (self.dk, Some(self.k)), (self.dv, Some(self.v)), (self.dbias, self.bias), (self.dsinks, self.sinks)];

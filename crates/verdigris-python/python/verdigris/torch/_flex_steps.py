@@ -403,8 +403,8 @@ _TYPES = {**composed._NAMES, torch.int32: "i32"}
 
 def _of_op(g, named, function, words, beside):
     """What both graphs say of the op beside its tensors."""
-    of_score = [named[name] for name in named if name.startswith("score_")]
-    return {"score": function.steps, "score_operands": of_score, **{name: named[name] for name in beside}, **words}
+    of_score = {} if function is None else {"score": function.steps, "score_operands": [named[name] for name in named if name.startswith("score_")]}
+    return {**of_score, **{name: named[name] for name in beside}, **words}
 
 
 def _drawn(name, read):
@@ -420,25 +420,28 @@ def _read(q, k, v, beside, operands):
 
 
 def _key(name, function, words, tensors):
-    return (name, function.told, repr(words), *((tensor_name, composed._laid(tensor)) for tensor_name, tensor in tensors.items()))
+    return (name, None if function is None else function.told, repr(words), *((tensor_name, composed._laid(tensor)) for tensor_name, tensor in tensors.items()))
 
 
-def forward(function, words, q, k, v, beside, operands):
-    """The result, and the log-sum-exp `[b, h, s_q, 1]`. `words` are options of the op by their names, `beside` its masks by theirs."""
+def forward(function, words, q, k, v, beside, operands, wants_most=False):
+    """The result, the log-sum-exp `[b, h, s_q, 1]`, and as large the greatest scores if they are wanted, else None. `words` are options of the op by their names, `beside` its
+    masks by theirs, `function` the steps of a score function, or None."""
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     o = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device)
-    total = torch.empty((*q.shape[:3], 1), dtype=function.wide, device=q.device)
+    total, most = (torch.empty((*q.shape[:3], 1), dtype=wide, device=q.device) if is_there else None for is_there in (True, wants_most))
     read = _read(q, k, v, beside, operands)
+    given = {"o": o, "total": total, **({"most": most} if wants_most else {})}
 
     def draw():
         g, named = _drawn("flex_attention_steps", read)
-        made, of_total = g.attention(named["q"], named["k"], named["v"], **_of_op(g, named, function, words, beside))
-        g.store(made, "o", composed._NAMES[o.dtype], o.stride())
-        g.store(of_total, "total", composed._NAMES[function.wide])
+        made = g.attention(named["q"], named["k"], named["v"], **_of_op(g, named, function, words, beside), max_scores=wants_most)
+        for uid, (name, tensor) in zip(made, given.items()):
+            g.store(uid, name, composed._NAMES[tensor.dtype], tensor.stride())
         return g
 
-    plan = composed._planned((*_key("steps", function, words, read), composed._laid(o)), q.device, draw)
-    composed._execute(plan, {**read, "o": o, "total": total}, q.device)
-    return o, total
+    plan = composed._planned((*_key("steps", function, words, read), composed._laid(o), wants_most), q.device, draw)
+    composed._execute(plan, {**read, **given}, q.device)
+    return o, total, most
 
 
 def _backward(function, words, q, k, v, beside, operands, o, total, d_o, wanted):
@@ -476,16 +479,17 @@ class _Gradient(torch.autograd.Function):
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, told, q, k, v, *others):
+        *told, wants_most = told
         function, words, beside = told
-        o, total = forward(function, words, q, k, v, dict(zip(beside, others)), others[len(beside) :])
-        ctx.told = told
+        o, total, most = forward(function, words, q, k, v, dict(zip(beside, others)), others[len(beside) :], wants_most)
+        ctx.told = tuple(told)
         ctx.save_for_backward(q, k, v, o, total, *others)
         ctx.policy = composed._native.current_policy()
-        ctx.mark_non_differentiable(total)
-        return o, total
+        ctx.mark_non_differentiable(*(x for x in (total, most) if x is not None))
+        return o, total, most
 
     @staticmethod
-    def backward(ctx, d_o, _):
+    def backward(ctx, d_o, *_):
         needs = ctx.needs_input_grad
         wanted = tuple(name for name, need in zip("qkv", needs[1:4]) if need)
         # What is summed has one number for all its elements: a tensor that lies nowhere twice is what plans are made for.
@@ -496,6 +500,6 @@ class _Attention(torch.autograd.Function):
         return None, *(found.get(name) for name in "qkv"), *(None for _ in needs[4:])
 
 
-def attention(function, words, q, k, v, beside, operands):
-    """As `forward`, with gradients of queries, keys and values by the op; the log-sum-exp has none."""
-    return _Attention.apply((function, words, tuple(beside)), q, k, v, *beside.values(), *operands)
+def attention(function, words, q, k, v, beside, operands, wants_most=False):
+    """As `forward`, with gradients of queries, keys and values by the op; the log-sum-exp and the greatest scores have none."""
+    return _Attention.apply((function, words, tuple(beside), wants_most), q, k, v, *beside.values(), *operands)

@@ -187,6 +187,9 @@ impl Draft {
         self.note_read(&uids);
         let o = self.result(made.o, &results, of_rows.unwrap_or(compute), &TYPES[..8])?;
         let total = self.result(made.log_sum_exp, &[own_b, h, q_rows, 1], compute, &[DType::F32, DType::F64])?;
+        if self.one_in(3) {
+            self.result(made.max_scores, &[own_b, h, q_rows, 1], compute, &[DType::F32, DType::F64])?;
+        }
         if !with_backward {
             return Ok(());
         }
