@@ -3,9 +3,9 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use verdigris_graph::{
-    Attention, AttentionBackward, AttentionSpec, BatchNorm, BatchNormBackward, BatchNormed, BinaryOp, CrossEntropyBackward,
-    GraphBuilder, HostScalar, Matmul, NormGradients, Normalize, NormalizeBackward, PoolBackward, PoolWindows, Precision, Real, Sampling,
-    ScoreFunction, ScoreStep, TensorDesc, TernaryOp,
+    Attention, AttentionBackward, AttentionSpec, BatchNorm, BatchNormBackward, BatchNormed, BinaryOp, CrossEntropyBackward, GraphBuilder,
+    HostScalar, Matmul, NormGradients, Normalize, NormalizeBackward, PoolBackward, PoolWindows, Precision, Real, Sampling, ScoreFunction,
+    ScoreStep, TensorDesc, TernaryOp,
 };
 use verdigris_tensor::DType;
 

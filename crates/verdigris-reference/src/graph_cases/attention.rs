@@ -60,6 +60,9 @@ enum Kind {
     /// The gradients of queries and of keys, each alone.
     BackwardQueries,
     BackwardKeys,
+    /// Those of what the score function reads, as far as it is of reals, alone; and with those of everything else.
+    BackwardOperands,
+    BackwardAll,
     /// Both ops.
     Both,
 }
@@ -73,6 +76,8 @@ impl Kind {
             Kind::Backward => "backward",
             Kind::BackwardQueries => "backward_queries",
             Kind::BackwardKeys => "backward_keys",
+            Kind::BackwardOperands => "backward_operands",
+            Kind::BackwardAll => "backward_all",
             Kind::Both => "both",
         }
     }
@@ -384,7 +389,7 @@ impl Group {
                 }
                 (made.o, made.log_sum_exp)
             }
-            Kind::Backward | Kind::BackwardQueries | Kind::BackwardKeys => {
+            Kind::Backward | Kind::BackwardQueries | Kind::BackwardKeys | Kind::BackwardOperands | Kind::BackwardAll => {
                 let o = self.tensor(&mut draft, "o", dtype, word, results)?;
                 (o, self.tensor(&mut draft, "log sum exp", of_rows, "bhsd", of.totals())?)
             }
@@ -393,6 +398,7 @@ impl Group {
         let Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, .. } = with;
         let bias_dims = bias.and_then(|bias| draft.builder.dims(bias));
         let Attention { dropout_state, dropout_offset, block_map, mask_blocks, score, score_operands, .. } = with;
+        let with_operands = score_operands.clone();
         let plain = AttentionBackward {
             score,
             score_operands,
@@ -405,12 +411,19 @@ impl Group {
         let back = AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };
         let made = draft.builder.attention_backward("backward", back);
         let made = draft.ok(made)?;
-        if kind != Kind::BackwardKeys {
+        if !matches!(kind, Kind::BackwardKeys | Kind::BackwardOperands) {
             self.store(&mut draft, made.dq, "dq", out, word, of.queries())?;
         }
-        if kind != Kind::BackwardQueries {
+        if !matches!(kind, Kind::BackwardQueries | Kind::BackwardOperands) {
             self.store(&mut draft, made.dk, "dk", out, word, of.keys())?;
             self.store(&mut draft, made.dv, "dv", out, word, of.values())?;
+        }
+        if matches!(kind, Kind::BackwardOperands | Kind::BackwardAll) {
+            for (number, (operand, gradient)) in with_operands.into_iter().zip(made.d_score_operands).enumerate() {
+                let (Some(gradient), Some(dims)) = (gradient, draft.builder.dims(operand)) else { continue };
+                let dims = [dims[0], dims[1], dims[2], dims[3]];
+                self.store(&mut draft, gradient, &format!("d score {number}"), self.of_options.unwrap_or(of_rows), "bhsd", dims)?;
+            }
         }
         if matches!(kind, Kind::Backward | Kind::Both) {
             if let (Some(dbias), Some(dims)) = (made.dbias, bias_dims) {

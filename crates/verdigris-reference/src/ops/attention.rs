@@ -34,7 +34,9 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use verdigris_graph::{Attention, AttentionBackward, AttentionSpec, Causal, Error, Graph, HostScalar, Pointwise, Precision, Real, Uid};
+use verdigris_graph::{
+    Attention, AttentionBackward, AttentionSpec, Causal, Error, Graph, HostScalar, Pointwise, Precision, Real, ScoreFunction, Uid,
+};
 use verdigris_tensor::DType;
 use verdigris_tensor::num::power_of_two;
 
@@ -54,6 +56,8 @@ const UNKNOWN: Bounded = Bounded { value: 0.0, error: f64::INFINITY };
 #[derive(Clone, Copy, Debug)]
 struct Score {
     key: u64,
+    /// The scaled product.
+    t: Bounded,
     /// With bias and slope.
     s: Bounded,
     /// The hyperbolic tangent under the cap; 0 without one.
@@ -342,7 +346,7 @@ impl<'a> Scores<'a> {
         if s.value == f64::NEG_INFINITY {
             slope = Bounded::exact(0.0);
         }
-        Score { key: j, s, tanh, slope }
+        Score { key: j, t, s, tanh, slope }
     }
 
     /// The keys of a query; `None` if it is not known which.
@@ -570,6 +574,17 @@ struct Gradients<'a> {
     d_o: Source<'a>,
     known: RefCell<HashMap<[u64; 3], Rc<Vec<Pair>>>>,
     known_of_keys: RefCell<HashMap<[u64; 3], Option<Rc<PairsOfKey>>>>,
+    /// The function with its slope with respect to what it reads, by number.
+    sloped_by: Vec<ScoreFunction>,
+    /// By number, the gradients of what it reads, row by row.
+    known_of_operands: RefCell<HashMap<u32, Option<Rc<Vec<Bounded>>>>>,
+}
+
+/// `a · b`.
+fn times(a: Bounded, b: Bounded, compute: DType) -> Bounded {
+    let value = a.value * b.value;
+    let error = a.error * (b.value.abs() + b.error) + a.value.abs() * b.error + 2.0 * roundoff(compute) * value.abs() + power_of_two(-126);
+    Bounded::new(value, error, compute)
 }
 
 /// The queries that may read a key, in their order, each with its pair where it attends it.
@@ -644,17 +659,12 @@ impl Gradients<'_> {
         let product = Bounded { value: m * product.value, error: m * product.error + of_factor };
         let minus = product.value - rest.value;
         let minus = Bounded::new(minus, product.error + rest.error + 2.0 * unit * (product.value.abs() + rest.value.abs()), compute);
-        let times = |a: Bounded, b: Bounded| {
-            let value = a.value * b.value;
-            let error = a.error * (b.value.abs() + b.error) + a.value.abs() * b.error + 2.0 * unit * value.abs() + power_of_two(-126);
-            Bounded::new(value, error, compute)
-        };
-        let ds = times(p, minus);
+        let ds = times(p, minus, compute);
         let dt = if of.spec.soft_cap.is_some() {
             let slope = 1.0 - score.tanh.value * score.tanh.value;
-            times(ds, Bounded { value: slope, error: 2.0 * score.tanh.error + score.tanh.error * score.tanh.error + 2.0 * unit })
+            times(ds, Bounded { value: slope, error: 2.0 * score.tanh.error + score.tanh.error * score.tanh.error + 2.0 * unit }, compute)
         } else if of.score.is_some() {
-            times(ds, slope)
+            times(ds, slope, compute)
         } else {
             ds
         };
@@ -736,6 +746,43 @@ impl Gradients<'_> {
         Some(sum.finish(of.compute))
     }
 
+    /// An element of the gradient of what the function reads by this number, of these dims.
+    fn of_operand(&self, number: u32, dims: &[u64], index: &[u64]) -> Option<Bounded> {
+        let own: [u64; 4] = std::array::from_fn(|axis| (axis + dims.len()).checked_sub(4).map_or(1, |axis| dims[axis]));
+        let known = self.known_of_operands.borrow().get(&number).cloned();
+        let all = known.unwrap_or_else(|| {
+            let all = self.all_of_operand(number, own).map(Rc::new);
+            self.known_of_operands.borrow_mut().insert(number, all.clone());
+            all
+        })?;
+        let place = index.iter().zip(dims).fold(0, |place, (&at, &extent)| place * extent + at);
+        all.get(place as usize).copied()
+    }
+
+    fn all_of_operand(&self, number: u32, own: [u64; 4]) -> Option<Vec<Bounded>> {
+        let of = &self.of;
+        let (function, sloped) = (of.score.as_ref()?, self.sloped_by.get(number as usize)?);
+        let mut sums = vec![SumInAnyOrder::default(); own.iter().product::<u64>() as usize];
+        for b in 0..of.extents[0] {
+            for h in 0..of.q.dims()[1] {
+                for i in 0..of.counts(b)[0] {
+                    let (row, pairs) = (of.row([b, h, i])?, self.pairs([b, h, i])?);
+                    // A query that gives nothing has no pairs; a pair whose score is −∞ gives nothing.
+                    for (score, pair) in row.scores.iter().zip(pairs.iter()).filter(|(score, _)| score.s.value != f64::NEG_INFINITY) {
+                        let (slope, place) = function::read(function, (number, sloped), score.t, [b, h, i, score.key], of.compute)?;
+                        if is_unknown([slope]) || !slope.value.is_finite() {
+                            return None;
+                        }
+                        let at = [b, h, i, place].into_iter().zip(own);
+                        let at = at.fold(0, |sum, (at, extent)| sum * extent + if extent == 1 { 0 } else { at });
+                        sums[at as usize].add(times(pair.ds, slope, of.compute));
+                    }
+                }
+            }
+        }
+        Some(sums.into_iter().map(|sum| sum.finish(of.compute)).collect())
+    }
+
     fn dsinks(&self, h: u64) -> Option<Bounded> {
         let of = &self.of;
         let sink = of.sink(h)?;
@@ -774,6 +821,8 @@ enum Part {
     /// With the dims of the bias.
     Bias(Vec<u64>),
     Sinks,
+    /// What the function reads by a number, with its dims.
+    Operand(u32, Vec<u64>),
 }
 
 /// One gradient of attention.
@@ -797,6 +846,7 @@ impl Formula for Backed<'_> {
             }
             (Part::Bias(dims), index) => of.dbias(dims, index),
             (Part::Sinks, &[_, h, ..]) => of.dsinks(h),
+            (Part::Operand(number, dims), index) => of.of_operand(*number, dims, index),
             _ => None,
         };
         found.unwrap_or(UNKNOWN)
@@ -895,7 +945,18 @@ impl Operation for AttentionBackward {
         let mut of = Scores::new(&forward, compute, at)?;
         of.score = of.score.map(Function::sloped);
         let (o, log_sum_exp, d_o) = (at.source(self.o)?, at.source(self.log_sum_exp)?, at.source(self.d_o)?);
-        let of = Rc::new(Gradients { of, o, log_sum_exp, d_o, known: RefCell::default(), known_of_keys: RefCell::default() });
+        let slope_by = |number: u32| self.score.as_ref().and_then(|score| score.operand_slope("attention", number).ok());
+        let sloped_by = (0..self.score_operands.len() as u32).map(|number| slope_by(number).unwrap_or_default()).collect();
+        let of = Rc::new(Gradients {
+            of,
+            o,
+            log_sum_exp,
+            d_o,
+            known: RefCell::default(),
+            known_of_keys: RefCell::default(),
+            sloped_by,
+            known_of_operands: RefCell::default(),
+        });
         let bias = self.dbias.map(|uid| at.dims(uid)).transpose()?.unwrap_or_default().to_vec();
         let parts = [
             (Part::Queries, self.dq),
@@ -906,6 +967,12 @@ impl Operation for AttentionBackward {
         ];
         for (part, uid) in parts {
             if let Some(uid) = uid {
+                at.put(uid, Backed { of: Rc::clone(&of), part })?;
+            }
+        }
+        for (number, uid) in (0..).zip(&self.d_score_operands) {
+            if let Some(uid) = *uid {
+                let part = Part::Operand(number, at.dims(uid)?.to_vec());
                 at.put(uid, Backed { of: Rc::clone(&of), part })?;
             }
         }

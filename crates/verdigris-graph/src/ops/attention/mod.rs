@@ -58,7 +58,12 @@
 //! a bias of them does. It comes in place of a soft cap, which would be one of its steps: beside each other nothing would say which is first. Its steps compute in the type that attention computes in,
 //! and extents whose coordinates it reads in f32 are at most 2²⁴, so that each is exact. Its gradient multiplies by its slope, whose steps follow from its own by the rules of the pointwise ops
 //! ([`ScoreFunction::slope`]): kinks are theirs, what a step rounds is passed on as if it did not, and together they are at most 256. A pair whose score is −∞ gives nothing to any gradient, whatever the slope
-//! is there. What the function reads has no gradient by the op.
+//! is there. What the function reads has a gradient too, where it is of reals: each element the sum over the pairs that read it, of a table those whose place it is
+//! ([`ScoreFunction::operand_slope`]). A place is passed through by none.
+//!
+//! ```text
+//! d_operand[e] = Σ ds[i, j] · ∂score / ∂operand over the pairs that read e
+//! ```
 //!
 //! Values may be a part of the keys: where `v` is a slice of `k`, its first `d_v` elements, as of latent attention in its absorbed form, engines read it where
 //! it lies ([`AttentionProblem::has_values_in_keys`](crate::AttentionProblem::has_values_in_keys)), and some of them once for both.
@@ -447,7 +452,7 @@ impl Operation for Attention {
             ],
             attributes: ATTRIBUTES,
             shape: "`[b, h, s_q, d_v]`; `left` and `right` count keys from the diagonal, which is that of `bottom_right` where nothing is causal",
-            gradient: "`attention_backward`; of 8-bit floats, of `slopes`, of `score_operands`, of what has a `page_table` and from `log_sum_exp` and `max_scores` refused",
+            gradient: "`attention_backward`; of 8-bit floats, of `slopes`, of what has a `page_table` and from `log_sum_exp` and `max_scores` refused",
             methods: &[Method::new(
                 "attention",
                 "q: Uid, k: Uid, v: Uid, *, scale: float | Uid | None = None, \
@@ -461,7 +466,7 @@ impl Operation for Attention {
                  mask_blocks: Uid | None = None, score: Sequence[tuple[Any, ...]] | None = None, score_operands: Sequence[Uid] | None = None, \
                  max_scores: bool = False, name: str = \"attention\"",
             )
-            .giving("tuple[Uid, ...]")],
+            .giving("tuple[Uid, Uid, *tuple[Uid, ...]]")],
         }],
     };
 
@@ -526,10 +531,6 @@ impl Operation for Attention {
             return at
                 .refuse(wanted, "attention to paged keys has no gradient; keys and values lie in one tensor each where one is wanted");
         }
-        if let Some(&operand) = self.score_operands.iter().find(|&&operand| at.wants(operand)) {
-            return at
-                .refuse(operand, "what a score function reads is no variable of attention; compose it from products, steps and softmax");
-        }
         if let Some(slopes) = self.slopes.filter(|&slopes| at.wants(slopes)) {
             return at.refuse(slopes, "the slopes of attention are no variables");
         }
@@ -564,11 +565,11 @@ impl Operation for Attention {
             score_operands: read.score_operands,
             ..AttentionBackward::new(spec, [q, k, v], o, log_sum_exp, d_o)
         };
-        let is_wanted = |uid: Option<Uid>, at: &Backward<'_>| uid.is_some_and(|uid| at.wants(uid));
-        let asked = [Some(q), Some(k), Some(v), bias, sinks].map(|uid| is_wanted(uid, at));
+        let of = back.variables();
+        let asked: Vec<bool> = of.iter().map(|uid| uid.is_some_and(|uid| at.wants(uid))).collect();
         let name = at.name.clone();
-        let given = at.graph.attention_backward_of(&name, back, asked)?;
-        for (of, gradient) in [Some(q), Some(k), Some(v), bias, sinks].into_iter().zip(given) {
+        let given = at.graph.attention_backward_of(&name, back, &asked)?;
+        for (of, gradient) in of.into_iter().zip(given) {
             if let (Some(of), Some(gradient)) = (of, gradient) {
                 at.give(of, gradient)?;
             }
@@ -652,6 +653,9 @@ pub struct AttentionBackward {
     /// Written where asked for; the dims of `sinks`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dsinks: Option<Uid>,
+    /// Written where asked for, with the number of the score operand; the dims of that.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub d_score_operands: Vec<Option<Uid>>,
 }
 
 impl AttentionBackward {
@@ -684,7 +688,19 @@ impl AttentionBackward {
             dv: None,
             dbias: None,
             dsinks: None,
+            d_score_operands: Vec::new(),
         }
+    }
+
+    /// What there are gradients of, if it is there: queries, keys, values, bias, sinks, and score operands.
+    pub(super) fn variables(&self) -> Vec<Option<Uid>> {
+        let of_op = [Some(self.q), Some(self.k), Some(self.v), self.bias, self.sinks];
+        of_op.into_iter().chain(self.score_operands.iter().copied().map(Some)).collect()
+    }
+
+    /// The gradients, in the same order.
+    fn gradients(&self) -> impl Iterator<Item = Option<Uid>> {
+        [self.dq, self.dk, self.dv, self.dbias, self.dsinks].into_iter().chain(self.d_score_operands.iter().copied())
     }
 
     fn read(&self) -> Read {
@@ -726,7 +742,7 @@ impl Operation for AttentionBackward {
             name: "",
             formula: "ds = p · (m · d_o · v − Σ d_o · o)          p = e^(s − log_sum_exp)          dt = ds · ∂score / ∂t, ds · (1 − (u / soft_cap)²), or ds\n\
                       dq = scale · Σ dt · k          dk = scale · Σ dt · q          dv = Σ p · m · d_o          dbias = Σ ds          \
-                      dsinks = −Σ e^(sink − log_sum_exp) · Σ d_o · o",
+                      dsinks = −Σ e^(sink − log_sum_exp) · Σ d_o · o          d_score_operand = Σ ds · ∂score / ∂operand",
             operands: &[
                 OperandSpec::read("q", "`[b, h, s_q, d]`, f16, bf16, f32 or f64"),
                 OperandSpec::read("k", "`[b, h_kv, s_kv, d]`, the type of `q`; `h` is a multiple of `h_kv`"),
@@ -752,6 +768,7 @@ impl Operation for AttentionBackward {
                 OperandSpec::written("dv", "the dims of `v`").optional(),
                 OperandSpec::written("dbias", "with `bias`; its dims").optional(),
                 OperandSpec::written("dsinks", "with `sinks`; their dims").optional(),
+                OperandSpec::written("d_score_operands", "by number of the `score_operands`, each null or with the dims of its operand").several().optional(),
             ],
             attributes: ATTRIBUTES,
             shape: "those of what each is the gradient of",
@@ -766,9 +783,9 @@ impl Operation for AttentionBackward {
                  longest_kv: int | None = None, dropout: float | None = None, \
                  dropout_state: Uid | None = None, dropout_offset: Uid | None = None, block_map: Uid | None = None, \
                  mask_blocks: Uid | None = None, score: Sequence[tuple[Any, ...]] | None = None, score_operands: Sequence[Uid] | None = None, \
-                 name: str = \"attention_backward\"",
+                 score_gradients: bool = False, name: str = \"attention_backward\"",
             )
-            .giving("tuple[Uid, Uid, Uid, Uid | None, Uid | None]")],
+            .giving("tuple[Uid, Uid, Uid, Uid | None, Uid | None, *tuple[Uid, ...]]")],
         }],
     };
 
@@ -802,7 +819,8 @@ impl Operation for AttentionBackward {
         for input in [&mut self.o, &mut self.log_sum_exp, &mut self.d_o] {
             visit(Role::Input, input);
         }
-        for output in [&mut self.dq, &mut self.dk, &mut self.dv, &mut self.dbias, &mut self.dsinks].into_iter().flatten() {
+        let of_op = [&mut self.dq, &mut self.dk, &mut self.dv, &mut self.dbias, &mut self.dsinks];
+        for output in of_op.into_iter().chain(&mut self.d_score_operands).flatten() {
             visit(Role::Output, output);
         }
     }
@@ -817,19 +835,23 @@ impl Operation for AttentionBackward {
         }
         check_result(op, graph, dims, self.o, &[Some((self.log_sum_exp, LOG_SUM_EXP))])?;
         same_dims(op, &float(op, graph, self.d_o)?, &dims, "the gradient of the result has its dims, `[b, h, s_q, d_v]`")?;
-        let gradients =
-            [(self.dq, Some(self.q)), (self.dk, Some(self.k)), (self.dv, Some(self.v)), (self.dbias, self.bias), (self.dsinks, self.sinks)];
-        for (gradient, of) in gradients {
-            let Some(gradient) = gradient else { continue };
+        for (number, _) in (0..).zip(&self.d_score_operands).filter(|(_, gradient)| gradient.is_some()) {
+            self.score.as_ref().map(|score| score.operand_slope(op, number)).transpose()?;
+        }
+        let variables = self.variables();
+        for (place, gradient) in self.gradients().enumerate() {
+            let (Some(gradient), of) = (gradient, variables.get(place).copied().flatten()) else { continue };
             let gradient = float(op, graph, gradient)?;
             let Some(of) = of else {
                 let rule = "there is a gradient of what is read";
                 return Err(Error::Structure { op: op.to_owned(), tensor: gradient.name, rule });
             };
-            let dims = data(graph, op, of)?.layout.dims().to_vec();
+            let of = data(graph, op, of)?;
+            of_type(op, of, is_taken, "there are gradients of reals")?;
+            let dims = of.layout.dims().to_vec();
             same_dims(op, &gradient, &dims, "a gradient has the dims of what it is the gradient of")?;
         }
-        if gradients.iter().all(|(gradient, _)| gradient.is_none()) {
+        if self.gradients().all(|gradient| gradient.is_none()) {
             let tensor = data(graph, op, self.q)?.name.clone();
             return Err(Error::Structure { op: op.to_owned(), tensor, rule: "at least one gradient is written" });
         }

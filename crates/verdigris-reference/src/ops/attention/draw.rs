@@ -216,7 +216,9 @@ impl Draft {
             (made.dbias, scores),
             (made.dsinks, vec![1, h, 1, 1]),
         ];
-        for (uid, dims) in results {
+        let of_score = made.d_score_operands.into_iter().zip(operands.iter().flatten()).map(|(uid, value)| (uid, value.dims.clone()));
+        for (uid, dims) in results.into_iter().chain(of_score) {
+            // Of what the function reads, and of bias and sinks, some are not asked for.
             if let Some(uid) = uid {
                 self.result(uid, &dims, of_rows.unwrap_or(compute), &TYPES[..8])?;
             }
