@@ -710,14 +710,14 @@ impl Graph {
     }
 
     /// The gradients of `attention`: `(dq, dk, dv, dbias, dsinks)`, the last two with what they are of. `d_o` is the gradient of `o`. `score` and `score_operands`
-    /// are those of `attention`; what they read has no gradient.
+    /// are those of `attention`; with `score_gradients=True` those of the operands stand behind the others, in their order, of each that is of reals.
     #[pyo3(signature = (q, k, v, o, log_sum_exp, d_o, *, scale = None, causal = "none", left = None, right = None, soft_cap = None,
         bias = None, mask = None, slopes = None, sinks = None, q_lengths = None, kv_lengths = None, q_offsets = None, kv_offsets = None,
         longest_q = None, longest_kv = None, dropout = None, dropout_state = None, dropout_offset = None, block_map = None, mask_blocks = None,
-        score = None, score_operands = None, name = "attention_backward"))]
-    #[expect(clippy::type_complexity, reason = "what Python sees")]
-    fn attention_backward(
+        score = None, score_operands = None, score_gradients = false, name = "attention_backward"))]
+    fn attention_backward<'py>(
         &mut self,
+        py: Python<'py>,
         q: Uid,
         k: Uid,
         v: Uid,
@@ -746,8 +746,9 @@ impl Graph {
         mask_blocks: Option<Uid>,
         score: Option<Vec<Bound<'_, PyTuple>>>,
         score_operands: Option<Vec<Uid>>,
+        score_gradients: bool,
         name: &str,
-    ) -> PyResult<(Uid, Uid, Uid, Option<Uid>, Option<Uid>)> {
+    ) -> PyResult<Bound<'py, PyTuple>> {
         let spec = self.attention_spec(q, scale, causal, [left, right], [longest_q, longest_kv], [soft_cap, dropout])?;
         let [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, dropout_state, dropout_offset] =
             [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, dropout_state, dropout_offset].map(of);
@@ -757,7 +758,9 @@ impl Graph {
         let plain = AttentionBackward { dropout_state, dropout_offset, block_map, mask_blocks, score, score_operands, ..plain };
         let back = AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };
         let made = self.builder()?.attention_backward(name, back).map_err(refuse)?;
-        Ok((Uid(made.dq), Uid(made.dk), Uid(made.dv), made.dbias.map(Uid), made.dsinks.map(Uid)))
+        let of_op = [Some(made.dq), Some(made.dk), Some(made.dv), made.dbias, made.dsinks];
+        let of_score = made.d_score_operands.into_iter().flatten().filter(|_| score_gradients).map(Some);
+        PyTuple::new(py, of_op.into_iter().chain(of_score).map(|uid| uid.map(Uid)))
     }
 
     /// The elements of `x` in row-major order under other dims.

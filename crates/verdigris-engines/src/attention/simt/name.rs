@@ -36,13 +36,20 @@ pub(super) enum Name {
     Dv,
     Dbias,
     Dsinks,
+    DScore0,
+    DScore1,
+    DScore2,
+    DScore3,
 }
 
 impl Name {
     /// What a function of scores reads.
     pub(super) const SCORE_OPERANDS: [Name; 4] = [Name::Score0, Name::Score1, Name::Score2, Name::Score3];
 
-    const ALL: [Name; 30] = [
+    /// Their gradients.
+    pub(super) const D_SCORE: [Name; 4] = [Name::DScore0, Name::DScore1, Name::DScore2, Name::DScore3];
+
+    const ALL: [Name; 34] = [
         Name::Q,
         Name::K,
         Name::V,
@@ -73,6 +80,10 @@ impl Name {
         Name::Dv,
         Name::Dbias,
         Name::Dsinks,
+        Name::DScore0,
+        Name::DScore1,
+        Name::DScore2,
+        Name::DScore3,
     ];
 
     /// As the problem has it.
@@ -108,6 +119,10 @@ impl Name {
             Name::Dv => "dv",
             Name::Dbias => "dbias",
             Name::Dsinks => "dsinks",
+            Name::DScore0 => "d_score_0",
+            Name::DScore1 => "d_score_1",
+            Name::DScore2 => "d_score_2",
+            Name::DScore3 => "d_score_3",
         }
     }
 

@@ -2,7 +2,7 @@
 
 The functions are traced (`_flex_trace`), once for all calls that would trace alike (`_flex_guards`), and what their expressions say goes one of three ways: what the op of attention has options for is that op
 (`_flex_forms`), with what is left of biases and masks as one tensor beside it; other functions are steps of that op and of its gradient (`_flex_steps`), or scores are computed between two products
-(`_flex_composed`), as they are where a captured tensor has a gradient, or the log-sum-exp is returned to be trained.
+(`_flex_composed`), as they are where the log-sum-exp is returned to be trained.
 """
 
 import collections
@@ -355,7 +355,7 @@ class _Options:
 
 
 class _InSteps:
-    """The op with the function's steps: `words` has its window, `mask` is what is left of conditions, or None. What the function reads has no gradient there."""
+    """The op with the function's steps: `words` has its window, `mask` is what is left of conditions, or None."""
 
     __slots__ = ("function", "words", "mask", "is_trained")
 
@@ -448,8 +448,8 @@ def _options(trace, score, form, conditions, given_scale, tensors, dims, wants_t
     own_parts = forms.parts_of([*form.conditions, *hidden])
     by_steps = _as_steps(trace, score, kept, [part for part in own_parts if part in rest], tensors, dims, has_blocks)
     if by_steps is not None and is_trained:
-        is_wanted = wants_total or _wants_gradient(trace, [score])
-        by_steps = by_steps if not is_wanted and op_steps.has_gradient(by_steps, tensors) else None
+        is_taken = not wants_total and op_steps.has_gradient(by_steps, tensors, _wants_gradient(trace, [score]))
+        by_steps = by_steps if is_taken else None
     if by_steps is not None:
         # What the function hides by a window is one, so that tiles outside are not computed.
         windows = [part for part in own_parts if forms.band_of(trace, *part) is not None]
@@ -479,7 +479,7 @@ def _of_function(trace, value, conditions, scale, tensors, dims, wants_total):
     is_trained = torch.is_grad_enabled() and (any(x.requires_grad for x in tensors) or _wants_gradient(trace, [value]))
     if by_op is not None and not is_trained:
         return _in_steps(trace, by_op, conditions, scale, dims, False)
-    if by_op is not None and not wants_total and not _wants_gradient(trace, [value]) and op_steps.has_gradient(by_op, tensors):
+    if by_op is not None and not wants_total and op_steps.has_gradient(by_op, tensors, _wants_gradient(trace, [value])):
         return _in_steps(trace, by_op, conditions, scale, dims, True)
     return _Composed(composed.Steps(trace, value), by_op, _all_of(trace, conditions), scale, wide)
 

@@ -104,7 +104,7 @@ impl Algorithm for Gradient {
         let Problem::Attention(p) = problem else {
             return Err(Self::ID.refusal(Reason::Problem, format_args!("{}, taken is attention", problem.kind())));
         };
-        let AttentionPass::Backward { o, log_sum_exp, d_o, dq, dk, dv, dbias, dsinks } = &p.pass else {
+        let AttentionPass::Backward { o, log_sum_exp, d_o, dq, dk, dv, dbias, dsinks, .. } = &p.pass else {
             return Err(Self::ID.refusal(Reason::Direction, "attention itself, taken is the gradient"));
         };
         require_chip(arch)?;
