@@ -660,9 +660,9 @@ impl Graph {
         slopes = None, sinks = None, q_lengths = None, kv_lengths = None, q_offsets = None, kv_offsets = None, longest_q = None,
         longest_kv = None, page_table = None, dropout = None, dropout_state = None, dropout_offset = None, q_descale = None,
         k_descale = None, v_descale = None, block_map = None, mask_blocks = None, score = None, score_operands = None, max_scores = false, name = "attention"))]
-    fn attention<'py>(
+    fn attention(
         &mut self,
-        py: Python<'py>,
+        py: Python<'_>,
         q: Uid,
         k: Uid,
         v: Uid,
@@ -694,7 +694,7 @@ impl Graph {
         score_operands: Option<Vec<Uid>>,
         max_scores: bool,
         name: &str,
-    ) -> PyResult<Bound<'py, PyTuple>> {
+    ) -> PyResult<Py<PyTuple>> {
         let spec = self.attention_spec(q, scale, causal, [left, right], [longest_q, longest_kv], [soft_cap, dropout])?;
         let [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, dropout_state, dropout_offset] =
             [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, dropout_state, dropout_offset].map(of);
@@ -706,7 +706,7 @@ impl Graph {
         let attention = Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, ..plain };
         let made = self.builder()?.attention(name, attention).map_err(refuse)?;
         let results = [Some(made.o), Some(made.log_sum_exp), max_scores.then_some(made.max_scores)];
-        PyTuple::new(py, results.into_iter().flatten().map(Uid))
+        PyTuple::new(py, results.into_iter().flatten().map(Uid).collect::<Vec<_>>()).map(Bound::unbind)
     }
 
     /// The gradients of `attention`: `(dq, dk, dv, dbias, dsinks)`, the last two with what they are of. `d_o` is the gradient of `o`. `score` and `score_operands`
@@ -715,9 +715,9 @@ impl Graph {
         bias = None, mask = None, slopes = None, sinks = None, q_lengths = None, kv_lengths = None, q_offsets = None, kv_offsets = None,
         longest_q = None, longest_kv = None, dropout = None, dropout_state = None, dropout_offset = None, block_map = None, mask_blocks = None,
         score = None, score_operands = None, score_gradients = false, name = "attention_backward"))]
-    fn attention_backward<'py>(
+    fn attention_backward(
         &mut self,
-        py: Python<'py>,
+        py: Python<'_>,
         q: Uid,
         k: Uid,
         v: Uid,
@@ -748,7 +748,7 @@ impl Graph {
         score_operands: Option<Vec<Uid>>,
         score_gradients: bool,
         name: &str,
-    ) -> PyResult<Bound<'py, PyTuple>> {
+    ) -> PyResult<Py<PyTuple>> {
         let spec = self.attention_spec(q, scale, causal, [left, right], [longest_q, longest_kv], [soft_cap, dropout])?;
         let [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, dropout_state, dropout_offset] =
             [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, dropout_state, dropout_offset].map(of);
@@ -760,7 +760,7 @@ impl Graph {
         let made = self.builder()?.attention_backward(name, back).map_err(refuse)?;
         let of_op = [Some(made.dq), Some(made.dk), Some(made.dv), made.dbias, made.dsinks];
         let of_score = made.d_score_operands.into_iter().flatten().filter(|_| score_gradients).map(Some);
-        PyTuple::new(py, of_op.into_iter().chain(of_score).map(|uid| uid.map(Uid)))
+        PyTuple::new(py, of_op.into_iter().chain(of_score).map(|uid| uid.map(Uid)).collect::<Vec<_>>()).map(Bound::unbind)
     }
 
     /// The elements of `x` in row-major order under other dims.

@@ -14,7 +14,8 @@ use std::collections::BTreeMap;
 use verdigris_graph::{
     Attention, AttentionBackward, AttentionSpec, BatchNorm, BatchNormBackward, BinaryOp, Border, Causal, Conv, ConvDirection, ConvMode,
     CrossEntropySpec, Error, Filter, Graph, GraphBuilder, HostScalar, LossReduction, Matmul, NormKind, NormSpec, Normalize, Op,
-    OperandScale, Pointwise, PoolMode, PoolWindows, Precision, Real, ReductionOp, Sampling, TernaryOp, Uid, UnaryOp,
+    OperandScale, Pointwise, PoolMode, PoolWindows, Precision, Real, ReductionOp, Sampling, ScoreFunction, ScorePlace, ScoreStep,
+    TernaryOp, Uid, UnaryOp,
 };
 use verdigris_reference::data::{Distribution, Random, graph_inputs};
 use verdigris_reference::fuzz;
