@@ -298,22 +298,24 @@ impl<'a, 's, T: Real + Float> Scores<'a, 's, T> {
         first..right.map_or(s_kv, |right| clamp(diagonal + i64::from(right) + 1)).max(first)
     }
 
+    /// The scaled product of a query and a key.
+    fn product(&self, at: [usize; 3], j: usize) -> f64 {
+        let row = self.key(at, j);
+        let product = dot(self.query(self.q.data(), at, self.d), &self.k.data()[row * self.d..(row + 1) * self.d]);
+        self.scale * self.descale(0, at) * self.descale(1, at) * product
+    }
+
     /// The scores of a query and, where there is a cap or a function, its slope at each; −∞ for keys in the range that are masked.
     fn scores(&self, at: [usize; 3], scores: &mut Vec<f64>, slopes: &mut Vec<f64>) -> Range<usize> {
         let range = self.range(at);
         scores.clear();
         slopes.clear();
-        let q = self.query(self.q.data(), at, self.d);
         let [s_q, s_kv] = self.lengths[at[0]];
-        let scale = self.scale * self.descale(0, at) * self.descale(1, at);
         let is_hidden = |j: usize| {
             let is_masked = self.mask.as_ref().is_some_and(|mask| mask.at(at, j) == 0.0);
             is_masked || self.blocks.as_ref().is_some_and(|blocks| !blocks.holds(at, j))
         };
-        let product = |j: usize| {
-            let row = self.key(at, j);
-            scale * dot(q, &self.k.data()[row * self.d..(row + 1) * self.d])
-        };
+        let product = |j: usize| self.product(at, j);
         let has_slopes = self.spec.soft_cap.is_some() || self.score.is_some();
         // Of all keys of the range at once, those that are hidden too: so that each function is called once.
         let made = self.score.as_ref().map(|score| of_function(score, at, range.clone(), &product));
@@ -382,6 +384,26 @@ fn of_function<T: Real + Float>(
     range: Range<usize>,
     product: &dyn Fn(usize) -> f64,
 ) -> [Vec<T>; 2] {
+    let mut values = values_of(function, operands, at, range, product);
+    let slopes = values.pop().unwrap_or_default();
+    // Without a slope the score is the last one.
+    let scores = if *score < values.len() { values.swap_remove(*score) } else { slopes.clone() };
+    [scores, slopes]
+}
+
+/// The entry of a table that a place says.
+fn entry<T: Real + Float>(place: &T, last_extent: usize) -> usize {
+    Real::to_f64(*place).round_ties_even().clamp(0.0, (last_extent - 1) as f64) as usize
+}
+
+/// The values of steps that read these operands, at a query and a range of keys.
+fn values_of<T: Real + Float>(
+    function: &ScoreFunction,
+    operands: &[Spread<'_, '_, T>],
+    at: [usize; 3],
+    range: Range<usize>,
+    product: &dyn Fn(usize) -> f64,
+) -> Vec<Vec<T>> {
     let mut values: Vec<Vec<T>> = Vec::with_capacity(function.steps.len());
     for step in &function.steps {
         let of = |x: u32| &values[x as usize][..];
@@ -397,8 +419,7 @@ fn of_function<T: Real + Float>(
             ScoreStep::Operand(number) => each(&|j| operands[number as usize].at(at, j)),
             ScoreStep::Gather { operand, x } => {
                 let (table, places) = (&operands[operand as usize], of(x));
-                let near = |x: &T| Real::to_f64(*x).round_ties_even().clamp(0.0, (table.last_extent - 1) as f64) as usize;
-                places.iter().map(|x| T::from_f64(table.at(at, near(x)))).collect()
+                places.iter().map(|x| T::from_f64(table.at(at, entry(x, table.last_extent)))).collect()
             }
             ScoreStep::Place(ScorePlace::Key) => each(&|j| j as f64),
             ScoreStep::Place(place) => each(&|_| at[place as usize] as f64),
@@ -409,10 +430,7 @@ fn of_function<T: Real + Float>(
         };
         values.push(next);
     }
-    let slopes = values.pop().unwrap_or_default();
-    // Without a slope the score is the last one.
-    let scores = if *score < values.len() { values.swap_remove(*score) } else { slopes.clone() };
-    [scores, slopes]
+    values
 }
 
 /// The outputs by uid; those that nobody reads are not there.
@@ -437,16 +455,21 @@ fn forward<T: Real + Float>(op: &Attention, context: &Context<'_>, mut results: 
     let of = Scores::<T>::new(op, context, context.scratch);
     let rows = of.rows[0] * of.h * of.rows[1];
     let (mut o, mut totals) = (made::<T>(rows * of.d_v), made::<T>(rows));
-    o.par_chunks_exact_mut(of.d_v).zip(&mut totals).enumerate().for_each_init(
+    // Before a row says otherwise, nothing counts.
+    let mut most = vec![T::from_f64(f64::NEG_INFINITY); rows];
+    o.par_chunks_exact_mut(of.d_v).zip(&mut totals).zip(&mut most).enumerate().for_each_init(
         || (Vec::new(), Vec::new()),
-        |(scores, slopes), (row, (o, total))| {
+        |(scores, slopes), (row, ((o, total), most))| {
             let Some(at) = of.place(row) else {
                 *total = T::from_f64(f64::NEG_INFINITY);
                 return;
             };
             let range = of.scores(at, scores, slopes);
+            let larger = |a: f64, b: f64| if b > a || b.is_nan() { b } else { a };
+            let own = scores.iter().copied().fold(f64::NEG_INFINITY, larger);
+            *most = T::from_f64(own);
+            let greatest = of.sink(at).into_iter().fold(own, larger);
             let all = scores.iter().copied().chain(of.sink(at));
-            let greatest = all.clone().fold(f64::NEG_INFINITY, |a, b| if b > a || b.is_nan() { b } else { a });
             if greatest == f64::NEG_INFINITY {
                 *total = T::from_f64(f64::NEG_INFINITY);
                 return;
@@ -463,6 +486,7 @@ fn forward<T: Real + Float>(op: &Attention, context: &Context<'_>, mut results: 
     );
     store(results.take(op.o), &o);
     store(results.take(op.log_sum_exp), &totals);
+    store(results.take(op.max_scores), &most);
 }
 
 /// What a query gives to gradients: of each key in its range, `p` as dropout leaves it, `ds` and `dt`.
@@ -549,16 +573,48 @@ impl<T: Real + Float> Gradients<'_, '_, T> {
         [dq, dk, dv]
     }
 
-    /// The gradient of the bias, of these dims: a row of it by one thread.
+    /// The gradient of the bias, of these dims.
     fn dbias(&self, layout: &Layout) -> Vec<T> {
+        self.over_pairs(layout, |_, keys, weights, sums| {
+            for (j, &ds) in keys.zip(&weights.ds) {
+                sums[if sums.len() == self.of.s_kv { j } else { 0 }] += ds;
+            }
+        })
+    }
+
+    /// The gradient of what the function reads by this number, of these dims; `sloped` has its slope with respect to that.
+    fn d_operand(&self, layout: &Layout, number: u32, sloped: &ScoreFunction) -> Vec<T> {
+        let of = &self.of;
+        let place = sloped.steps.iter().find_map(|step| match *step {
+            ScoreStep::Gather { operand, x } if operand == number => Some(x as usize),
+            _ => None,
+        });
+        let operands = of.score.as_ref().map_or(&[][..], |score| &score.operands);
+        self.over_pairs(layout, |at, keys, weights, sums| {
+            let values = values_of(sloped, operands, at, keys.clone(), &|j| of.product(at, j));
+            let slopes = values.last().map_or(&[][..], |slopes| &slopes[..]);
+            let extent = sums.len();
+            for (n, j) in keys.enumerate().filter(|&(n, _)| weights.scores[n] != f64::NEG_INFINITY) {
+                let to = match place {
+                    Some(x) => entry(&values[x][n], extent),
+                    None if extent == of.s_kv => j,
+                    None => 0,
+                };
+                sums[to] += weights.ds[n] * Real::to_f64(slopes[n]);
+            }
+        })
+    }
+
+    /// What pairs give to a tensor of these dims that is read by them: a row of it by one thread. `add` adds what a query and its keys, with their weights, give to a row.
+    fn over_pairs(&self, layout: &Layout, add: impl Fn([usize; 3], Range<usize>, &Weights, &mut [f64]) + Sync) -> Vec<T> {
         let of = &self.of;
         let dims: [usize; 4] = {
             let lead = 4 - layout.rank();
             std::array::from_fn(|i| i.checked_sub(lead).map_or(1, |own| layout.dims()[own] as usize))
         };
         let extents = [of.lengths.len(), of.h, of.s_q];
-        let mut dbias = made::<T>(dims.iter().product());
-        dbias.par_chunks_mut(dims[3].max(1)).enumerate().for_each_init(Weights::default, |weights, (row, to)| {
+        let mut made = made::<T>(dims.iter().product());
+        made.par_chunks_mut(dims[3].max(1)).enumerate().for_each_init(Weights::default, |weights, (row, to)| {
             let own = [row / (dims[1] * dims[2]), row / dims[2] % dims[1], row % dims[2]];
             // Where the bias was repeated, all; elsewhere its own.
             let range = |axis: usize| if dims[axis] == extents[axis] { own[axis]..own[axis] + 1 } else { 0..extents[axis] };
@@ -567,15 +623,15 @@ impl<T: Real + Float> Gradients<'_, '_, T> {
                 for h in range(1) {
                     for i in range(2) {
                         let keys = self.weigh([b, h, i], weights);
-                        for (j, &ds) in keys.zip(&weights.ds) {
-                            sums[if dims[3] == of.s_kv { j } else { 0 }] += ds;
+                        if !keys.is_empty() {
+                            add([b, h, i], keys, weights, &mut sums);
                         }
                     }
                 }
             }
             to.iter_mut().zip(sums).for_each(|(to, sum)| *to = T::from_f64(sum));
         });
-        dbias
+        made
     }
 
     fn dsinks(&self) -> Vec<T> {
@@ -621,6 +677,14 @@ fn backward<T: Real + Float>(op: &AttentionBackward, context: &Context<'_>, mut 
     }
     if let Some(dsinks) = results.take(op.dsinks) {
         store(Some(dsinks), &gradients.dsinks());
+    }
+    for (number, uid) in (0..).zip(&op.d_score_operands) {
+        // A graph is checked before it is run: there is such a slope.
+        let sloped = op.score.as_ref().and_then(|score| score.operand_slope("attention", number).ok());
+        if let (Some(to), Some(sloped)) = (results.take(*uid), sloped) {
+            let numbers = gradients.d_operand(&to.layout, number, &sloped);
+            store(Some(to), &numbers);
+        }
     }
 }
 

@@ -20,7 +20,7 @@
 //!   on which the loss does not depend.
 //! - **What cannot be said** with the ops that there are is refused ([`Error::Gradient`]): gradients of dequantization factors and of
 //!   fp8 operands that have them, of host scalars, and second derivatives of max pooling, of cross-entropy, of normalization, of attention
-//!   and of curved activations; gradients of the slopes of attention, of what its score function reads, and through its log-sum-exp.
+//!   and of curved activations; gradients of the slopes of attention, and through its log-sum-exp and greatest scores.
 
 use std::collections::{HashMap, HashSet};
 

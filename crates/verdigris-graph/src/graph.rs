@@ -631,8 +631,11 @@ impl GraphBuilder {
                 Op::BatchNorm(norm) => vec![&mut norm.mean, &mut norm.inv],
                 Op::BatchNormBackward(back) => vec![&mut back.dx, &mut back.dscale, &mut back.dbias, &mut back.dadd],
                 Op::BatchNormStatistics(statistics) => vec![&mut statistics.m2],
-                Op::Attention(attention) => vec![&mut attention.log_sum_exp],
-                Op::AttentionBackward(back) => vec![&mut back.dq, &mut back.dk, &mut back.dv, &mut back.dbias, &mut back.dsinks],
+                Op::Attention(attention) => vec![&mut attention.log_sum_exp, &mut attention.max_scores],
+                Op::AttentionBackward(back) => {
+                    let of_op = [&mut back.dq, &mut back.dk, &mut back.dv, &mut back.dbias, &mut back.dsinks];
+                    of_op.into_iter().chain(&mut back.d_score_operands).collect()
+                }
                 _ => continue,
             };
             for output in optional {
@@ -643,6 +646,11 @@ impl GraphBuilder {
                     tensors.remove(place);
                     *output = None;
                 }
+            }
+            if let Op::AttentionBackward(back) = &mut node.op
+                && back.d_score_operands.iter().all(Option::is_none)
+            {
+                back.d_score_operands.clear();
             }
         }
     }

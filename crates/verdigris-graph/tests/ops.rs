@@ -254,6 +254,7 @@ fn everything() -> Result<Graph, Error> {
     let attended = g.attention("attention", attention)?;
     g.store(attended.o, "attended", DType::Bf16)?;
     g.store(attended.log_sum_exp, "log sum exp", DType::F32)?;
+    g.store(attended.max_scores, "max scores", DType::F32)?;
     // A function of the score comes in place of a soft cap.
     let mut score = ScoreFunction::default();
     let t = score.push(ScoreStep::Given);
@@ -262,8 +263,13 @@ fn everything() -> Result<Graph, Error> {
     let sum = score.push(ScoreStep::Binary { f: BinaryOp::Add, x: t, z: key });
     let chosen = score.push(ScoreStep::Ternary { f: TernaryOp::Select, x: sum, z: hidden, t: read });
     let bent = score.push(ScoreStep::Unary { f: UnaryOp::LeakyRelu { slope: Real(0.5) }, x: chosen });
-    score.push(ScoreStep::Round { dtype: DType::F16, x: bent });
-    let score_operands = vec![g.tensor("score operand", DType::U8, rows(&[2, 1, 1, 7]))];
+    let of_head = score.push(ScoreStep::Operand(1));
+    let gated = score.push(ScoreStep::Binary { f: BinaryOp::Mul, x: bent, z: of_head });
+    score.push(ScoreStep::Round { dtype: DType::F16, x: gated });
+    let score_operands = vec![
+        g.tensor("score operand", DType::U8, rows(&[2, 1, 1, 7])),
+        g.tensor("score operand of a head", DType::F32, rows(&[1, 4, 1, 1])),
+    ];
     let plain =
         Attention { dropout_state: seed, dropout_offset: offset, ..Attention::new(AttentionSpec { soft_cap: None, ..spec }, q, k, v) };
     let made = Attention { q_offsets, kv_offsets, score: Some(score.clone()), score_operands: score_operands.clone(), ..plain };
@@ -274,6 +280,9 @@ fn everything() -> Result<Graph, Error> {
     let back = AttentionBackward { q_offsets, kv_offsets, score: Some(score), score_operands, ..plain };
     let back = g.attention_backward("attention back by a function", back)?;
     g.store(back.dq, "dq of attention by a function", DType::F32)?;
+    // Of what is no real there is none.
+    let [None, Some(of_head), None, None] = back.d_score_operands else { panic!("{back:?}") };
+    g.store(of_head, "d score operand of attention by a function", DType::F32)?;
     let plain = AttentionBackward::new(spec, [q, k, v], attended.o, attended.log_sum_exp, attended.o);
     let plain = AttentionBackward { dropout_state: seed, dropout_offset: offset, ..plain };
     let back = AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };
@@ -461,7 +470,7 @@ fn uids_are_visited_in_one_order() -> TestResult {
 fn collect_uids(value: &serde_json::Value, uids: &mut BTreeSet<i64>) {
     const FIELDS: &str = "a b c d x y z t w index samples dy dx logits labels loss dloss lse dlogits bound xs residual scale bias sum mean inv dsum dscale dbias \
                           add running_mean running_var rows lengths next_mean next_var dadd m2 q k v mask slopes sinks q_lengths kv_lengths q_offsets kv_offsets \
-                          page_table dropout_state dropout_offset q_descale k_descale v_descale block_map mask_blocks o log_sum_exp d_o dq dk dv dsinks state offset";
+                          page_table dropout_state dropout_offset q_descale k_descale v_descale block_map mask_blocks o log_sum_exp max_scores d_o dq dk dv dsinks state offset";
     match value {
         serde_json::Value::Object(map) => {
             for (key, entry) in map {
@@ -471,8 +480,8 @@ fn collect_uids(value: &serde_json::Value, uids: &mut BTreeSet<i64>) {
                     }
                     // Positions of steps.
                     _ if key == "score" => {}
-                    serde_json::Value::Array(list) if matches!(key.as_str(), "xs" | "score_operands") => {
-                        uids.extend(list.iter().map(|uid| uid.as_i64().unwrap()))
+                    serde_json::Value::Array(list) if matches!(key.as_str(), "xs" | "score_operands" | "d_score_operands") => {
+                        uids.extend(list.iter().filter_map(|uid| uid.as_i64()))
                     }
                     other => collect_uids(other, uids),
                 }

@@ -1,7 +1,7 @@
 //! Attention with a function of the score: the op's rules, its problem, and its text.
 
 use verdigris_graph::pattern::partition;
-use verdigris_graph::problem::{AttentionProblem, Problem};
+use verdigris_graph::problem::{AttentionPass, AttentionProblem, Problem};
 use verdigris_graph::{
     Attention, AttentionSpec, BinaryOp, ChainStep, Error, Graph, GraphBuilder, HostScalar, Key, Op, Real, ScoreFunction, ScorePlace,
     ScoreStep, TensorDesc, TernaryOp, UnaryOp, json, validate,
@@ -207,16 +207,45 @@ fn the_gradient_has_the_function_and_what_it_reads() -> TestResult {
     Ok(())
 }
 
+/// Of what is read alone, and of a table, whose entries are its last dim.
+#[test]
+fn what_the_function_reads_has_a_gradient() -> TestResult {
+    let mut score = ScoreFunction::default();
+    let (t, gate, key) = (score.push(ScoreStep::Given), score.push(ScoreStep::Operand(0)), score.push(ScoreStep::Place(ScorePlace::Key)));
+    let entry = score.push(ScoreStep::Gather { operand: 1, x: key });
+    let gated = score.push(ScoreStep::Binary { f: BinaryOp::Mul, x: t, z: gate });
+    score.push(ScoreStep::Binary { f: BinaryOp::Sub, x: gated, z: entry });
+    let slope = |number| score.operand_slope("attention", number).map(|sloped| sloped.steps[score.steps.len()..].to_vec());
+    // By the gate the product, by the entry −1.
+    assert_eq!(slope(0)?, [ScoreStep::Unary { f: UnaryOp::Identity, x: t }]);
+    assert_eq!(slope(1)?, [ScoreStep::Number(Real(-1.0))]);
+    let graph = differentiated(score, &[&[5, 1], &[1, 7]], "operand")?;
+    let Op::AttentionBackward(back) = &graph.nodes[1].op else { panic!("{graph:?}") };
+    assert_eq!((back.dq, back.d_score_operands.len(), back.d_score_operands[0].is_some()), (None, 2, true));
+    assert_eq!(json::graph_from_json(&json::graph_to_json(&graph))?, graph);
+    let Problem::Attention(mut problem) = partition(&graph)?.parts.remove(1).problem else { panic!("attention") };
+    let gradient = problem.operand("d_score_0").expect("written").clone();
+    assert_eq!(problem.dims("d_score_0", &gradient), [1, 1, 5, 1]);
+    let as_problem = Problem::Attention(problem.clone());
+    assert_eq!(as_problem.to_string().parse::<Problem>().and_then(Problem::canonical).as_ref(), Ok(&as_problem), "{as_problem}");
+    let Problem::Attention(AttentionProblem { pass: AttentionPass::Backward { d_score, .. }, .. }) = &as_problem else {
+        panic!("backward")
+    };
+    assert_eq!(d_score.len(), 1);
+    // Of more than the function reads there is none.
+    let AttentionPass::Backward { d_score, .. } = &mut problem.pass else { panic!("backward") };
+    d_score.resize(3, Some(gradient));
+    let error = problem.canonical().expect_err("three of two").to_string();
+    assert!(error.contains("there is a gradient of what is read"), "{error}");
+    Ok(())
+}
+
 #[test]
 fn what_has_no_gradient_is_refused_by_name() {
     let refused = |score: ScoreFunction, operands: &[&[u64]], wanted: &str, part: &str| {
         let text = differentiated(score, operands, wanted).expect_err(part).to_string();
         assert!(text.contains(part), "{text}\nlacks {part}");
     };
-    let mut read = ScoreFunction::default();
-    let (t, gate) = (read.push(ScoreStep::Given), read.push(ScoreStep::Operand(0)));
-    read.push(ScoreStep::Binary { f: BinaryOp::Mul, x: t, z: gate });
-    refused(read, &[&[5, 1]], "operand", "tensor `operand`: no gradient; what a score function reads is no variable of attention");
     let mut curved = ScoreFunction::default();
     let (t, one) = (curved.push(ScoreStep::Given), curved.push(ScoreStep::Number(Real(1.0))));
     curved.push(ScoreStep::Binary { f: BinaryOp::Backward(UnaryOp::Tanh), x: one, z: t });

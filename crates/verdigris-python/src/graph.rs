@@ -3,9 +3,9 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use verdigris_graph::{
-    Attended, Attention, AttentionBackward, AttentionSpec, BatchNorm, BatchNormBackward, BatchNormed, BinaryOp, CrossEntropyBackward,
-    GraphBuilder, HostScalar, Matmul, NormGradients, Normalize, NormalizeBackward, PoolBackward, PoolWindows, Precision, Real, Sampling,
-    ScoreFunction, ScoreStep, TensorDesc, TernaryOp,
+    Attention, AttentionBackward, AttentionSpec, BatchNorm, BatchNormBackward, BatchNormed, BinaryOp, CrossEntropyBackward, GraphBuilder,
+    HostScalar, Matmul, NormGradients, Normalize, NormalizeBackward, PoolBackward, PoolWindows, Precision, Real, Sampling, ScoreFunction,
+    ScoreStep, TensorDesc, TernaryOp,
 };
 use verdigris_tensor::DType;
 
@@ -658,7 +658,7 @@ impl Graph {
     }
 
     /// Attention: `softmax(scale * q @ k.T) @ v` of `q` `[b, h, s_q, d]`, `k` `[b, h_kv, s_kv, d]` and `v` `[b, h_kv, s_kv, d_v]`, and the log-sum-exp of
-    /// each query: `(o, log_sum_exp)`. `scale` is a number or a host scalar, `1 / sqrt(d)` where it is left out. `left` and `right` count the keys that are
+    /// each query: `(o, log_sum_exp)`, with `max_scores=True` a third one, the greatest score of each query, −∞ where no key is attended. `scale` is a number or a host scalar, `1 / sqrt(d)` where it is left out. `left` and `right` count the keys that are
     /// attended on either side of the diagonal. With `q_offsets` and `kv_offsets`, i32 `[b + 1, 1, 1, 1]`, sequences of at most `longest_q` queries and
     /// `longest_kv` keys lie behind each other in `q` `[1, h, rows, d]`, and so do keys and values. With a `page_table`, i32 `[b, entries, 1, 1]`, `k` is
     /// `[pages, h_kv, page_size, d]` and `v` likewise: entries are the pages that hold a sequence's keys, of which `kv_lengths` say how many there are;
@@ -673,9 +673,10 @@ impl Graph {
     #[pyo3(signature = (q, k, v, *, scale = None, causal = "none", left = None, right = None, soft_cap = None, bias = None, mask = None,
         slopes = None, sinks = None, q_lengths = None, kv_lengths = None, q_offsets = None, kv_offsets = None, longest_q = None,
         longest_kv = None, page_table = None, dropout = None, dropout_state = None, dropout_offset = None, q_descale = None,
-        k_descale = None, v_descale = None, block_map = None, mask_blocks = None, score = None, score_operands = None, name = "attention"))]
+        k_descale = None, v_descale = None, block_map = None, mask_blocks = None, score = None, score_operands = None, max_scores = false, name = "attention"))]
     fn attention(
         &mut self,
+        py: Python<'_>,
         q: Uid,
         k: Uid,
         v: Uid,
@@ -705,8 +706,9 @@ impl Graph {
         mask_blocks: Option<Uid>,
         score: Option<Vec<Bound<'_, PyTuple>>>,
         score_operands: Option<Vec<Uid>>,
+        max_scores: bool,
         name: &str,
-    ) -> PyResult<(Uid, Uid)> {
+    ) -> PyResult<Py<PyTuple>> {
         let spec = self.attention_spec(q, scale, causal, [left, right], [longest_q, longest_kv], [soft_cap, dropout])?;
         let [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, dropout_state, dropout_offset] =
             [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, dropout_state, dropout_offset].map(of);
@@ -716,19 +718,20 @@ impl Graph {
         let (score, score_operands) = score_function(score, score_operands)?;
         let plain = Attention { score, score_operands, ..plain };
         let attention = Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, page_table, ..plain };
-        let Attended { o, log_sum_exp } = self.builder()?.attention(name, attention).map_err(refuse)?;
-        Ok((Uid(o), Uid(log_sum_exp)))
+        let made = self.builder()?.attention(name, attention).map_err(refuse)?;
+        let results = [Some(made.o), Some(made.log_sum_exp), max_scores.then_some(made.max_scores)];
+        PyTuple::new(py, results.into_iter().flatten().map(Uid).collect::<Vec<_>>()).map(Bound::unbind)
     }
 
     /// The gradients of `attention`: `(dq, dk, dv, dbias, dsinks)`, the last two with what they are of. `d_o` is the gradient of `o`. `score` and `score_operands`
-    /// are those of `attention`; what they read has no gradient.
+    /// are those of `attention`; with `score_gradients=True` those of the operands stand behind the others, in their order, of each that is of reals.
     #[pyo3(signature = (q, k, v, o, log_sum_exp, d_o, *, scale = None, causal = "none", left = None, right = None, soft_cap = None,
         bias = None, mask = None, slopes = None, sinks = None, q_lengths = None, kv_lengths = None, q_offsets = None, kv_offsets = None,
         longest_q = None, longest_kv = None, dropout = None, dropout_state = None, dropout_offset = None, block_map = None, mask_blocks = None,
-        score = None, score_operands = None, name = "attention_backward"))]
-    #[expect(clippy::type_complexity, reason = "what Python sees")]
+        score = None, score_operands = None, score_gradients = false, name = "attention_backward"))]
     fn attention_backward(
         &mut self,
+        py: Python<'_>,
         q: Uid,
         k: Uid,
         v: Uid,
@@ -757,8 +760,9 @@ impl Graph {
         mask_blocks: Option<Uid>,
         score: Option<Vec<Bound<'_, PyTuple>>>,
         score_operands: Option<Vec<Uid>>,
+        score_gradients: bool,
         name: &str,
-    ) -> PyResult<(Uid, Uid, Uid, Option<Uid>, Option<Uid>)> {
+    ) -> PyResult<Py<PyTuple>> {
         let spec = self.attention_spec(q, scale, causal, [left, right], [longest_q, longest_kv], [soft_cap, dropout])?;
         let [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, dropout_state, dropout_offset] =
             [bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, dropout_state, dropout_offset].map(of);
@@ -768,7 +772,9 @@ impl Graph {
         let plain = AttentionBackward { dropout_state, dropout_offset, block_map, mask_blocks, score, score_operands, ..plain };
         let back = AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };
         let made = self.builder()?.attention_backward(name, back).map_err(refuse)?;
-        Ok((Uid(made.dq), Uid(made.dk), Uid(made.dv), made.dbias.map(Uid), made.dsinks.map(Uid)))
+        let of_op = [Some(made.dq), Some(made.dk), Some(made.dv), made.dbias, made.dsinks];
+        let of_score = made.d_score_operands.into_iter().flatten().filter(|_| score_gradients).map(Some);
+        PyTuple::new(py, of_op.into_iter().chain(of_score).map(|uid| uid.map(Uid)).collect::<Vec<_>>()).map(Bound::unbind)
     }
 
     /// The elements of `x` in row-major order under other dims.

@@ -148,13 +148,13 @@ pub(super) fn blocks_of_tile(p: &AttentionProblem, rows: u32, block: u32, tile: 
     ((until + block - 1) / block - from / block).max(1) as u64
 }
 
-/// What kernels ask of sinks, lengths and the log-sum-exp that they read and write.
+/// What kernels ask of sinks and lengths that they read, and of the numbers of each query (their names, and where they lie) that they read or write.
 ///
 /// # Errors
 /// A refusal that names the first requirement not met.
-pub(super) fn require(id: EngineId, p: &AttentionProblem, log_sum_exp: &Option<View>) -> Result<(), Refusal> {
-    if let Some(view) = log_sum_exp {
-        id.require(view.dtype == DType::F32, Reason::DType, format_args!("log_sum_exp of {}, taken is f32", view.dtype))?;
+pub(super) fn require(id: EngineId, p: &AttentionProblem, of_queries: &[(&str, Option<&View>)]) -> Result<(), Refusal> {
+    for (name, view) in of_queries.iter().filter_map(|(name, view)| Some((name, (*view)?))) {
+        id.require(view.dtype == DType::F32, Reason::DType, format_args!("{name} of {}, taken is f32", view.dtype))?;
     }
     if let Some(sinks) = &p.sinks {
         let is_taken = sinks.dtype == DType::F32 || sinks.dtype == p.q.dtype;

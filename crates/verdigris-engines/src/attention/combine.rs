@@ -7,10 +7,11 @@ use verdigris_kir::face::{Header, Kernel, SharedPiece, Val, build};
 use verdigris_kir::inst::Cache;
 use verdigris_kir::ir::Target;
 use verdigris_kir::params::{Divide, Read, Write};
-use verdigris_kir::program::KernelRef;
+use verdigris_kir::program::{Address, KernelRef, Program};
 use verdigris_kir::tile::reduce;
 
 use super::half::Half;
+use super::of_queries::OfQueriesArgs;
 use super::ragged::{OfKeys, OffsetsArgs, OffsetsIfAnyArgs, Sequence};
 use crate::cost::{Stream, Traffic};
 
@@ -48,12 +49,13 @@ verdigris_kir::parameters! {
         /// f32, `[batch][head][query][part]`: rows of `elements` elements, and their log-sum-exp.
         pub(super) partial: Read = 16,
         pub(super) partial_log_sum_exp: Read = 4,
+        /// Their greatest scores, where these are asked for.
+        pub(super) partial_max_scores: Read = 4,
         pub(super) o: Write = 4,
-        pub(super) log_sum_exp: Write = 4,
-        pub(super) has_log_sum_exp: u32,
         /// Bytes from one batch, head and query to the next.
         pub(super) o_strides: [u64; 3],
-        pub(super) log_sum_exp_strides: [u64; 3],
+        pub(super) log_sum_exp: OfQueriesArgs = (),
+        pub(super) max_scores: OfQueriesArgs = (),
         pub(super) parts: u32,
         /// A multiple of 4.
         pub(super) elements: u32,
@@ -63,6 +65,17 @@ verdigris_kir::parameters! {
         pub(super) offsets: Option<OffsetsArgs> = (*of == Parts::Decode { ragged: true }).then_some(OfKeys::Paged),
         pub(super) offsets_if_any: Option<OffsetsIfAnyArgs> = (*of == Parts::Mma).then_some(()),
     }
+}
+
+/// Scratch for what parts have of so many rows: results of so many elements, log-sum-exp and, where they are asked for, greatest scores. What there is none of lies at `o`.
+pub(super) fn add_parts(program: &mut Program, o: Address, [parts, elements]: [u32; 2], rows: u64, has_max_scores: bool) -> [Address; 3] {
+    let of_parts = rows * u64::from(parts);
+    let all = [
+        ("results of parts", u64::from(elements) * 4, true),
+        ("log-sum-exp of parts", 4, true),
+        ("greatest scores of parts", 4, has_max_scores),
+    ];
+    all.map(|(name, bytes, is_there)| if is_there && parts > 1 { program.add_scratch(name, of_parts * bytes) } else { o })
 }
 
 /// What the launch costs that adds up so many parts of each row: the bytes that parts leave and it reads, and what the CTA of a row does whatever it reads.
@@ -179,8 +192,8 @@ fn combine_row<'k>(
     }
     k.bar_sync();
 
-    let at =
-        |[of_batch, of_head, of_query]: [Val<'k, u64>; 3]| batch.widen() * of_batch + head.widen() * of_head + query.widen() * of_query;
+    let [of_batch, of_head, of_query] = params.o_strides;
+    let o = params.o.moved(batch.widen() * of_batch + head.widen() * of_head + query.widen() * of_query);
     let inverse = total.rcp();
     // A thread has a pair of columns at a time.
     for first in (0..blocks * COLUMNS).step_by(2 * 32 * WARPS as usize) {
@@ -191,10 +204,16 @@ fn combine_row<'k>(
             let whole =
                 of_warps.reduce(|so_far, of_warp| so_far.into_iter().zip(of_warp).map(|(a, b)| a + b).collect()).unwrap_or_default();
             let [low, high] = [0, 1].map(|i: usize| k.select(gives, whole[i] * inverse, 0.0));
-            k.st_global(params.o.moved(at(params.o_strides)).at(pair, 2), 0, k.pack::<u32>(ty.packed(), low, high));
+            k.st_global(o.at(pair, 2), 0, k.pack::<u32>(ty.packed(), low, high));
         });
     }
-    k.when(k.thread().eq(0) & params.has_log_sum_exp.ne(0), || {
-        k.st_global(params.log_sum_exp.moved(at(params.log_sum_exp_strides)).address(), 0, shift + total.log2() * LN_2);
+    let place = [batch, head, query];
+    params.log_sum_exp.store(k, k.thread().eq(0), place, shift + total.log2() * LN_2);
+    k.when(warp.eq(0) & params.max_scores.is_asked.ne(0), || {
+        let of_parts = params.partial_max_scores.moved(first * 4u64);
+        let greatest = k.var_named("greatest score", f32::NEG_INFINITY);
+        k.range_step(lane, parts, 32, |part| greatest.set(greatest.max(k.ld_global::<f32>(of_parts.at(part, 4), 0))));
+        let greatest = reduce::warp(k, greatest, |a, b| a.max(b));
+        params.max_scores.store(k, lane.eq(0), place, greatest);
     });
 }

@@ -138,6 +138,26 @@ pub(super) fn sloped_sample() -> (Vec<Step<Source>>, u32) {
     (steps, 12)
 }
 
+/// Of functions whose slope with respect to what they read is 1, as [`sample`]: `t + table[head, query − key + number]`, of which step 5 is the place, and the step that is
+/// the score; and `t + read[query]`.
+pub(super) fn read_samples() -> [(Vec<Step<Source>>, u32); 2] {
+    let table = Source::Table { number: 0, dtype: DType::F32, is_apart: false };
+    let by_table = vec![
+        Step::Given,
+        Step::Load(Source::Place(2)),
+        Step::Load(Source::Place(3)),
+        Step::Binary(BinaryOp::Sub, [1, 2]),
+        Step::Scalar,
+        Step::Binary(BinaryOp::Add, [3, 4]),
+        Step::Gather(table, 5),
+        Step::Binary(BinaryOp::Add, [0, 6]),
+        Step::Scalar,
+    ];
+    let of_query = Source::Tensor { number: 0, dtype: DType::F32, lies: Lies { keys: Walk::PerRow, by_query: true } };
+    let by_query = vec![Step::Given, Step::Load(of_query), Step::Binary(BinaryOp::Add, [0, 1]), Step::Scalar];
+    [(by_table, 7), (by_query, 2)]
+}
+
 /// The numbers of the steps of a function, with its slope or without.
 pub(super) fn numbers_of_chain(chain: &Chain) -> Vec<Vec<HostNumber>> {
     Steps::of_chain(chain).numbers
@@ -248,8 +268,16 @@ pub(super) fn tables(steps: &[Step<Source>]) -> impl Iterator<Item = u32> {
     steps.iter().filter_map(|step| if let Step::Gather(Source::Table { number, .. }, _) = step { Some(*number) } else { None })
 }
 
+/// The step that says the place in the table of this number, if it is one.
+pub(super) fn place_of_table(steps: &[Step<Source>], own: u32) -> Option<u32> {
+    steps.iter().find_map(|step| match *step {
+        Step::Gather(Source::Table { number, .. }, x) if number == own => Some(x),
+        _ => None,
+    })
+}
+
 /// The place in a table that a number says: rounded, and brought into it. Below 2^23 a number is told by the lowest bits of its sum with that.
-fn place_in_table<'k>(place: Val<'k, f32>, last: Val<'k, f32>) -> Val<'k, u32> {
+pub(super) fn place_in_table<'k>(place: Val<'k, f32>, last: Val<'k, f32>) -> Val<'k, u32> {
     const FAR: f32 = 8_388_608.0;
     (place.max(0.0).min(last) + FAR).bitcast::<u32>() - FAR.to_bits()
 }
@@ -470,6 +498,19 @@ impl<'k> OfHead<'_, 'k> {
     /// Makes scores of products, in place: the function of each, times the factor.
     #[track_caller]
     pub(super) fn apply(&self, k: Kernel<'k>, factor: Val<'k, f32>, elements: &[Element<'k>], at: &QueryRows<'k>) {
+        self.for_each_score(k, factor, elements, at, |_, score, values| score.set(values[values.len() - 1][0].get::<f32>(k)));
+    }
+
+    /// Runs the steps for each score, whose product is times the factor; `body` is given its number, and the values of the steps.
+    #[track_caller]
+    pub(super) fn for_each_score(
+        &self,
+        k: Kernel<'k>,
+        factor: Val<'k, f32>,
+        elements: &[Element<'k>],
+        at: &QueryRows<'k>,
+        body: impl Fn(usize, Var<'k, f32>, &[Vec<AnyVal<'k>>]),
+    ) {
         let number = |place: Val<'k, u32>| place.convert::<f32>(CvtRound::Nearest);
         let [batch, head] = self.places.map(number);
         let queries = at.queries.map(number);
@@ -493,14 +534,12 @@ impl<'k> OfHead<'_, 'k> {
         let reaches: Vec<Reach<'k>> = all.map(reach).collect();
         let shared = Shared::default();
         let code = Code { steps: self.steps, numbers: &self.function.numbers, computed: Some(DType::F32), lanes: 1 };
-        for &(score, half, column) in elements {
+        for (n, &(score, half, column)) in elements.iter().enumerate() {
             let half = half as usize;
             let places = [batch, head, queries[half], first_key + column as f32];
             let key = at.last_key.map_or(Ok(column), |last| Err((at.first_key + column).min(last)));
             let operands = AtScore { k, reaches: &reaches, shared: &shared, column, operands: &self.function.operands, places, half, key };
-            let values = code.run(k, &[AnyVal::of(score * factor)], &operands);
-            let made = values.last().and_then(|value| value.first()).expect("a function has steps");
-            score.set(made.get::<f32>(k));
+            body(n, score, &code.run(k, &[AnyVal::of(score * factor)], &operands));
         }
     }
 }

@@ -12,6 +12,7 @@ mod function;
 mod half;
 mod mapped;
 mod mma;
+mod of_queries;
 mod order;
 mod paged;
 mod ragged;

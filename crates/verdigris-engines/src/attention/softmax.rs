@@ -9,6 +9,7 @@ use verdigris_kir::tile::fragment::Fragment;
 #[derive(Clone, Copy)]
 pub(super) struct Softmax<'k> {
     kernel: Kernel<'k>,
+    scale: Val<'k, f32>,
     scale_log2: Val<'k, f32>,
     /// Exponentials, and their sums, are `2^lift` times the size.
     lift: f32,
@@ -24,19 +25,21 @@ pub(super) struct Rows<'k> {
     pub(super) has_keys: [Val<'k, bool>; 2],
     /// In natural units.
     pub(super) log_sum_exp: [Val<'k, f32>; 2],
+    /// The greatest score, without sinks: −∞ where no key counts. Of rows whose blocks were taken up with some slack it is not known.
+    pub(super) greatest: [Val<'k, f32>; 2],
 }
 
 impl<'k> Softmax<'k> {
     #[track_caller]
     pub(super) fn new(k: Kernel<'k>, scale: Val<'k, f32>) -> Self {
         let pair = |name| [0, 1].map(|_| k.var_unset(Some(name)));
-        Softmax { kernel: k, scale_log2: scale * LOG2_E, lift: 0.0, most: pair("row maximum"), total: pair("row sum") }
+        Softmax { kernel: k, scale, scale_log2: scale * LOG2_E, lift: 0.0, most: pair("row maximum"), total: pair("row sum") }
     }
 
     /// The same rows under another scale, with exponentials that are `2^lift` times the size: rounded to a type of few bits, they reach further down.
     #[track_caller]
     pub(super) fn lifted(&self, scale: Val<'k, f32>, lift: f32) -> Self {
-        Softmax { scale_log2: scale * LOG2_E, lift, ..*self }
+        Softmax { scale, scale_log2: scale * LOG2_E, lift, ..*self }
     }
 
     /// What is taken off exponents whose greatest is `most`.
@@ -125,11 +128,12 @@ impl<'k> Softmax<'k> {
     #[track_caller]
     pub(super) fn finish(&self, sinks: Option<[Val<'k, f32>; 2]>) -> Rows<'k> {
         let k = self.kernel;
-        let (mut factor, mut has_keys, mut log_sum_exp) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut factor, mut has_keys, mut log_sum_exp, mut greatest) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for (half, (most, total)) in self.most.iter().zip(&self.total).enumerate() {
             let pair = total.get() + k.shfl_bfly::<f32>(*total, 1);
             let total = pair + k.shfl_bfly::<f32>(pair, 2);
             let attends = most.ne(f32::NEG_INFINITY);
+            greatest.push(*most * self.scale);
             let most = self.taken_off(*most * self.scale_log2);
             let (most, total, shrink) = match sinks.map(|sinks| sinks[half]) {
                 None => (most, total, None),
@@ -146,6 +150,11 @@ impl<'k> Softmax<'k> {
             factor.push(shrink.map_or(inverse, |shrink| inverse * shrink));
             log_sum_exp.push((most + total.log2()) * LN_2);
         }
-        Rows { factor: [factor[0], factor[1]], has_keys: [has_keys[0], has_keys[1]], log_sum_exp: [log_sum_exp[0], log_sum_exp[1]] }
+        Rows {
+            factor: [factor[0], factor[1]],
+            has_keys: [has_keys[0], has_keys[1]],
+            log_sum_exp: [log_sum_exp[0], log_sum_exp[1]],
+            greatest: [greatest[0], greatest[1]],
+        }
     }
 }

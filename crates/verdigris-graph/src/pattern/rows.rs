@@ -156,6 +156,7 @@ pub(super) fn lower(cut: &Cut<'_>, node: usize) -> Result<Subgraph, Error> {
                     Ok(AttentionPass::Forward {
                         o: view(op.o, [b, h, s_q, values[3]])?,
                         log_sum_exp: op.log_sum_exp.map(|uid| view(uid, [b, h, s_q, 1])).transpose()?,
+                        max_scores: op.max_scores.map(|uid| view(uid, [b, h, s_q, 1])).transpose()?,
                     })
                 },
             )
@@ -185,6 +186,16 @@ pub(super) fn lower(cut: &Cut<'_>, node: usize) -> Result<Subgraph, Error> {
                         dv: op.dv.map(|uid| view(uid, values)).transpose()?,
                         dbias: op.dbias.map(|uid| view(uid, scores)).transpose()?,
                         dsinks: op.dsinks.map(|uid| view(uid, [1, h, 1, 1])).transpose()?,
+                        d_score: (0..)
+                            .zip(&op.d_score_operands)
+                            .map(|(number, uid)| {
+                                let Some(uid) = *uid else { return Ok(None) };
+                                let is_table = op.score.as_ref().is_some_and(|score| score.is_table(number));
+                                let [b, h, s_q, s_kv] = scores;
+                                let entries = if is_table { entries_of(cut.tensor(uid)?) } else { s_kv };
+                                view(uid, [b, h, s_q, entries]).map(Some)
+                            })
+                            .collect::<Result<Vec<_>, Error>>()?,
                     })
                 },
             )

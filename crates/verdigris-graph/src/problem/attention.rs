@@ -17,6 +17,14 @@ use crate::ops::attention::{self, KEPT, MULTIPLIED, ScoreFunction, is_kept, is_m
 /// The names of what a score function reads.
 const SCORE_OPERANDS: [&str; ScoreFunction::MOST_OPERANDS] = ["score_0", "score_1", "score_2", "score_3"];
 
+/// The names of their gradients.
+pub(crate) const D_SCORE: [&str; ScoreFunction::MOST_OPERANDS] = ["d_score_0", "d_score_1", "d_score_2", "d_score_3"];
+
+/// Leaves out what is behind the last one that is there.
+pub(crate) fn trim<T>(list: &mut Vec<Option<T>>) {
+    list.truncate(list.iter().rposition(Option::is_some).map_or(0, |last| last + 1));
+}
+
 /// Where the diagonal lies that windows are counted from.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -38,6 +46,9 @@ pub enum AttentionPass {
         o: View,
         /// Written; one a query.
         log_sum_exp: Option<View>,
+        /// Written; the greatest score of each query.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        max_scores: Option<View>,
     },
     /// Gradients, at least one.
     Backward {
@@ -57,7 +68,15 @@ pub enum AttentionPass {
         dbias: Option<View>,
         /// Written; one a head.
         dsinks: Option<View>,
+        /// Written, by number of what the score function reads; lies as `dbias` does, of a table over its entries in place of keys. Canonical: the last one is there.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        d_score: Vec<Option<View>>,
     },
+}
+
+/// Whether the operand of this name is summed over the dims in which it has stride 0.
+fn is_summed(name: &str) -> bool {
+    name == "dbias" || D_SCORE.contains(&name)
 }
 
 /// Attention; the module's head has the formulas.
@@ -204,19 +223,22 @@ impl AttentionProblem {
     pub fn operands(&self) -> Vec<(&'static str, &View, bool)> {
         let mut list: Vec<_> = self.reads().map(|(name, view)| (name, Some(view), false)).collect();
         match &self.pass {
-            AttentionPass::Forward { o, log_sum_exp } => {
-                list.extend([("o", Some(o), true), ("log_sum_exp", log_sum_exp.as_ref(), true)]);
+            AttentionPass::Forward { o, log_sum_exp, max_scores } => {
+                list.extend([("o", Some(o), true), ("log_sum_exp", log_sum_exp.as_ref(), true), ("max_scores", max_scores.as_ref(), true)]);
             }
-            AttentionPass::Backward { o, log_sum_exp, d_o, dq, dk, dv, dbias, dsinks } => list.extend([
-                ("o", Some(o), false),
-                ("log_sum_exp", Some(log_sum_exp), false),
-                ("d_o", Some(d_o), false),
-                ("dq", dq.as_ref(), true),
-                ("dk", dk.as_ref(), true),
-                ("dv", dv.as_ref(), true),
-                ("dbias", dbias.as_ref(), true),
-                ("dsinks", dsinks.as_ref(), true),
-            ]),
+            AttentionPass::Backward { o, log_sum_exp, d_o, dq, dk, dv, dbias, dsinks, d_score } => {
+                list.extend([
+                    ("o", Some(o), false),
+                    ("log_sum_exp", Some(log_sum_exp), false),
+                    ("d_o", Some(d_o), false),
+                    ("dq", dq.as_ref(), true),
+                    ("dk", dk.as_ref(), true),
+                    ("dv", dv.as_ref(), true),
+                    ("dbias", dbias.as_ref(), true),
+                    ("dsinks", dsinks.as_ref(), true),
+                ]);
+                list.extend(D_SCORE.into_iter().zip(d_score).map(|(name, view)| (name, view.as_ref(), true)));
+            }
         }
         list.into_iter().filter_map(|(name, view, written)| Some((name, view?, written))).collect()
     }
@@ -256,8 +278,17 @@ impl AttentionProblem {
     /// The function's steps and behind them, of the last one, its slope ([`ScoreFunction::slope`]); none without a function, or of one that has no slope. What is
     /// read is read by the function's own steps.
     pub fn sloped_score(&self) -> Option<Chain> {
+        self.with_slope(|score| score.slope("attention"))
+    }
+
+    /// The same with its slope with respect to what it reads by this number ([`ScoreFunction::operand_slope`]).
+    pub fn operand_sloped_score(&self, number: u32) -> Option<Chain> {
+        self.with_slope(|score| score.operand_slope("attention", number))
+    }
+
+    fn with_slope(&self, slope: impl Fn(&ScoreFunction) -> Result<ScoreFunction, Error>) -> Option<Chain> {
         let score = self.score.as_ref()?;
-        let sloped = ScoreFunction::under(score).slope("attention").ok()?;
+        let sloped = slope(&ScoreFunction::under(score)).ok()?;
         let own = score.steps.len();
         // The slope names the function's steps by their positions, which loads have too.
         let made = ScoreFunction { steps: sloped.steps.get(own..)?.to_vec() }.over(|_| (self.q.clone(), 1));
@@ -281,14 +312,14 @@ impl AttentionProblem {
         });
         let read = [q, k, v].into_iter().chain(options.into_iter().chain(last).chain(blocks).flatten()).chain(of_score);
         match &mut self.pass {
-            AttentionPass::Forward { o, log_sum_exp } => read.chain([o]).chain(log_sum_exp).collect(),
-            AttentionPass::Backward { o, log_sum_exp, d_o, dq, dk, dv, dbias, dsinks } => {
-                read.chain([o, log_sum_exp, d_o]).chain([dq, dk, dv, dbias, dsinks].into_iter().flatten()).collect()
+            AttentionPass::Forward { o, log_sum_exp, max_scores } => read.chain([o]).chain(log_sum_exp).chain(max_scores).collect(),
+            AttentionPass::Backward { o, log_sum_exp, d_o, dq, dk, dv, dbias, dsinks, d_score } => {
+                read.chain([o, log_sum_exp, d_o]).chain([dq, dk, dv, dbias, dsinks].into_iter().chain(d_score).flatten()).collect()
             }
         }
     }
 
-    /// The dims that an operand of this name lies over; those of `dbias` have 1 where `view` repeats it, even over nothing.
+    /// The dims that an operand of this name lies over; those of `dbias` and of the gradients of what the score function reads have 1 where `view` repeats it, even over nothing.
     pub fn dims(&self, name: &str, view: &View) -> [u64; 4] {
         let &AttentionProblem { b, h, h_kv, s_q, s_kv, d, d_v, .. } = self;
         let [own_b, q_rows] = if self.is_ragged() { [1, self.q_rows] } else { [b, s_q] };
@@ -302,7 +333,7 @@ impl AttentionProblem {
             "k" | "dk" => [kv_b, h_kv, kv_rows, d],
             "v" | "dv" => [kv_b, h_kv, kv_rows, d_v],
             "o" | "d_o" => [own_b, h, q_rows, d_v],
-            "log_sum_exp" => [own_b, h, q_rows, 1],
+            "log_sum_exp" | "max_scores" => [own_b, h, q_rows, 1],
             "q_offsets" | "kv_offsets" => [b.saturating_add(1), 1, 1, 1],
             "page_table" => [b, self.entries(), 1, 1],
             "dropout_state" => [4, 1, 1, 1],
@@ -313,17 +344,17 @@ impl AttentionProblem {
             "sinks" | "dsinks" => [1, h, 1, 1],
             "q_lengths" | "kv_lengths" => [b, 1, 1, 1],
             // What is repeated over nothing is there once all the same, and its sum is 0.
-            "dbias" => {
-                let whole = [b, h, s_q, s_kv];
+            name if is_summed(name) => {
+                let whole = [b, h, s_q, self.entries_of(name).unwrap_or(s_kv)];
                 std::array::from_fn(|i| if view.strides.get(i) == Some(&0) { 1 } else { whole[i] })
             }
             name => [b, h, s_q, self.entries_of(name).unwrap_or(s_kv)],
         }
     }
 
-    /// Elements along the last dim of a score operand that is a table.
+    /// Elements along the last dim of a score operand that is a table, or of its gradient.
     fn entries_of(&self, name: &str) -> Option<u64> {
-        let number = SCORE_OPERANDS.iter().position(|known| *known == name)?;
+        let number = [SCORE_OPERANDS, D_SCORE].iter().find_map(|names| names.iter().position(|known| *known == name))?;
         let mut loads = self.score.iter().flat_map(|score| &score.steps).filter(|step| step.view().is_some());
         loads.nth(number).and_then(|step| if let ChainStep::Gather { extent, .. } = step { Some(*extent) } else { None })
     }
@@ -485,12 +516,20 @@ impl AttentionProblem {
         } else if self.dropout_state.is_some() || self.dropout_seed.is_some() {
             return structure("dropout_state", "a random state of attention comes with a probability of dropout");
         }
-        if let AttentionPass::Backward { dq, dk, dv, dbias, dsinks, .. } = &self.pass {
-            if [dq, dk, dv, dbias, dsinks].into_iter().all(Option::is_none) {
+        if let AttentionPass::Backward { dq, dk, dv, dbias, dsinks, d_score, .. } = &self.pass {
+            if [dq, dk, dv, dbias, dsinks].into_iter().chain(d_score).all(Option::is_none) {
                 return structure("dq", "at least one gradient is written");
             }
-            if (dbias.is_some() && self.bias.is_none()) || (dsinks.is_some() && self.sinks.is_none()) {
+            let has_more = d_score.iter().rposition(Option::is_some) >= Some(self.score_operands().count());
+            if (dbias.is_some() && self.bias.is_none()) || (dsinks.is_some() && self.sinks.is_none()) || has_more {
                 return structure("dbias", "there is a gradient of what is read");
+            }
+            for (number, (_, view)) in (0..).zip(self.score_operands()) {
+                if d_score.get(number as usize).is_some_and(Option::is_some) {
+                    let rule = "there are gradients of reals";
+                    views::check_dtype("attention", SCORE_OPERANDS[number as usize], view.dtype, is_taken(view.dtype), rule)?;
+                    self.score.as_ref().map(|score| ScoreFunction::under(score).operand_slope("attention", number)).transpose()?;
+                }
             }
         }
         Ok(())
@@ -504,6 +543,9 @@ impl AttentionProblem {
     pub fn canonical(mut self) -> Result<AttentionProblem, Error> {
         let op = || "attention".to_owned();
         self.check()?;
+        if let AttentionPass::Backward { d_score, .. } = &mut self.pass {
+            trim(d_score);
+        }
         if self.dropout == Some(Real(0.0)) || self.dropout == Some(Real(-0.0)) {
             (self.dropout, self.dropout_state, self.dropout_seed) = (None, None, None);
         }
@@ -536,6 +578,7 @@ impl AttentionProblem {
                 "page_table" => (view.dtype == DType::I32, "numbers of pages are i32"),
                 "dropout_state" => (view.dtype == DType::I32, "a random state is of i32"),
                 "log_sum_exp" => (matches!(view.dtype, DType::F32 | DType::F64), "a log-sum-exp is f32 or f64"),
+                "max_scores" => (matches!(view.dtype, DType::F32 | DType::F64), "greatest scores are f32 or f64"),
                 _ => (is_taken(view.dtype), "attention is of f16, bf16, f32 and f64"),
             };
             views::check_dtype("attention", name, view.dtype, is_right, rule)?;
@@ -546,7 +589,7 @@ impl AttentionProblem {
             for (stride, extent) in view.strides.iter_mut().zip(dims) {
                 if extent <= 1 {
                     // A dim of dbias that is empty itself is not one that it is repeated over.
-                    *stride = u64::from(name == "dbias" && extent == 0);
+                    *stride = u64::from(is_summed(name) && extent == 0);
                 }
             }
         }

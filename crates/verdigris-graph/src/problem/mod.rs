@@ -29,6 +29,7 @@ use crate::op::HostScalar;
 use crate::ops::pointwise::{BinaryOp, Drawn, UnaryOp};
 
 pub use crate::ops::conv::ConvDirection as Direction;
+pub(crate) use attention::D_SCORE;
 pub use attention::{AttentionPass, AttentionProblem, Corner};
 pub use batch_norm::{BatchNormProblem, ChannelFunction};
 pub use chain::{Chain, ChainStep, RowPlace, View, Window};

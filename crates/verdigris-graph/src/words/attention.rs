@@ -8,7 +8,7 @@ use super::gemm::determinism;
 use super::rows::{BACKWARD, FORWARD, nowhere};
 use crate::error::Error;
 use crate::op::{HostScalar, Real};
-use crate::problem::{AttentionPass, AttentionProblem, Corner, Determinism, Slot};
+use crate::problem::{AttentionPass, AttentionProblem, Corner, D_SCORE, Determinism, Slot};
 
 /// What reading fills in.
 pub(super) fn blank() -> AttentionProblem {
@@ -60,7 +60,7 @@ pub(super) fn blank() -> AttentionProblem {
 }
 
 fn blank_forward() -> AttentionPass {
-    AttentionPass::Forward { o: nowhere(), log_sum_exp: None }
+    AttentionPass::Forward { o: nowhere(), log_sum_exp: None, max_scores: None }
 }
 
 fn blank_backward() -> AttentionPass {
@@ -73,6 +73,7 @@ fn blank_backward() -> AttentionPass {
         dv: None,
         dbias: None,
         dsinks: None,
+        d_score: Vec::new(),
     }
 }
 
@@ -179,11 +180,12 @@ pub(super) fn describe(text: &mut Text<'_>, problem: &mut AttentionProblem) -> R
     text.factor("scale", &mut problem.scale, HostScalar::ONE)?;
     seed(text, &mut problem.dropout_seed)?;
     match &mut problem.pass {
-        AttentionPass::Forward { o, log_sum_exp } => {
+        AttentionPass::Forward { o, log_sum_exp, max_scores } => {
             text.operand("o", o, &results)?;
-            text.optional("log_sum_exp", log_sum_exp, &rows)
+            text.optional("log_sum_exp", log_sum_exp, &rows)?;
+            text.optional("max_scores", max_scores, &rows)
         }
-        AttentionPass::Backward { o, log_sum_exp, d_o, dq, dk, dv, dbias, dsinks } => {
+        AttentionPass::Backward { o, log_sum_exp, d_o, dq, dk, dv, dbias, dsinks, d_score } => {
             text.operand("o", o, &results)?;
             text.operand("log_sum_exp", log_sum_exp, &rows)?;
             text.operand("d_o", d_o, &results)?;
@@ -191,7 +193,9 @@ pub(super) fn describe(text: &mut Text<'_>, problem: &mut AttentionProblem) -> R
             text.optional("dk", dk, &keys)?;
             text.optional("dv", dv, &values)?;
             text.optional("dbias", dbias, &scores)?;
-            text.optional("dsinks", dsinks, &heads)
+            text.optional("dsinks", dsinks, &heads)?;
+            d_score.resize(D_SCORE.len(), None);
+            D_SCORE.iter().zip(d_score).try_for_each(|(name, view)| text.optional(name, view, &layouts))
         }
     }
 }

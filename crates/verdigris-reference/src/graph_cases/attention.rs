@@ -53,11 +53,16 @@ enum Kind {
     Forward,
     /// The result and the log-sum-exp.
     ForwardRows,
+    /// The result and the greatest scores.
+    ForwardMax,
     /// The gradients of everything, of a result and a log-sum-exp that belong to no forward op.
     Backward,
     /// The gradients of queries and of keys, each alone.
     BackwardQueries,
     BackwardKeys,
+    /// Those of what the score function reads, as far as it is of reals, alone; and with those of everything else.
+    BackwardOperands,
+    BackwardAll,
     /// Both ops.
     Both,
 }
@@ -67,9 +72,12 @@ impl Kind {
         match self {
             Kind::Forward => "forward",
             Kind::ForwardRows => "forward_rows",
+            Kind::ForwardMax => "forward_max",
             Kind::Backward => "backward",
             Kind::BackwardQueries => "backward_queries",
             Kind::BackwardKeys => "backward_keys",
+            Kind::BackwardOperands => "backward_operands",
+            Kind::BackwardAll => "backward_all",
             Kind::Both => "both",
         }
     }
@@ -366,11 +374,14 @@ impl Group {
         let (spec, read) = (op.spec, [op.q, op.k, op.v]);
         let with = op.clone();
         let (o, total) = match kind {
-            Kind::Forward | Kind::ForwardRows | Kind::Both => {
+            Kind::Forward | Kind::ForwardRows | Kind::ForwardMax | Kind::Both => {
                 let made = draft.builder.attention("attention", op);
                 let made = draft.ok(made)?;
                 self.store(&mut draft, made.o, "o", out, word, results)?;
-                if kind != Kind::Forward {
+                if kind == Kind::ForwardMax {
+                    self.store(&mut draft, made.max_scores, "max scores", of_rows, "bhsd", of.totals())?;
+                }
+                if matches!(kind, Kind::ForwardRows | Kind::Both) {
                     self.store(&mut draft, made.log_sum_exp, "log sum exp", of_rows, "bhsd", of.totals())?;
                 }
                 if kind != Kind::Both {
@@ -378,7 +389,7 @@ impl Group {
                 }
                 (made.o, made.log_sum_exp)
             }
-            Kind::Backward | Kind::BackwardQueries | Kind::BackwardKeys => {
+            Kind::Backward | Kind::BackwardQueries | Kind::BackwardKeys | Kind::BackwardOperands | Kind::BackwardAll => {
                 let o = self.tensor(&mut draft, "o", dtype, word, results)?;
                 (o, self.tensor(&mut draft, "log sum exp", of_rows, "bhsd", of.totals())?)
             }
@@ -387,6 +398,7 @@ impl Group {
         let Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, .. } = with;
         let bias_dims = bias.and_then(|bias| draft.builder.dims(bias));
         let Attention { dropout_state, dropout_offset, block_map, mask_blocks, score, score_operands, .. } = with;
+        let with_operands = score_operands.clone();
         let plain = AttentionBackward {
             score,
             score_operands,
@@ -399,12 +411,19 @@ impl Group {
         let back = AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets, ..plain };
         let made = draft.builder.attention_backward("backward", back);
         let made = draft.ok(made)?;
-        if kind != Kind::BackwardKeys {
+        if !matches!(kind, Kind::BackwardKeys | Kind::BackwardOperands) {
             self.store(&mut draft, made.dq, "dq", out, word, of.queries())?;
         }
-        if kind != Kind::BackwardQueries {
+        if !matches!(kind, Kind::BackwardQueries | Kind::BackwardOperands) {
             self.store(&mut draft, made.dk, "dk", out, word, of.keys())?;
             self.store(&mut draft, made.dv, "dv", out, word, of.values())?;
+        }
+        if matches!(kind, Kind::BackwardOperands | Kind::BackwardAll) {
+            for (number, (operand, gradient)) in with_operands.into_iter().zip(made.d_score_operands).enumerate() {
+                let (Some(gradient), Some(dims)) = (gradient, draft.builder.dims(operand)) else { continue };
+                let dims = [dims[0], dims[1], dims[2], dims[3]];
+                self.store(&mut draft, gradient, &format!("d score {number}"), self.of_options.unwrap_or(of_rows), "bhsd", dims)?;
+            }
         }
         if matches!(kind, Kind::Backward | Kind::Both) {
             if let (Some(dbias), Some(dims)) = (made.dbias, bias_dims) {

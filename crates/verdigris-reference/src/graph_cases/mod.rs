@@ -50,7 +50,7 @@
 //! positions: halves of the last dim, beside zeros, in a chain of steps); and `dims`.
 //! **`batch_norm.toml`**: `ops` (`statistics`, `forward`, `backward`, with `_relu`, `_add` and `_add_relu` behind them, `_plain` without what may be left
 //! out, `backward_sums` without dx), `dims`, `of_channels` (the type of what belongs to channels, default f32), `eps`.
-//! **`attention.toml`**: `ops` (`forward`, `forward_rows` with the log-sum-exp, `backward`, `backward_queries`, `backward_keys`, `both`),
+//! **`attention.toml`**: `ops` (`forward`, `forward_rows` with the log-sum-exp, `forward_max` with the greatest scores, `backward`, `backward_queries`, `backward_keys`, `backward_operands` of what the score function reads, `backward_all` with those, `both`),
 //! `shapes = ["b2 h4 g2 q64 k129 d64 v64"]`: batch, heads of queries, how many of them share one of keys, queries, keys, elements, elements of a value;
 //! `options`, each a list of words in one string: `top_left`, `bottom_right`, `left=3`, `right=0`, `cap=30`, `scale=0.5` or `bound`, `bias` and `mask` (by
 //! themselves or `=head`, `batch`, `pair`, `key`, `query`, `one`), `slopes` (`=batch`), `sinks`, `q_lengths`, `kv_lengths`,

@@ -34,7 +34,9 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use verdigris_graph::{Attention, AttentionBackward, AttentionSpec, Causal, Error, Graph, HostScalar, Pointwise, Precision, Real, Uid};
+use verdigris_graph::{
+    Attention, AttentionBackward, AttentionSpec, Causal, Error, Graph, HostScalar, Pointwise, Precision, Real, ScoreFunction, Uid,
+};
 use verdigris_tensor::DType;
 use verdigris_tensor::num::power_of_two;
 
@@ -54,6 +56,8 @@ const UNKNOWN: Bounded = Bounded { value: 0.0, error: f64::INFINITY };
 #[derive(Clone, Copy, Debug)]
 struct Score {
     key: u64,
+    /// The scaled product.
+    t: Bounded,
     /// With bias and slope.
     s: Bounded,
     /// The hyperbolic tangent under the cap; 0 without one.
@@ -342,7 +346,7 @@ impl<'a> Scores<'a> {
         if s.value == f64::NEG_INFINITY {
             slope = Bounded::exact(0.0);
         }
-        Score { key: j, s, tanh, slope }
+        Score { key: j, t, s, tanh, slope }
     }
 
     /// The keys of a query; `None` if it is not known which.
@@ -444,10 +448,18 @@ fn is_unknown(values: impl IntoIterator<Item = Bounded>) -> bool {
     values.into_iter().any(|value| value.error == f64::INFINITY || value.error.is_nan())
 }
 
-/// Attention with what it reads: the result, or the log-sum-exp.
+/// What is asked of attention.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Asked {
+    Result,
+    LogSumExp,
+    MaxScores,
+}
+
+/// Attention with what it reads: one of its results.
 struct Attended<'a> {
     of: Rc<Scores<'a>>,
-    wants_log_sum_exp: bool,
+    asked: Asked,
 }
 
 impl Attended<'_> {
@@ -458,6 +470,18 @@ impl Attended<'_> {
         let own = if self.of.compute == DType::F64 { power_of_two(-46) } else { power_of_two(-20) };
         let sum = weight / (1.0 - weight) + (row.scores.len() as f64 + 2.0) * unit + own;
         Bounded::new(value, sum + 4.0 * unit * (row.greatest.abs() + value.abs()), self.of.compute)
+    }
+
+    /// The greatest score of a row: which one it is found to be depends on what each may be off by.
+    fn max_score(&self, row: &Row) -> Bounded {
+        let most = |of: &dyn Fn(&Bounded) -> f64| row.scores.iter().map(|score| of(&score.s)).fold(f64::NEG_INFINITY, f64::max);
+        let value = most(&|s| s.value);
+        if value == f64::NEG_INFINITY {
+            return Bounded::exact(value);
+        }
+        let (above, below) = (most(&|s| s.value + s.error) - value, value - most(&|s| s.value - s.error));
+        // Engines may take the scale behind the maximum.
+        Bounded::new(value, above.max(below) + 2.0 * roundoff(self.of.compute) * value.abs(), self.of.compute)
     }
 }
 
@@ -471,19 +495,23 @@ impl Formula for Attended<'_> {
         if is_unknown(row.scores.iter().map(|score| score.s).chain(sink)) {
             return UNKNOWN;
         }
+        if self.asked == Asked::MaxScores {
+            let is_number = row.scores.iter().all(|score| score.s.value < f64::INFINITY);
+            return if is_number { self.max_score(&row) } else { UNKNOWN };
+        }
         if row.greatest == f64::NEG_INFINITY {
             // No key counts: of those that are attended, each has a score of −∞.
-            return Bounded::exact(if self.wants_log_sum_exp { f64::NEG_INFINITY } else { 0.0 });
+            return Bounded::exact(if self.asked == Asked::LogSumExp { f64::NEG_INFINITY } else { 0.0 });
         }
         if row.greatest.is_nan() || row.greatest == f64::INFINITY {
-            return if self.wants_log_sum_exp || of.dropout.is_some() { UNKNOWN } else { Bounded::exact(f64::NAN) };
+            return if self.asked == Asked::LogSumExp || of.dropout.is_some() { UNKNOWN } else { Bounded::exact(f64::NAN) };
         }
         let of_sink = sink.map_or(0.0, |sink| (sink.value - row.greatest).exp() / row.sum * of.relative_of(sink, row.greatest));
         let weight = of_sink + row.parts.iter().zip(&row.relatives).map(|(part, relative)| part * relative).sum::<f64>();
         if weight > 0.25 {
             return UNKNOWN;
         }
-        if self.wants_log_sum_exp {
+        if self.asked == Asked::LogSumExp {
             return self.log_sum_exp(&row, weight);
         }
         let values = |j: u64| of.value([b, of.kv_head(h), j], e);
@@ -546,6 +574,17 @@ struct Gradients<'a> {
     d_o: Source<'a>,
     known: RefCell<HashMap<[u64; 3], Rc<Vec<Pair>>>>,
     known_of_keys: RefCell<HashMap<[u64; 3], Option<Rc<PairsOfKey>>>>,
+    /// The function with its slope with respect to what it reads, by number.
+    sloped_by: Vec<ScoreFunction>,
+    /// By number, the gradients of what it reads, row by row.
+    known_of_operands: RefCell<HashMap<u32, Option<Rc<Vec<Bounded>>>>>,
+}
+
+/// `a · b`.
+fn times(a: Bounded, b: Bounded, compute: DType) -> Bounded {
+    let value = a.value * b.value;
+    let error = a.error * (b.value.abs() + b.error) + a.value.abs() * b.error + 2.0 * roundoff(compute) * value.abs() + power_of_two(-126);
+    Bounded::new(value, error, compute)
 }
 
 /// The queries that may read a key, in their order, each with its pair where it attends it.
@@ -620,17 +659,12 @@ impl Gradients<'_> {
         let product = Bounded { value: m * product.value, error: m * product.error + of_factor };
         let minus = product.value - rest.value;
         let minus = Bounded::new(minus, product.error + rest.error + 2.0 * unit * (product.value.abs() + rest.value.abs()), compute);
-        let times = |a: Bounded, b: Bounded| {
-            let value = a.value * b.value;
-            let error = a.error * (b.value.abs() + b.error) + a.value.abs() * b.error + 2.0 * unit * value.abs() + power_of_two(-126);
-            Bounded::new(value, error, compute)
-        };
-        let ds = times(p, minus);
+        let ds = times(p, minus, compute);
         let dt = if of.spec.soft_cap.is_some() {
             let slope = 1.0 - score.tanh.value * score.tanh.value;
-            times(ds, Bounded { value: slope, error: 2.0 * score.tanh.error + score.tanh.error * score.tanh.error + 2.0 * unit })
+            times(ds, Bounded { value: slope, error: 2.0 * score.tanh.error + score.tanh.error * score.tanh.error + 2.0 * unit }, compute)
         } else if of.score.is_some() {
-            times(ds, slope)
+            times(ds, slope, compute)
         } else {
             ds
         };
@@ -712,6 +746,43 @@ impl Gradients<'_> {
         Some(sum.finish(of.compute))
     }
 
+    /// An element of the gradient of what the function reads by this number, of these dims.
+    fn of_operand(&self, number: u32, dims: &[u64], index: &[u64]) -> Option<Bounded> {
+        let own: [u64; 4] = std::array::from_fn(|axis| (axis + dims.len()).checked_sub(4).map_or(1, |axis| dims[axis]));
+        let known = self.known_of_operands.borrow().get(&number).cloned();
+        let all = known.unwrap_or_else(|| {
+            let all = self.all_of_operand(number, own).map(Rc::new);
+            self.known_of_operands.borrow_mut().insert(number, all.clone());
+            all
+        })?;
+        let place = index.iter().zip(dims).fold(0, |place, (&at, &extent)| place * extent + at);
+        all.get(place as usize).copied()
+    }
+
+    fn all_of_operand(&self, number: u32, own: [u64; 4]) -> Option<Vec<Bounded>> {
+        let of = &self.of;
+        let (function, sloped) = (of.score.as_ref()?, self.sloped_by.get(number as usize)?);
+        let mut sums = vec![SumInAnyOrder::default(); own.iter().product::<u64>() as usize];
+        for b in 0..of.extents[0] {
+            for h in 0..of.q.dims()[1] {
+                for i in 0..of.counts(b)[0] {
+                    let (row, pairs) = (of.row([b, h, i])?, self.pairs([b, h, i])?);
+                    // A query that gives nothing has no pairs; a pair whose score is −∞ gives nothing.
+                    for (score, pair) in row.scores.iter().zip(pairs.iter()).filter(|(score, _)| score.s.value != f64::NEG_INFINITY) {
+                        let (slope, place) = function::read(function, (number, sloped), score.t, [b, h, i, score.key], of.compute)?;
+                        if is_unknown([slope]) || !slope.value.is_finite() {
+                            return None;
+                        }
+                        let at = [b, h, i, place].into_iter().zip(own);
+                        let at = at.fold(0, |sum, (at, extent)| sum * extent + if extent == 1 { 0 } else { at });
+                        sums[at as usize].add(times(pair.ds, slope, of.compute));
+                    }
+                }
+            }
+        }
+        Some(sums.into_iter().map(|sum| sum.finish(of.compute)).collect())
+    }
+
     fn dsinks(&self, h: u64) -> Option<Bounded> {
         let of = &self.of;
         let sink = of.sink(h)?;
@@ -750,6 +821,8 @@ enum Part {
     /// With the dims of the bias.
     Bias(Vec<u64>),
     Sinks,
+    /// What the function reads by a number, with its dims.
+    Operand(u32, Vec<u64>),
 }
 
 /// One gradient of attention.
@@ -773,6 +846,7 @@ impl Formula for Backed<'_> {
             }
             (Part::Bias(dims), index) => of.dbias(dims, index),
             (Part::Sinks, &[_, h, ..]) => of.dsinks(h),
+            (Part::Operand(number, dims), index) => of.of_operand(*number, dims, index),
             _ => None,
         };
         found.unwrap_or(UNKNOWN)
@@ -843,11 +917,13 @@ impl Operation for Attention {
     fn evaluate<'a>(&'a self, at: &mut Evaluation<'a>) -> Result<(), GraphError> {
         let compute = compute_of(at, floats(self))?;
         let of = Rc::new(Scores::new(self, compute, at)?);
-        at.put(self.o, Attended { of: Rc::clone(&of), wants_log_sum_exp: false })?;
-        match self.log_sum_exp {
-            Some(uid) => at.put(uid, Attended { of, wants_log_sum_exp: true }),
-            None => Ok(()),
+        let results = [(Asked::Result, Some(self.o)), (Asked::LogSumExp, self.log_sum_exp), (Asked::MaxScores, self.max_scores)];
+        for (asked, uid) in results {
+            if let Some(uid) = uid {
+                at.put(uid, Attended { of: Rc::clone(&of), asked })?;
+            }
         }
+        Ok(())
     }
 
     fn data_of(&self, graph: &Graph, uid: Uid) -> Data<'_> {
@@ -869,7 +945,18 @@ impl Operation for AttentionBackward {
         let mut of = Scores::new(&forward, compute, at)?;
         of.score = of.score.map(Function::sloped);
         let (o, log_sum_exp, d_o) = (at.source(self.o)?, at.source(self.log_sum_exp)?, at.source(self.d_o)?);
-        let of = Rc::new(Gradients { of, o, log_sum_exp, d_o, known: RefCell::default(), known_of_keys: RefCell::default() });
+        let slope_by = |number: u32| self.score.as_ref().and_then(|score| score.operand_slope("attention", number).ok());
+        let sloped_by = (0..self.score_operands.len() as u32).map(|number| slope_by(number).unwrap_or_default()).collect();
+        let of = Rc::new(Gradients {
+            of,
+            o,
+            log_sum_exp,
+            d_o,
+            known: RefCell::default(),
+            known_of_keys: RefCell::default(),
+            sloped_by,
+            known_of_operands: RefCell::default(),
+        });
         let bias = self.dbias.map(|uid| at.dims(uid)).transpose()?.unwrap_or_default().to_vec();
         let parts = [
             (Part::Queries, self.dq),
@@ -880,6 +967,12 @@ impl Operation for AttentionBackward {
         ];
         for (part, uid) in parts {
             if let Some(uid) = uid {
+                at.put(uid, Backed { of: Rc::clone(&of), part })?;
+            }
+        }
+        for (number, uid) in (0..).zip(&self.d_score_operands) {
+            if let Some(uid) = *uid {
+                let part = Part::Operand(number, at.dims(uid)?.to_vec());
                 at.put(uid, Backed { of: Rc::clone(&of), part })?;
             }
         }

@@ -14,7 +14,8 @@ use std::collections::BTreeMap;
 use verdigris_graph::{
     Attention, AttentionBackward, AttentionSpec, BatchNorm, BatchNormBackward, BinaryOp, Border, Causal, Conv, ConvDirection, ConvMode,
     CrossEntropySpec, Error, Filter, Graph, GraphBuilder, HostScalar, LossReduction, Matmul, NormKind, NormSpec, Normalize, Op,
-    OperandScale, Pointwise, PoolMode, PoolWindows, Precision, Real, ReductionOp, Sampling, TernaryOp, Uid, UnaryOp,
+    OperandScale, Pointwise, PoolMode, PoolWindows, Precision, Real, ReductionOp, Sampling, ScoreFunction, ScorePlace, ScoreStep,
+    TernaryOp, Uid, UnaryOp,
 };
 use verdigris_reference::data::{Distribution, Random, graph_inputs};
 use verdigris_reference::fuzz;
@@ -578,6 +579,32 @@ fn attention() {
             });
         }
     }
+    // What a score function reads: by key, by query, for each head, and a table by the distance of both, which some pairs lie beyond.
+    hold("attention by a score function", |g| {
+        let q = input(g, "q", &[2, 4, 5, 3]);
+        let (k, v) = (input(g, "k", &[2, 2, 6, 3]), input(g, "v", &[2, 2, 6, 2]));
+        let read = [
+            input(g, "by key", &[4, 1, 6]),
+            input(g, "by query", &[2, 1, 5, 1]),
+            input(g, "by head", &[4, 1, 1]),
+            input(g, "table", &[4, 1, 8]),
+        ];
+        let mut score = ScoreFunction::default();
+        let t = score.push(ScoreStep::Given);
+        let [by_key, by_query, by_head] = [0, 1, 2].map(|number| score.push(ScoreStep::Operand(number)));
+        let [i, j] = [ScorePlace::Query, ScorePlace::Key].map(|place| score.push(ScoreStep::Place(place)));
+        let apart = score.push(ScoreStep::Binary { f: BinaryOp::Sub, x: i, z: j });
+        let place = score.push(ScoreStep::Unary { f: UnaryOp::Affine { scale: Real(1.0), shift: Real(4.0) }, x: apart });
+        let entry = score.push(ScoreStep::Gather { operand: 3, x: place });
+        let gated = score.push(ScoreStep::Binary { f: BinaryOp::Mul, x: t, z: by_key });
+        let bent = score.push(ScoreStep::Unary { f: UnaryOp::Tanh, x: by_query });
+        let sum = score.push(ScoreStep::Binary { f: BinaryOp::Add, x: gated, z: bent });
+        let scaled = score.push(ScoreStep::Binary { f: BinaryOp::Mul, x: entry, z: by_head });
+        score.push(ScoreStep::Binary { f: BinaryOp::Add, x: sum, z: scaled });
+        let plain = Attention::new(causal, q, k, v);
+        let attention = Attention { score: Some(score), score_operands: read.to_vec(), ..plain };
+        Ok((vec![g.attention("attention", attention)?.o], [q, k, v].into_iter().chain(read).collect()))
+    });
     let inputs = |g: &mut GraphBuilder| ["q", "k", "v"].map(|name| input(g, name, &[1, 1, 3, 2]));
     let (op, _) = refusal(|g| {
         let ([q, k, v], d_o) = (inputs(g), input(g, "d_o", &[1, 1, 3, 2]));
@@ -589,6 +616,11 @@ fn attention() {
     let (op, _) = refusal(|g| {
         let [q, k, v] = inputs(g);
         Ok((g.attention("attention", Attention::new(plain, q, k, v))?.log_sum_exp, q))
+    });
+    assert_eq!(op, "attention");
+    let (op, _) = refusal(|g| {
+        let [q, k, v] = inputs(g);
+        Ok((g.attention("attention", Attention::new(plain, q, k, v))?.max_scores, q))
     });
     assert_eq!(op, "attention");
 }

@@ -11,13 +11,13 @@
 //! which the CTAs have added up in f32, rounded. Keys and values of heads of 64 elements stay in registers: out of shared memory the products of 64 by 64 were
 //! bound by it (one H100, 4,096 positions: 454 beside 422 TFLOP/s, causal 392 beside 367). Shares of the gradient of the queries are added as they come, or in one order: then the CTA of the last keys is first, and each waits
 //! for the one behind it. Of ragged tensors, keys, queries and gradients of results behind the end of a sequence become 0 in shared memory, and gradients are
-//! stored row by row there; CTAs beyond a sequence's end stop at once. The gradient of a bias is a launch behind these ([`bias`]); of ragged tensors it is refused.
+//! stored row by row there; CTAs beyond a sequence's end stop at once. The gradients of a bias, and of what a function of scores reads, are launches behind these ([`bias`]); of ragged tensors they are refused.
 //!
 //! **When it wins.** On compute capability 9.0, wherever it takes the problem.
 //!
 //! **Numbers.** Scores under a soft cap, of up to 4,096, are off by 2⁻²⁴ of the cap. Scores and sums are in f32; the probabilities and the gradients of the scores are rounded to the type of the queries before they are
 //! multiplied; one beyond the range of f16 is infinite there. Results repeat bit for bit where shares are added in order; elsewhere the gradients of keys, values and
-//! bias do. The latter is summed of scores that are not rounded.
+//! bias do. The latter is summed of scores that are not rounded. So are those of what a function of scores reads, but what it reads by query alone, and tables: their shares are added as they come.
 //!
 //! **Source.** Shah et al., "FlashAttention-3", 2024, appendix B; Dao, "FlashAttention-2", 2023, algorithm 2.
 
@@ -54,7 +54,7 @@ use crate::fuse::steps::host_number;
 use crate::layout::space::element;
 
 use around::{BeforeArgs, BehindArgs, MOST_ELEMENTS, RowsArgs};
-use bias::{BiasGradient, Known};
+use bias::{Known, PairGradient};
 use kernel::{BandArgs, ModArgs, ParamsArgs, RaggedArgs, TurnsArgs};
 use sequences::SequencesArgs;
 use spec::{Around, CONSUMERS, HEADS, Mask, QUERIES, Spec, is_long, keys_of, may_keep_keys, piece_bytes};
@@ -77,7 +77,8 @@ pub(super) struct Backward {
     d_o: View,
     /// Of queries, keys, values.
     gradients: [Option<View>; 3],
-    of_bias: Option<BiasGradient>,
+    /// Of the bias, and of what the function of scores reads.
+    of_pairs: Vec<PairGradient>,
     ty: Half,
     scale: f32,
     /// Elements of queries and keys, and of values, of the kernels.
@@ -99,7 +100,7 @@ impl Algorithm for Backward {
         let Problem::Attention(p) = problem else {
             return Err(Self::ID.refusal(Reason::Problem, format_args!("{}, taken is attention", problem.kind())));
         };
-        let AttentionPass::Backward { o, log_sum_exp, d_o, dq, dk, dv, dbias, dsinks } = &p.pass else {
+        let AttentionPass::Backward { o, log_sum_exp, d_o, dq, dk, dv, dbias, dsinks, d_score } = &p.pass else {
             return Err(Self::ID.refusal(Reason::Direction, "attention itself, taken is the gradient"));
         };
         Self::ID.require(
@@ -119,6 +120,12 @@ impl Algorithm for Backward {
             let given = format_args!("heads of {} and {} elements beside a map of blocks, taken are up to 128", p.d, p.d_v);
             Self::ID.require(!spec::is_long(head), Reason::Extent, given)?;
             Self::ID.require(dbias.is_none(), Reason::Epilogue, "a gradient of a bias beside a map of blocks, taken without")?;
+            let is_read_alone = d_score.iter().all(Option::is_none);
+            Self::ID.require(
+                is_read_alone,
+                Reason::Epilogue,
+                "gradients of what a score function reads beside a map of blocks, taken without",
+            )?;
         }
         let function = p.sloped_score();
         if p.score.is_some() {
@@ -140,7 +147,10 @@ impl Algorithm for Backward {
         let has_lengths = p.q_lengths.is_some() || p.kv_lengths.is_some();
         Self::ID.require(!has_lengths, Reason::Epilogue, "lengths, taken without")?;
         Self::ID.require(dsinks.is_none(), Reason::Epilogue, "a gradient of sinks, taken without")?;
-        let of_bias = dbias.as_ref().map(|dbias| BiasGradient::accept(Self::ID, p, dbias, ty, arch)).transpose()?;
+        let of_bias = dbias.as_ref().map(|dbias| PairGradient::of_bias(Self::ID, p, dbias, ty, arch));
+        let of_read = (0..).zip(d_score).filter_map(|(number, view)| Some((number, view.as_ref()?)));
+        let of_read = of_read.map(|(number, view)| PairGradient::of_read(Self::ID, p, (number, view), ty, arch));
+        let of_pairs = of_bias.into_iter().chain(of_read).collect::<Result<Vec<_>, Refusal>>()?;
         Self::ID.require(
             log_sum_exp.dtype == DType::F32,
             Reason::DType,
@@ -162,7 +172,7 @@ impl Algorithm for Backward {
             log_sum_exp: log_sum_exp.clone(),
             d_o: d_o.clone(),
             gradients: [dq, dk, dv].map(Clone::clone),
-            of_bias,
+            of_pairs,
             ty,
             scale,
             head,
@@ -191,8 +201,9 @@ impl Algorithm for Backward {
     }
 
     fn notes(&self, spec: &Spec) -> Notes {
-        // The gradient of the queries alone is a sum of shares.
-        let deterministic = spec.in_order || self.gradients[0].is_none() || self.problem.s_kv <= u64::from(spec.keys());
+        // The gradient of the queries is a sum of shares, and those of tables are.
+        let of_queries = spec.in_order || self.gradients[0].is_none() || self.problem.s_kv <= u64::from(spec.keys());
+        let deterministic = of_queries && !self.of_pairs.iter().any(PairGradient::adds);
         Notes { tensor_core: true, deterministic, ..Notes::of(DType::F32) }
     }
 
@@ -273,8 +284,8 @@ impl Algorithm for Backward {
         let before = Stream::new(Traffic::Lines, of(2.0 * p.d_v as f64) + rows * 12.0);
         let zeros = Stream::new(Traffic::Lines, padded * head * 4.0);
         let behind = Stream::new(Traffic::Lines, padded * head * 4.0 + of(p.d as f64));
-        let of_bias = self.of_bias.iter().flat_map(|of_bias| of_bias.work(p));
-        Work::of(main).beside([before, zeros].into_iter().chain(self.gradients[0].is_some().then_some(behind)).chain(of_bias))
+        let of_pairs = self.of_pairs.iter().flat_map(|of_pairs| of_pairs.work(p));
+        Work::of(main).beside([before, zeros].into_iter().chain(self.gradients[0].is_some().then_some(behind)).chain(of_pairs))
     }
 
     fn lower(&self, spec: &Spec) -> Result<Program, Refusal> {
@@ -296,6 +307,8 @@ impl Algorithm for Backward {
             program.steps.push(Step::Fill { at: counts, bytes, value: 0 });
             TurnsArgs { next: counts, added: Address { offset_bytes: counts.offset_bytes + 4, ..counts }, key_blocks }
         });
+        // In front of all launches, which it would keep from overlapping.
+        self.of_pairs.iter().for_each(|of_pairs| of_pairs.clear(&mut program));
 
         let rows =
             |view: &View| RowsArgs { at: element(view, []), strides_bytes: [0, 1, 2].map(|i| view.strides[i] * view.dtype.bytes() as u64) };
@@ -387,8 +400,8 @@ impl Algorithm for Backward {
             let behind = Around::Behind(self.ty, spec.head, spec.keeps_keys(), spec.ragged);
             program.launch(Launch::new(behind.kernel(), grid, args.bound(&spec.ragged)).overlapping());
         }
-        if let Some(of_bias) = &self.of_bias {
-            of_bias.launch(&mut program, p, &self.d_o, Known { lse_log2, delta, band, score_mod });
+        for of_pairs in &self.of_pairs {
+            of_pairs.launch(&mut program, p, &self.d_o, Known { lse_log2, delta, band, score_mod });
         }
         Ok(program)
     }
@@ -433,7 +446,7 @@ impl Algorithm for Backward {
             Spec { function: function.clone(), score, ..of }.kernel()
         }));
         kernels.extend(blocks::catalog());
-        kernels.extend(BiasGradient::catalog());
+        kernels.extend(PairGradient::catalog());
         kernels
     }
 }

@@ -268,6 +268,7 @@ fn run_under(case: Case, schedules: Vec<(bool, interp::Options)>) -> Vec<Vec<u8>
                 dv: Some(view(outputs[2], value, keys, kv_heads)),
                 dbias: mods.bias.map(|dtype| line(outputs[3], dtype, [0, queries * keys, keys, 1])),
                 dsinks: None,
+                d_score: Vec::new(),
             },
         };
         let accepted = Backward::accept(&Problem::Attention(problem), &Arch::virtual_device(2)).expect("accepted");

@@ -18,6 +18,7 @@ use verdigris_kir::tile::ring::{Ring, RingScope};
 use super::super::band::{BandArgs, SinkArgs};
 use super::super::descale::DescaleArgs;
 use super::super::half::Half;
+use super::super::of_queries::OfQueriesArgs;
 use super::super::paged::PagesArgs;
 use super::super::ragged::{OfKeys, OffsetsArgs};
 use super::super::softmax::{Rows, Softmax};
@@ -144,16 +145,16 @@ verdigris_kir::parameters! {
         pub(super) k: Map = spec.k_map(),
         pub(super) v: Option<Map> = spec.v_map(),
         pub(super) o: Write = 16,
-        /// f32, natural logarithms; and whether it is written at all.
-        pub(super) log_sum_exp: Write = 4,
-        pub(super) has_log_sum_exp: u32,
+        /// Natural logarithms.
+        pub(super) log_sum_exp: OfQueriesArgs = (),
+        pub(super) max_scores: OfQueriesArgs = (),
         /// Bytes from one batch, head and query to the next.
         pub(super) q_strides: [u64; 3],
         pub(super) o_strides: [u64; 3],
-        pub(super) log_sum_exp_strides: [u64; 3],
-        /// Where there are several parts, f32: results and log-sum-exp of each, `[batch][head][query][part]`.
+        /// Where there are several parts, f32: results, log-sum-exp and greatest score of each, `[batch][head][query][part]`.
         pub(super) partial: Write = 16,
         pub(super) partial_log_sum_exp: Write = 4,
+        pub(super) partial_max_scores: Write = 4,
         pub(super) queries: u32,
         pub(super) keys: u32,
         /// Vectors of 8 elements in a query.
@@ -326,12 +327,12 @@ fn decode<'k>(k: Kernel<'k>, spec: &Spec) {
             Some(from) => widened(from),
         }
 
-        let (rows, has_log_sum_exp) = (softmax.finish(Some(sinks)), (thread & 3).eq(0));
+        let (rows, writes_numbers) = (softmax.finish(Some(sinks)), (thread & 3).eq(0));
         let rows = match descales {
             None => rows,
             Some(descales) => Rows { factor: rows.factor.map(|factor| factor * descales.v), ..rows },
         };
-        part.store(row, Results { sums: &sums, rows, column, elements: params.elements, has_log_sum_exp });
+        part.store(row, Results { sums: &sums, rows, column, elements: params.elements, writes_numbers });
     };
 
     part.when_it_has_rows(|| {

@@ -139,7 +139,7 @@ pub(super) fn latent<'k>(k: Kernel<'k>, spec: &Spec) {
                 rows: softmax.finish(Some(sinks)),
                 column: first_element + column,
                 elements: params.elements.max(first_element) - first_element,
-                has_log_sum_exp: k.thread().lt(WARPGROUP) & (thread & 3).eq(0),
+                writes_numbers: k.thread().lt(WARPGROUP) & (thread & 3).eq(0),
             },
         );
     };

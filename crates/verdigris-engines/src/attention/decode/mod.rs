@@ -42,6 +42,7 @@ use super::descale::DescaleArgs;
 use super::dropout;
 use super::half::Half;
 use super::mapped;
+use super::of_queries::OfQueriesArgs;
 use super::paged::{self, PagesArgs};
 use super::ragged::{self, OffsetsArgs};
 use super::score_mod;
@@ -72,6 +73,7 @@ pub(super) struct Decode {
     problem: AttentionProblem,
     o: View,
     log_sum_exp: Option<View>,
+    max_scores: Option<View>,
     spec: Spec,
     scale: f32,
     arch: Arch,
@@ -92,7 +94,7 @@ impl Algorithm for Decode {
         let Problem::Attention(p) = problem else {
             return Err(Self::ID.refusal(Reason::Problem, format_args!("{}, taken is attention", problem.kind())));
         };
-        let AttentionPass::Forward { o, log_sum_exp } = &p.pass else {
+        let AttentionPass::Forward { o, log_sum_exp, max_scores } = &p.pass else {
             return Err(Self::ID.refusal(Reason::Direction, "the gradient, taken is attention itself"));
         };
         Self::ID.require(
@@ -131,7 +133,10 @@ impl Algorithm for Decode {
             }
         };
         let scale = score_mod::plain_scale(Self::ID, p)?;
-        band::require(Self::ID, p, log_sum_exp)?;
+        // There what is taken off exponents follows the greatest score with some slack.
+        let rule = "greatest scores beside values that are elements of the keys, taken without";
+        Self::ID.require(!latent || max_scores.is_none(), Reason::Epilogue, rule)?;
+        band::require(Self::ID, p, &[("log_sum_exp", log_sum_exp.as_ref()), ("max_scores", max_scores.as_ref())])?;
         let of_eight = p.d.is_multiple_of(8) && p.d_v.is_multiple_of(8);
         Self::ID.require(of_eight, Reason::Extent, format_args!("heads of {} and {} elements, taken are multiples of 8", p.d, p.d_v))?;
         let classes = if cache.is_some() { CACHED } else { CLASSES };
@@ -147,7 +152,15 @@ impl Algorithm for Decode {
             format_args!("{rows} queries of all heads, taken are fewer than 2^23"),
         )?;
         let spec = Spec { ty, head, value, block, stages, paged: p.is_paged(), ragged: p.is_ragged(), latent, cache };
-        Ok(Decode { problem: p.clone(), o: o.clone(), log_sum_exp: log_sum_exp.clone(), spec, scale, arch: arch.clone() })
+        Ok(Decode {
+            problem: p.clone(),
+            o: o.clone(),
+            log_sum_exp: log_sum_exp.clone(),
+            max_scores: max_scores.clone(),
+            spec,
+            scale,
+            arch: arch.clone(),
+        })
     }
 
     fn configs(&self) -> Vec<Config> {
@@ -246,16 +259,10 @@ impl Algorithm for Decode {
         let mut program = empty_program(&p.slots());
         let is_split = config.parts > 1;
         let o = element(&self.o, []);
-        let queries = p.b * p.h * p.s_q * u64::from(config.parts);
-        let [partial, partial_log_sum_exp] = match is_split {
-            true => [("results of parts", queries * p.d_v * 4), ("log-sum-exp of parts", queries * 4)]
-                .map(|(name, bytes)| program.add_scratch(name, bytes)),
-            false => [o; 2],
-        };
+        let [partial, partial_log_sum_exp, partial_max_scores] =
+            combine::add_parts(&mut program, o, [config.parts, p.d_v as u32], p.b * p.h * p.s_q, self.max_scores.is_some());
         let strides_bytes = |view: &View| [0, 1, 2].map(|i| view.strides[i] * view.dtype.bytes() as u64);
-        let log_sum_exp = self.log_sum_exp.as_ref().map_or(o, |view| element(view, []));
-        let log_sum_exp_strides = self.log_sum_exp.as_ref().map_or([0; 3], strides_bytes);
-        let has_log_sum_exp = u32::from(self.log_sum_exp.is_some());
+        let [log_sum_exp, max_scores] = [&self.log_sum_exp, &self.max_scores].map(|view| OfQueriesArgs::new(&self.o, view));
         let [k_stored, v_stored] = spec.stored_tiles();
         let args = ParamsArgs {
             q: element(&p.q, []),
@@ -263,12 +270,12 @@ impl Algorithm for Decode {
             v: (!spec.latent).then(|| paged::map(p, "v", &p.v, v_stored)),
             o,
             log_sum_exp,
-            has_log_sum_exp,
+            max_scores,
             q_strides: strides_bytes(&p.q),
             o_strides: strides_bytes(&self.o),
-            log_sum_exp_strides,
             partial,
             partial_log_sum_exp,
+            partial_max_scores,
             queries: p.s_q as u32,
             keys: p.s_kv as u32,
             q_vectors: (p.d / 8) as u32,
@@ -290,11 +297,11 @@ impl Algorithm for Decode {
             let args = CombineArgs {
                 partial,
                 partial_log_sum_exp,
+                partial_max_scores,
                 o,
-                log_sum_exp,
-                has_log_sum_exp,
                 o_strides: strides_bytes(&self.o),
-                log_sum_exp_strides,
+                log_sum_exp,
+                max_scores,
                 parts: config.parts,
                 elements: p.d_v as u32,
                 queries: p.s_q as u32,

@@ -41,8 +41,8 @@ pub(super) struct Results<'s, 'k> {
     /// The element of the thread's first column, and how many elements there are from the first one of the sums on.
     pub(super) column: Val<'k, u32>,
     pub(super) elements: Val<'k, u32>,
-    /// Whether the log-sum-exp of the thread's rows is for it to write.
-    pub(super) has_log_sum_exp: Val<'k, bool>,
+    /// Whether the log-sum-exp and the greatest score of the thread's rows are for it to write.
+    pub(super) writes_numbers: Val<'k, bool>,
 }
 
 impl<'p, 'k> Part<'p, 'k> {
@@ -194,7 +194,7 @@ impl<'p, 'k> Part<'p, 'k> {
     }
 
     /// Writes results, or what this part has of them.
-    pub(super) fn store(&self, row: Val<'k, u32>, Results { sums, rows: result, column, elements, has_log_sum_exp }: Results<'_, 'k>) {
+    pub(super) fn store(&self, row: Val<'k, u32>, Results { sums, rows: result, column, elements, writes_numbers }: Results<'_, 'k>) {
         let (k, params, parts) = (self.kernel, self.params, self.params.parts);
         for (half, (query, head)) in self.places(row).into_iter().enumerate() {
             // Rows beyond a length give nothing, nor do those without a key.
@@ -202,30 +202,33 @@ impl<'p, 'k> Part<'p, 'k> {
             let gives = counts & result.has_keys[half];
             let factor = result.factor[half];
             let value = |block: u32, odd: u32| k.select(gives, sums.element(block, half as u32, odd) * factor, 0.0);
-            let log_sum_exp = k.select(counts, result.log_sum_exp[half], f32::NEG_INFINITY);
-            let at = |[of_batch, of_head, of_query]: [Val<'k, u64>; 3]| {
-                self.batch.widen() * of_batch + head.widen() * of_head + self.row_of(query).widen() * of_query
-            };
+            let [log_sum_exp, greatest] =
+                [result.log_sum_exp, result.greatest].map(|of_rows| k.select(counts, of_rows[half], f32::NEG_INFINITY));
             let for_each_pair = |store: &dyn Fn(u32, [Val<'k, f32>; 2])| {
                 for block in 0..sums.columns() / 8 {
                     k.when(elements.gt(8 * block), || store(block, [value(block, 0), value(block, 1)]));
                 }
             };
             let whole = || {
-                let to = params.o.moved(at(params.o_strides) + (column << 1).widen()).address();
+                let at = [self.batch, head, self.row_of(query)];
+                let of_row = at.iter().zip(params.o_strides).map(|(at, stride)| at.widen() * stride);
+                let to = params.o.moved(of_row.fold((column << 1).widen(), |sum, part| sum + part)).address();
                 for_each_pair(&|block, [low, high]| {
                     k.st_global(to, i64::from(16 * block), k.pack::<u32>(self.spec.ty.packed(), low, high));
                 });
-                k.when(has_log_sum_exp & params.has_log_sum_exp.ne(0), || {
-                    k.st_global(params.log_sum_exp.moved(at(params.log_sum_exp_strides)).address(), 0, log_sum_exp);
-                });
+                params.log_sum_exp.store(k, writes_numbers, at, log_sum_exp);
+                params.max_scores.store(k, writes_numbers, at, greatest);
             };
             let a_part = || {
                 let heads = params.heads_of_keys.value() * params.group.value();
                 let number = combine::place([self.batch, head, query], [heads, params.queries], [self.number, parts.value()]);
                 let to = params.partial.moved(number * (params.elements << 2).widen() + (column << 2).widen()).address();
                 for_each_pair(&|block, pair| k.st_global_vector(to, i64::from(32 * block), &pair, Cache::Default));
-                k.when(has_log_sum_exp, || k.st_global(params.partial_log_sum_exp.moved(number * 4u64).address(), 0, log_sum_exp));
+                k.when(writes_numbers, || {
+                    k.st_global(params.partial_log_sum_exp.moved(number * 4u64).address(), 0, log_sum_exp);
+                    let of_parts = params.partial_max_scores.moved(number * 4u64);
+                    k.when(params.max_scores.is_asked.ne(0), || k.st_global(of_parts.address(), 0, greatest));
+                });
             };
             let is_there = (self.first_row + row + 8 * half as u32).lt(self.rows);
             k.when(is_there, || k.when_else(parts.value().eq(1), whole, a_part));

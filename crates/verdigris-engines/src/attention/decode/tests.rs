@@ -191,6 +191,7 @@ fn run(case: Case, parts: &[u32]) {
             pass: AttentionPass::Forward {
                 o: tensor(o, queries, heads, value),
                 log_sum_exp: Some(view(lse, DType::F32, [heads * queries, queries, 1, 0])),
+                max_scores: None,
             },
         };
         let decode = Decode::accept(&Problem::Attention(problem), &Arch::virtual_device(2)).expect("accepted");

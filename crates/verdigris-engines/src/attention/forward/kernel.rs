@@ -9,7 +9,7 @@ use std::ops::Range;
 use verdigris_kir::face::{Kernel, LoadOptions, Mbarrier, Role, TensorMap, Val, Var, WgmmaA};
 use verdigris_kir::inst::Packed;
 use verdigris_kir::ir::Access;
-use verdigris_kir::params::{Divide, Map, ReadWrite, Write};
+use verdigris_kir::params::{Divide, Map, ReadWrite};
 use verdigris_kir::tile::dynamic::Handout;
 use verdigris_kir::tile::fragment::Fragment;
 use verdigris_kir::tile::ring::{Ring, RingScope};
@@ -20,6 +20,7 @@ use super::super::blocks::{Entry, ListedArgs};
 use super::super::descale::DescaleArgs;
 use super::super::dropout::{DropoutArgs, WordsOfKeys};
 use super::super::function::FunctionArgs;
+use super::super::of_queries::OfQueriesArgs;
 use super::super::order::OrderArgs;
 use super::super::paged::PagesArgs;
 use super::super::ragged::{OfKeys, OffsetsArgs, RowsOutArgs};
@@ -38,10 +39,9 @@ verdigris_kir::parameters! {
         pub(super) k: Map = spec.k_map(),
         pub(super) v: Map = spec.v_map(),
         pub(super) o: Map = spec.o_map(),
-        /// f32, natural logarithms; with the bytes from one batch, head and query to the next, and whether it is written at all.
-        pub(super) log_sum_exp: Write = 4,
-        pub(super) log_sum_exp_strides: [u64; 3],
-        pub(super) has_log_sum_exp: u32,
+        /// Natural logarithms.
+        pub(super) log_sum_exp: OfQueriesArgs = (),
+        pub(super) max_scores: OfQueriesArgs = (),
         pub(super) queries: u32,
         pub(super) keys: u32,
         /// Blocks of keys.
@@ -430,16 +430,15 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
                 }
                 _ => store_all(),
             }
-            k.when((thread & 3).eq(0) & params.has_log_sum_exp.ne(0), || {
-                let [of_batch, of_head, of_query] = params.log_sum_exp_strides;
-                let head = params.log_sum_exp.moved(tile.map_batch(k).widen() * of_batch + tile.head.widen() * of_head);
-                for (half, value) in (0..).zip(rows.log_sum_exp) {
+            for (of_queries, values) in [(&params.log_sum_exp, rows.log_sum_exp), (&params.max_scores, rows.greatest)] {
+                for (half, value) in (0..).zip(values) {
                     let query = own_row + row + 8 * half;
                     let value = if bounded { k.select(counts[half as usize], value, f32::NEG_INFINITY) } else { value };
                     let end = tile.own.map_or(queries, |[own, _]| own.count);
-                    k.when(query.lt(end), || k.st_global(head.moved(tile.query_row(query).widen() * of_query).address(), 0, value));
+                    let at = [tile.map_batch(k), tile.head, tile.query_row(query)];
+                    of_queries.store(k, (thread & 3).eq(0) & query.lt(end), at, value);
                 }
-            });
+            }
             if spec.output_bytes() == 0 {
                 k.when(thread.eq(0), || k.bulk_wait_read(0));
                 release_queries();

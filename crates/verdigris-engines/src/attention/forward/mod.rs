@@ -47,6 +47,7 @@ use super::dropout::{self, DropoutArgs};
 use super::function::{self, FunctionArgs, Lies};
 use super::half::Half;
 use super::mapped::{self, UNBOUNDED};
+use super::of_queries::OfQueriesArgs;
 use super::order::OrderArgs;
 use super::paged::{self, PagesArgs};
 use super::ragged::{self, OffsetsArgs, RowsOutArgs};
@@ -55,7 +56,6 @@ use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::cost::{Loop, Stream, Traffic, Work, wgmma_cycles};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal, empty_program};
-use crate::layout::space::element;
 
 use kernel::ParamsArgs;
 use spec::{Mask, Spec};
@@ -214,6 +214,7 @@ pub(super) struct Forward {
     problem: AttentionProblem,
     o: View,
     log_sum_exp: Option<View>,
+    max_scores: Option<View>,
     /// Of results.
     ty: Half,
     fp8: bool,
@@ -251,7 +252,7 @@ impl Algorithm for Forward {
         let Problem::Attention(p) = problem else {
             return Err(Self::ID.refusal(Reason::Problem, format_args!("{}, taken is attention", problem.kind())));
         };
-        let AttentionPass::Forward { o, log_sum_exp } = &p.pass else {
+        let AttentionPass::Forward { o, log_sum_exp, max_scores } = &p.pass else {
             return Err(Self::ID.refusal(Reason::Direction, "the gradient, taken is attention itself"));
         };
         Self::ID.require(
@@ -272,7 +273,7 @@ impl Algorithm for Forward {
             dropout::require_none(Self::ID, p)?;
         }
         let scale = if score_mod { 1.0 } else { score_mod::plain_scale(Self::ID, p)? };
-        band::require(Self::ID, p, log_sum_exp)?;
+        band::require(Self::ID, p, &[("log_sum_exp", log_sum_exp.as_ref()), ("max_scores", max_scores.as_ref())])?;
         ragged::require(Self::ID, p)?;
         if p.block_map.is_some() {
             Self::ID.require(!fp8, Reason::DType, "8 bits beside a map of blocks, taken are bf16 and f16")?;
@@ -305,6 +306,7 @@ impl Algorithm for Forward {
             problem: p.clone(),
             o: o.clone(),
             log_sum_exp: log_sum_exp.clone(),
+            max_scores: max_scores.clone(),
             ty,
             fp8,
             scale,
@@ -456,15 +458,13 @@ impl Algorithm for Forward {
             false => paged::map(p, "v", &p.v, spec.v_tile()),
         };
         let listed: Option<ListedArgs> = blocks::list(p, &mut program, ListOf::Keys { block: spec.block, tile: spec.queries() });
-        let strides_bytes = |view: &View| [0, 1, 2].map(|i| view.strides[i] * view.dtype.bytes() as u64);
         let args = ParamsArgs {
             q: map("q", &p.q, spec.q_tile().map(Access::Read)),
             k: paged::map(p, "k", &p.k, spec.k_tile()),
             v,
             o: map("o", &self.o, spec.o_map()),
-            log_sum_exp: self.log_sum_exp.as_ref().map_or(element(&self.o, []), |view| element(view, [])),
-            log_sum_exp_strides: self.log_sum_exp.as_ref().map_or([0; 3], strides_bytes),
-            has_log_sum_exp: u32::from(self.log_sum_exp.is_some()),
+            log_sum_exp: OfQueriesArgs::new(&self.o, &self.log_sum_exp),
+            max_scores: OfQueriesArgs::new(&self.o, &self.max_scores),
             queries: p.s_q as u32,
             keys: p.s_kv as u32,
             key_blocks: p.s_kv.div_ceil(u64::from(spec.block)) as u32,

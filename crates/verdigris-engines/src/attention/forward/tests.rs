@@ -270,6 +270,7 @@ fn run(case: Case) {
             pass: AttentionPass::Forward {
                 o: view_of(spec.ty.dtype(), o_slot, value, queries, heads),
                 log_sum_exp: Some(line(lse_slot, DType::F32, [heads * queries, queries, 1, 0])),
+                max_scores: None,
             },
         };
         let arch = Arch { l2_bytes: case.l2_bytes, ..Arch::virtual_device(case.sms) };

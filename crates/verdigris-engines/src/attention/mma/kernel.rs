@@ -18,6 +18,7 @@ use super::super::combine;
 use super::super::dropout::DropoutIfAnyArgs;
 use super::super::function::{self, FunctionArgs, Source};
 use super::super::half::Half;
+use super::super::of_queries::OfQueriesArgs;
 use super::super::order::{OrderArgs, Place};
 use super::super::paged::{PagesIfAny, PagesIfAnyArgs};
 use super::super::ragged::OffsetsIfAnyArgs;
@@ -126,13 +127,13 @@ verdigris_kir::parameters! {
         pub(super) o_strides: [u64; 3],
         /// Elements of a result: an even number.
         pub(super) o_elements: u32,
-        /// f32, natural logarithms; and whether it is written at all.
-        pub(super) log_sum_exp: Write = 4,
-        pub(super) log_sum_exp_strides: [u64; 3],
-        pub(super) has_log_sum_exp: u32,
-        /// Where there are several parts, f32: results and log-sum-exp of each, `[batch][head][query][part]`.
+        /// Natural logarithms.
+        pub(super) log_sum_exp: OfQueriesArgs = (),
+        pub(super) max_scores: OfQueriesArgs = (),
+        /// Where there are several parts, f32: results, log-sum-exp and greatest score of each, `[batch][head][query][part]`.
         pub(super) partial: Write = 4,
         pub(super) partial_log_sum_exp: Write = 4,
+        pub(super) partial_max_scores: Write = 4,
         pub(super) queries: u32,
         pub(super) keys: u32,
         pub(super) heads: u32,
@@ -362,22 +363,21 @@ fn attend<'k>(k: Kernel<'k>, spec: &Spec) {
                 let counts = query.lt(queries);
                 let gives = counts & result.has_keys[half];
                 let factor = dropped.map_or(result.factor[half], |dropped| result.factor[half] * dropped);
-                let at = |[of_batch, of_head, of_query]: [Val<'k, u64>; 3]| {
-                    query_batch.widen() * of_batch + head.widen() * of_head + query_row(query).widen() * of_query
-                };
                 let value = |block: u32, odd: u32| k.select(gives, sums.element(block, half as u32, odd) * factor, 0.0);
-                let log_sum_exp = k.select(counts, result.log_sum_exp[half], f32::NEG_INFINITY);
+                let [log_sum_exp, greatest] =
+                    [result.log_sum_exp, result.greatest].map(|of_rows| k.select(counts, of_rows[half], f32::NEG_INFINITY));
                 let for_each_pair = |store: &dyn Fn(u32, [Val<'k, f32>; 2])| {
                     for block in 0..spec.value / 8 {
                         k.when((column + 8 * block).lt(params.o_elements), || store(block, [value(block, 0), value(block, 1)]));
                     }
                 };
                 let whole = || {
-                    let to = params.o.moved(at(params.o_strides) + (column << 1).widen()).address();
+                    let at = [query_batch, head, query_row(query)];
+                    let of_row = at.iter().zip(params.o_strides).map(|(at, stride)| at.widen() * stride);
+                    let to = params.o.moved(of_row.fold((column << 1).widen(), |sum, part| sum + part)).address();
                     for_each_pair(&|block, [low, high]| k.st_global(to, i64::from(16 * block), k.pack::<u32>(spec.ty.packed(), low, high)));
-                    k.when((thread & 3).eq(0) & params.has_log_sum_exp.ne(0), || {
-                        k.st_global(params.log_sum_exp.moved(at(params.log_sum_exp_strides)).address(), 0, log_sum_exp);
-                    });
+                    params.log_sum_exp.store(k, (thread & 3).eq(0), at, log_sum_exp);
+                    params.max_scores.store(k, (thread & 3).eq(0), at, greatest);
                 };
                 let a_part = || {
                     let number = combine::place([batch, head, query], [params.heads, params.queries], [part, params.parts.value()]);
@@ -386,7 +386,11 @@ fn attend<'k>(k: Kernel<'k>, spec: &Spec) {
                         k.st_global(to, i64::from(32 * block), low);
                         k.st_global(to, i64::from(32 * block + 4), high);
                     });
-                    k.when((thread & 3).eq(0), || k.st_global(params.partial_log_sum_exp.moved(number * 4u64).address(), 0, log_sum_exp));
+                    k.when((thread & 3).eq(0), || {
+                        k.st_global(params.partial_log_sum_exp.moved(number * 4u64).address(), 0, log_sum_exp);
+                        let of_parts = params.partial_max_scores.moved(number * 4u64);
+                        k.when(params.max_scores.is_asked.ne(0), || k.st_global(of_parts.address(), 0, greatest));
+                    });
                 };
                 k.when((*row + 8 * half as u32).lt(rows), || k.when_else(params.parts.value().eq(1), whole, a_part));
             }

@@ -44,6 +44,7 @@ use super::dropout::{self, DropoutIfAnyArgs};
 use super::function::{self, FunctionArgs, Lies};
 use super::half::Half;
 use super::mapped;
+use super::of_queries::OfQueriesArgs;
 use super::order::OrderArgs;
 use super::paged::PagesIfAnyArgs;
 use super::ragged::{self, OffsetsIfAnyArgs};
@@ -98,6 +99,7 @@ pub(super) struct Mma {
     problem: AttentionProblem,
     o: View,
     log_sum_exp: Option<View>,
+    max_scores: Option<View>,
     ty: Half,
     /// What is left of the scale where nothing else makes scores.
     scale: f32,
@@ -123,7 +125,7 @@ impl Algorithm for Mma {
         let Problem::Attention(p) = problem else {
             return Err(Self::ID.refusal(Reason::Problem, format_args!("{}, taken is attention", problem.kind())));
         };
-        let AttentionPass::Forward { o, log_sum_exp } = &p.pass else {
+        let AttentionPass::Forward { o, log_sum_exp, max_scores } = &p.pass else {
             return Err(Self::ID.refusal(Reason::Direction, "the gradient, taken is attention itself"));
         };
         require_chip(arch)?;
@@ -140,7 +142,7 @@ impl Algorithm for Mma {
             dropout::require_none(Self::ID, p)?;
         }
         let scale = if score_mod { 1.0 } else { score_mod::plain_scale(Self::ID, p)? };
-        band::require(Self::ID, p, log_sum_exp)?;
+        band::require(Self::ID, p, &[("log_sum_exp", log_sum_exp.as_ref()), ("max_scores", max_scores.as_ref())])?;
         ragged::require(Self::ID, p)?;
         if p.is_paged() {
             dropout::require_none(Self::ID, p)?;
@@ -152,8 +154,8 @@ impl Algorithm for Mma {
         Self::ID.require(tiles < 1 << 30, Reason::Extent, format_args!("{tiles} tiles of 64 queries, taken are fewer than 2^30"))?;
         let copied = tensors.into_iter().take(3).map(|(name, view)| alignment_bytes(p, name, view));
         let copy_bytes = copied.min().unwrap_or(LEAST_COPY_BYTES) as u32;
-        let (o, log_sum_exp) = (o.clone(), log_sum_exp.clone());
-        let accepted = Mma { problem: p.clone(), o, log_sum_exp, ty, scale, score_mod, copy_bytes, arch: arch.clone() };
+        let (o, log_sum_exp, max_scores) = (o.clone(), log_sum_exp.clone(), max_scores.clone());
+        let accepted = Mma { problem: p.clone(), o, log_sum_exp, max_scores, ty, scale, score_mod, copy_bytes, arch: arch.clone() };
         let least = accepted.specs().map(|spec| spec.shared_bytes()).min().unwrap_or(0);
         let limit = arch.shared_bytes_per_cta;
         Self::ID.require(least <= limit, Reason::SharedMemory, format_args!("{least} bytes of {limit}"))?;
@@ -244,16 +246,10 @@ impl Algorithm for Mma {
     fn lower(&self, config: &Config) -> Result<Program, Refusal> {
         let (p, spec) = (&self.problem, self.spec(config));
         let mut program = empty_program(&p.slots());
-        let rows_of_parts = p.b * p.h * p.s_q * u64::from(config.parts);
         let o = element(&self.o, []);
-        let [partial, partial_log_sum_exp] = match config.parts > 1 {
-            true => [("results of parts", rows_of_parts * p.d_v * 4), ("log-sum-exp of parts", rows_of_parts * 4)]
-                .map(|(name, bytes)| program.add_scratch(name, bytes)),
-            false => [o; 2],
-        };
-        let log_sum_exp = self.log_sum_exp.as_ref().map_or(o, |view| element(view, []));
-        let log_sum_exp_strides = self.log_sum_exp.as_ref().map_or([0; 3], strides_bytes);
-        let has_log_sum_exp = u32::from(self.log_sum_exp.is_some());
+        let [partial, partial_log_sum_exp, partial_max_scores] =
+            combine::add_parts(&mut program, o, [config.parts, p.d_v as u32], p.b * p.h * p.s_q, self.max_scores.is_some());
+        let [log_sum_exp, max_scores] = [&self.log_sum_exp, &self.max_scores].map(|view| OfQueriesArgs::new(&self.o, view));
         let members = self.members(&spec);
         let group = (p.group() / members) as u32;
         let is_cut = p.left.is_some() || p.right.is_some();
@@ -268,10 +264,10 @@ impl Algorithm for Mma {
             o_strides: strides_bytes(&self.o),
             o_elements: p.d_v as u32,
             log_sum_exp,
-            log_sum_exp_strides,
-            has_log_sum_exp,
+            max_scores,
             partial,
             partial_log_sum_exp,
+            partial_max_scores,
             queries: p.s_q as u32,
             keys: p.s_kv as u32,
             heads: p.h as u32,
@@ -295,11 +291,11 @@ impl Algorithm for Mma {
             let args = CombineArgs {
                 partial,
                 partial_log_sum_exp,
+                partial_max_scores,
                 o,
-                log_sum_exp,
-                has_log_sum_exp,
                 o_strides: strides_bytes(&self.o),
-                log_sum_exp_strides,
+                log_sum_exp,
+                max_scores,
                 parts: config.parts,
                 elements: p.d_v as u32,
                 queries: p.s_q as u32,

@@ -237,7 +237,7 @@ fn run(
             q: view(slots[0], strides_of_batches[0]),
             k: view(slots[1], strides_of_batches[1]),
             v: view(slots[2], strides_of_batches[2]),
-            pass: AttentionPass::Forward { o: view(o, strides_of_batches[3]), log_sum_exp: None },
+            pass: AttentionPass::Forward { o: view(o, strides_of_batches[3]), log_sum_exp: None, max_scores: None },
             ..parsed
         };
         let mut numbers = |numbers: &[i32]| {

@@ -1,4 +1,4 @@
-//! The kernels: rows that gather their partners' elements by weights, sums of rows, and the gradients of bias and sinks.
+//! The kernels: rows that gather their partners' elements by weights, sums of rows, and the gradients of bias, sinks and what a function of scores reads.
 
 use std::fmt::Write as _;
 
@@ -14,6 +14,7 @@ use super::super::dropout::DropoutArgs;
 use super::super::function::{self, Source};
 use super::name::Name;
 use super::pass::Pass;
+use super::shares::SharesArgs;
 use crate::fuse::compute::{self, Compute};
 use crate::fuse::lanes;
 use crate::fuse::math;
@@ -41,7 +42,7 @@ pub(super) struct Spec {
     pub dropout: bool,
     /// Elements of a row that a lane has, 32 apart.
     pub columns: u32,
-    /// Lanes that share an element of the gradient of the bias: 1 or a warp.
+    /// Lanes that share an element of the gradient of the bias, or of what the function reads: 1 or a warp.
     pub team: u32,
     /// What is read and written, in the order of the problem's operands.
     pub operands: Vec<(Name, DType)>,
@@ -96,6 +97,12 @@ impl Spec {
         self.operands.iter().any(|(name, _)| *name == Name::BlockMap)
     }
 
+    /// Of the pass that gives shares of a table's gradient, its number and the step that says a place in it.
+    fn entry_step(&self) -> Option<(u32, u32)> {
+        let Pass::Shares(own) = self.pass else { return None };
+        function::place_of_table(&self.function, own).map(|x| (own, x))
+    }
+
     fn name(&self) -> String {
         let flag = |set: bool, word: &str| if set { format!("_{word}") } else { String::new() };
         let flags = [
@@ -135,8 +142,10 @@ impl Spec {
         match self.pass {
             Pass::Forward | Pass::Queries | Pass::Keys | Pass::Values => run.gather(),
             Pass::RowSums => run.row_sums(),
-            Pass::Bias => run.bias(),
+            Pass::Bias | Pass::Operand(_) => run.bias(),
             Pass::Sinks => run.sinks(),
+            Pass::Shares(_) => super::shares::shares(&run),
+            Pass::SumOfShares(number) => super::shares::sum(&run, number),
         }
     }
 
@@ -144,7 +153,7 @@ impl Spec {
         self.operands.iter().map(|&(name, dtype)| strided::declaration(dtype, 4, self.pass.writes(name))).collect()
     }
 
-    fn bytes(&self) -> u32 {
+    pub(super) fn bytes(&self) -> u32 {
         if self.double { 8 } else { 4 }
     }
 }
@@ -178,7 +187,7 @@ verdigris_kir::parameters! {
 verdigris_kir::parameters! {
     /// Of every pass.
     pub(super) struct Values / KernelArgs of Spec as spec {
-        /// Tiles of the rows of a head; of the gradient of the bias, of its columns.
+        /// Tiles of the rows of a head; of the gradient of the bias or of what the function reads, of its columns.
         pub row_tiles: Divide,
         pub column_blocks: Divide,
         /// Heads that have rows.
@@ -200,7 +209,7 @@ verdigris_kir::parameters! {
         pub soft_cap: f64,
         pub dropout: Option<DropoutArgs> = spec.dropout.then_some(()),
         pub scale: Option<Number> = spec.pass.has_scores().then_some(spec.double),
-        /// Batch, head and query of the gradient of the bias, its columns, and how often the bias was repeated along each dim and in all.
+        /// Batch, head and query of the gradient of the bias, or of what the function reads, its columns, and how often it was repeated along each dim and in all.
         pub own: Extents = 3,
         pub columns_of_bias: u32,
         pub repeats: Extents = 4,
@@ -213,24 +222,25 @@ verdigris_kir::parameters! {
         /// `Σ d_o · o` of each query.
         pub sums: Option<Read> = spec.pass.reads_sums().then_some(spec.bytes()),
         pub sums_to: Option<Write> = (spec.pass == Pass::RowSums).then_some(spec.bytes()),
+        pub shares: Option<SharesArgs> = matches!(spec.pass, Pass::Shares(_) | Pass::SumOfShares(_)).then(|| spec.bytes()),
     }
 }
 
 /// A query or a key by its place.
 #[derive(Clone, Copy)]
-struct Place<'k> {
-    b: Val<'k, u32>,
+pub(super) struct Place<'k> {
+    pub(super) b: Val<'k, u32>,
     /// The head of queries, of a query; of keys, of a key.
-    head: Val<'k, u32>,
+    pub(super) head: Val<'k, u32>,
     /// The row of the tensor.
-    s: Val<'k, u32>,
+    pub(super) s: Val<'k, u32>,
 }
 
 /// What a batch has of queries and keys, and the diagonal.
 #[derive(Clone, Copy)]
-struct Lengths<'k> {
-    q: Val<'k, i32>,
-    kv: Val<'k, i32>,
+pub(super) struct Lengths<'k> {
+    pub(super) q: Val<'k, i32>,
+    pub(super) kv: Val<'k, i32>,
     /// Where the diagonal is for query 0.
     corner: Val<'k, i32>,
     /// Of ragged tensors, the rows of the batch.
@@ -240,7 +250,7 @@ struct Lengths<'k> {
 
 /// Rows of one batch of ragged tensors, in front of `rows` whatever the offsets.
 #[derive(Clone, Copy)]
-struct Sequence<'k> {
+pub(super) struct Sequence<'k> {
     begin: Val<'k, u32>,
     count: Val<'k, u32>,
     rows: Val<'k, u32>,
@@ -248,7 +258,7 @@ struct Sequence<'k> {
 
 impl<'k> Lengths<'k> {
     /// The row of the tensor that has a query.
-    fn query(&self, i: Val<'k, u32>) -> Val<'k, u32> {
+    pub(super) fn query(&self, i: Val<'k, u32>) -> Val<'k, u32> {
         self.of_q.map_or(i, |own| own.begin + i)
     }
 
@@ -259,9 +269,11 @@ impl<'k> Lengths<'k> {
 }
 
 /// A score, and what gradients need of it.
-struct Score<'k, T> {
+pub(super) struct Score<'k, T> {
     is_attended: Val<'k, bool>,
     s: Val<'k, T>,
+    /// The entry of the table whose gradient the pass gives shares of.
+    pub(super) entry: Option<Val<'k, u32>>,
     /// Under the cap.
     tanh: Option<Val<'k, T>>,
     /// Of the function.
@@ -279,10 +291,10 @@ struct Online<'k, T> {
 }
 
 /// A kernel being built.
-struct Run<'s, 'k, T> {
-    k: Kernel<'k>,
-    spec: &'s Spec,
-    values: Values<'k>,
+pub(super) struct Run<'s, 'k, T> {
+    pub(super) k: Kernel<'k>,
+    pub(super) spec: &'s Spec,
+    pub(super) values: Values<'k>,
     operands: Vec<(Name, Strided<'k>)>,
     scale: Option<Val<'k, T>>,
 }
@@ -303,17 +315,15 @@ impl<'k, T: Compute> Operands<'k, Source> for AtScore<'_, '_, 'k, T> {
     }
 
     fn gather(&self, _: usize, from: &Source, place: AnyVal<'k>) -> AnyVal<'k> {
-        let (k, Source::Table { number, .. }) = (self.run.k, *from) else { unreachable!("a table is one") };
-        let table = function::tables(&self.run.spec.function).position(|known| known == number).expect("a table of the function");
-        let place = place.get::<T>(k).max(self.run.number(0.0)).convert::<u32>(CvtRound::IntNearest);
+        let Source::Table { number, .. } = *from else { unreachable!("a table is one") };
         let [b, head, i, _] = self.at;
-        let at = [b, head, i, place.min(self.run.values.last_entries[table])];
+        let at = [b, head, i, self.run.entry(number, place)];
         self.run.must(Name::SCORE_OPERANDS[number as usize]).at(&at).first()
     }
 }
 
 /// The value of lane `lane`.
-fn of_lane<'k, T: Compute>(k: Kernel<'k>, value: Val<'k, T>, lane: Val<'k, u32>) -> Val<'k, T> {
+pub(super) fn of_lane<'k, T: Compute>(k: Kernel<'k>, value: Val<'k, T>, lane: Val<'k, u32>) -> Val<'k, T> {
     if T::TY.bits() == 32 {
         return k.shfl_idx::<u32>(value.bitcast::<u32>(), lane).bitcast();
     }
@@ -335,11 +345,11 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
     }
 
     /// An operand that every such kernel has.
-    fn must(&self, name: Name) -> &Strided<'k> {
+    pub(super) fn must(&self, name: Name) -> &Strided<'k> {
         self.operand(name).expect("an operand that the pass always has")
     }
 
-    fn number(&self, value: f64) -> Val<'k, T> {
+    pub(super) fn number(&self, value: f64) -> Val<'k, T> {
         T::constant(self.k, value)
     }
 
@@ -356,12 +366,19 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
         self.k.select(x.eq(self.least()), self.number(0.0), T::fast_exp(x - from))
     }
 
+    /// The entry of a table, the operand of this number, at a place.
+    fn entry(&self, number: u32, place: AnyVal<'k>) -> Val<'k, u32> {
+        let table = function::tables(&self.spec.function).position(|known| known == number).expect("a table of the function");
+        let place = place.get::<T>(self.k).max(self.number(0.0)).convert::<u32>(CvtRound::IntNearest);
+        place.min(self.values.last_entries[table])
+    }
+
     /// The elements of a place, along its last dim.
-    fn line(&self, name: Name, at: Place<'k>) -> Strided<'k> {
+    pub(super) fn line(&self, name: Name, at: Place<'k>) -> Strided<'k> {
         self.must(name).at(&[at.b, at.head, at.s])
     }
 
-    fn key_head(&self, head: Val<'k, u32>) -> Val<'k, u32> {
+    pub(super) fn key_head(&self, head: Val<'k, u32>) -> Val<'k, u32> {
         self.values.group.quotient(head)
     }
 
@@ -371,14 +388,14 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
     }
 
     /// Where key `j` of a batch is, in front of the batch's end. Whatever the table says, it is in a page that there is.
-    fn key(&self, b: Val<'k, u32>, head: Val<'k, u32>, lengths: Lengths<'k>, j: Val<'k, u32>) -> Place<'k> {
+    pub(super) fn key(&self, b: Val<'k, u32>, head: Val<'k, u32>, lengths: Lengths<'k>, j: Val<'k, u32>) -> Place<'k> {
         let Some(paged) = &self.values.paged else { return Place { b, head, s: lengths.key(j) } };
         let (entry, s) = paged.page_size.split(j);
         let page = self.must(Name::PageTable).load_integer(&[b, entry]).unsigned().low32().signed();
         Place { b: page.max(0).min(paged.last.signed()).unsigned(), head, s }
     }
 
-    fn lengths(&self, b: Val<'k, u32>) -> Lengths<'k> {
+    pub(super) fn lengths(&self, b: Val<'k, u32>) -> Lengths<'k> {
         let sequence = |name: Name, rows: Val<'k, u32>, longest: Val<'k, u32>| {
             let offsets = self.operand(name)?;
             let at = |n: Val<'k, u32>| offsets.load_integer(&[n]).unsigned().low32().signed().max(0).min(rows.signed());
@@ -402,7 +419,13 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
     }
 
     /// The score of a pair, from the product of its elements.
-    fn score(&self, [b, head, i, j]: [Val<'k, u32>; 4], lengths: Lengths<'k>, inside: Val<'k, bool>, product: Val<'k, T>) -> Score<'k, T> {
+    pub(super) fn score(
+        &self,
+        [b, head, i, j]: [Val<'k, u32>; 4],
+        lengths: Lengths<'k>,
+        inside: Val<'k, bool>,
+        product: Val<'k, T>,
+    ) -> Score<'k, T> {
         let (k, spec) = (self.k, self.spec);
         let (query, key) = (i.signed(), j.signed());
         let mut is_attended = inside & query.lt(lengths.q) & key.lt(lengths.kv);
@@ -439,13 +462,14 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
         if let Some(tanh) = tanh {
             s = tanh * T::from_f64(self.values.soft_cap);
         }
-        let mut slope = None;
+        let (mut slope, mut entry) = (None, None);
         if !spec.function.is_empty() {
             let code = Code { steps: &spec.function, numbers: &self.values.numbers, computed: Some(T::DTYPE), lanes: 1 };
             let values = code.run(k, &[AnyVal::of(s)], &AtScore { run: self, at: [b, head, i, j] });
             let last = values.last().and_then(|value| value.first()).expect("a function has steps").get(k);
             s = spec.score.map_or(last, |score| values[score as usize][0].get(k));
             slope = spec.score.map(|_| last);
+            entry = spec.entry_step().map(|(number, x)| self.entry(number, values[x as usize][0]));
         }
         if let Some(bias) = self.operand(Name::Bias) {
             s = s + bias.load::<T>(&[b, head, i, j]);
@@ -455,11 +479,11 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
             let distance = distance.max(k.constant(0) - distance);
             s = k.fma(-slopes.load::<T>(&[b, head]), T::from_i32(distance), s);
         }
-        Score { is_attended, s: k.select(is_attended, s, self.least()), tanh, slope }
+        Score { is_attended, s: k.select(is_attended, s, self.least()), entry, tanh, slope }
     }
 
     /// Sums of products of the elements of each of the lines with those of another one.
-    fn dots(&self, width: Val<'k, u32>, lines: &[Strided<'k>], other: &Strided<'k>) -> Vec<Val<'k, T>> {
+    pub(super) fn dots(&self, width: Val<'k, u32>, lines: &[Strided<'k>], other: &Strided<'k>) -> Vec<Val<'k, T>> {
         let k = self.k;
         let sums: Vec<Var<'k, T>> = lines.iter().map(|_| k.var(self.number(0.0))).collect();
         k.range(width, |e| {
@@ -472,25 +496,25 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
     }
 
     /// `p` of a score.
-    fn probability(&self, score: &Score<'k, T>, total: Val<'k, T>) -> Probability<'k, T> {
+    pub(super) fn probability(&self, score: &Score<'k, T>, total: Val<'k, T>) -> Probability<'k, T> {
         let counts = score.is_attended & total.ne(self.least());
         (counts, self.k.select(counts, self.weight(score.s, total), self.number(0.0)))
     }
 
     /// A pair's `p`, or product of values, behind dropout.
-    fn drop_some(&self, [b, head, i, j]: [Val<'k, u32>; 4], value: Val<'k, T>) -> Val<'k, T> {
+    pub(super) fn drop_some(&self, [b, head, i, j]: [Val<'k, u32>; 4], value: Val<'k, T>) -> Val<'k, T> {
         let (k, Some(dropout)) = (self.k, &self.values.dropout) else { return value };
         let is_kept = dropout.of_head(k, b, head).is_kept(k, i, j);
         k.select(is_kept, value * T::from_f64(dropout.factor), self.number(0.0))
     }
 
     /// `ds` of a pair, from its product of values, behind dropout, and the sum of its row.
-    fn gradient(&self, (counts, p): Probability<'k, T>, product: Val<'k, T>, rest: Val<'k, T>) -> Val<'k, T> {
+    pub(super) fn gradient(&self, (counts, p): Probability<'k, T>, product: Val<'k, T>, rest: Val<'k, T>) -> Val<'k, T> {
         self.k.select(counts, p * (product - rest), self.number(0.0))
     }
 
     /// `Σ d_o · o` of a query, by its row of the tensor.
-    fn row_sum(&self, b: Val<'k, u32>, head: Val<'k, u32>, row: Val<'k, u32>) -> Val<'k, T> {
+    pub(super) fn row_sum(&self, b: Val<'k, u32>, head: Val<'k, u32>, row: Val<'k, u32>) -> Val<'k, T> {
         let sums = self.values.sums.expect("the pass reads sums");
         let place = match &self.values.ragged {
             None => (b * self.values.h + head).mul_wide(self.values.s_q),
@@ -559,7 +583,7 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
             let all = sink.map_or(sum * kept, |sink| k.fma(sum, kept, self.weight(sink, from)));
             let is_empty = top.eq(self.least());
             let factor = T::divide(kept, all);
-            finished.push((is_empty, factor, k.select(is_empty, self.least(), from + math::log(all))));
+            finished.push((is_empty, factor, [k.select(is_empty, self.least(), from + math::log(all)), greatest]));
         }
         let descale = self.descale(Name::VDescale, b, head);
         self.store(Name::O, [b, head, lengths.query(first)], [first, extent], [column, width], &sums, |row, sum| {
@@ -567,10 +591,11 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
             let o = sum * factor;
             k.select(is_empty, self.number(0.0), descale.map_or(o, |descale| o * descale))
         });
-        if let Some(totals) = self.operand(Name::LogSumExp) {
-            for (r, (_, _, total)) in (0..).zip(&finished) {
+        for (which, name) in [Name::LogSumExp, Name::MaxScores].into_iter().enumerate() {
+            let Some(numbers) = self.operand(name) else { continue };
+            for (r, (_, _, of_row)) in (0..).zip(&finished) {
                 k.when(block.eq(0) & k.lane().eq(0) & (first + r).lt(extent), || {
-                    totals.store(&[b, head, lengths.query(first + r)], AnyVal::of(*total));
+                    numbers.store(&[b, head, lengths.query(first + r)], AnyVal::of(of_row[which]));
                 });
             }
         }
@@ -600,6 +625,16 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
         }
     }
 
+    /// The keys that queries from `first` to `last` of a batch may attend.
+    pub(super) fn keys_of(&self, lengths: Lengths<'k>, [first, last]: [Val<'k, u32>; 2]) -> [Val<'k, u32>; 2] {
+        let (k, spec) = (self.k, self.spec);
+        let (top, bottom) = (first.signed() + lengths.corner, last.signed() + lengths.corner);
+        let from = if spec.left { top - self.values.left } else { k.constant(0) };
+        let to = if spec.right { bottom + self.values.right + 1 } else { lengths.kv };
+        let to = k.select(first.signed().lt(lengths.q), to, k.constant(0));
+        self.range(from, to, lengths.kv)
+    }
+
     /// A range of partners within their extent; empty where its end lies before its begin.
     fn range(&self, first: Val<'k, i32>, end: Val<'k, i32>, extent: Val<'k, i32>) -> [Val<'k, u32>; 2] {
         [first.max(0).min(extent).unsigned(), end.max(0).min(extent).unsigned()]
@@ -626,11 +661,7 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
             let rests = rows.iter().map(|&i| self.row_sum(b, head, lengths.query(i))).collect::<Vec<_>>();
             (lines(Name::Do), totals, rests)
         });
-        let (top, bottom) = (rows[0].signed() + lengths.corner, rows[rows.len() - 1].signed() + lengths.corner);
-        let from = if spec.left { top - self.values.left } else { k.constant(0) };
-        let to = if spec.right { bottom + self.values.right + 1 } else { lengths.kv };
-        let to = k.select(rows[0].signed().lt(lengths.q), to, k.constant(0));
-        let [begin, end] = self.range(from, to, lengths.kv);
+        let [begin, end] = self.keys_of(lengths, [rows[0], rows[rows.len() - 1]]);
         k.range_step(begin, end, 32, |base| {
             let own = base + k.lane();
             let (inside, j) = (own.lt(end), own.min(end - 1));
@@ -717,7 +748,7 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
     }
 
     /// `dt` of a pair.
-    fn through(&self, score: &Score<'k, T>, ds: Val<'k, T>) -> Val<'k, T> {
+    pub(super) fn through(&self, score: &Score<'k, T>, ds: Val<'k, T>) -> Val<'k, T> {
         match (score.tanh, score.slope) {
             // What is not attended has any tangent, NaN for one.
             (Some(tanh), _) => self.k.select(score.is_attended, ds * self.k.fma(-tanh, tanh, self.number(1.0)), self.number(0.0)),
@@ -815,11 +846,12 @@ impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
             let product = self.dots(self.values.d_v, &[self.line(Name::Do, query)], &self.line(Name::V, key))[0];
             let product = self.drop_some([b, head, i, j], product);
             let ds = self.gradient(self.probability(&score, total), product, self.row_sum(b, head, row));
-            sum.set(sum.get() + ds);
+            sum.set(sum.get() + if spec.pass.has_slope() { self.through(&score, ds) } else { ds });
         });
         let whole = lanes::over_lanes(k, spec.team, sum.get(), &|x, y| x + y);
         k.when(column.lt(self.values.columns_of_bias) & first.eq(0), || {
-            self.must(Name::Dbias).store(&[own[0], own[1], own[2], column], AnyVal::of(whole));
+            let gradient = if let Pass::Operand(number) = spec.pass { Name::D_SCORE[number as usize] } else { Name::Dbias };
+            self.must(gradient).store(&[own[0], own[1], own[2], column], AnyVal::of(whole));
         });
     }
 }

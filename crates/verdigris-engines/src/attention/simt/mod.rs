@@ -10,7 +10,8 @@
 //! of the warp attends. Results wider than 256 elements are computed in parts, each with scores of its own.
 //!
 //! The gradient takes a launch for `Σ d_o · o` of each query, one for each of dq, dk and dv, one for the bias, in which a lane or a warp has an element
-//! and goes through what it was repeated over, and one for the sinks. Nothing is added in memory, so that all of it repeats bit for bit.
+//! and goes through what it was repeated over, likewise for what a function of scores reads, and one for the sinks; of a table that it reads at places two ([`shares`]). Nothing is added in memory by
+//! more than one thread, so that all of it repeats bit for bit.
 //!
 //! **When it wins.** f32 and f64; what no other engine takes.
 //!
@@ -22,6 +23,7 @@
 mod kernel;
 mod name;
 mod pass;
+mod shares;
 
 use verdigris_graph::{AttentionPass, AttentionProblem, Chain, Corner, Problem, View};
 use verdigris_kir::ir::Target;
@@ -40,6 +42,11 @@ use crate::layout::space::divisor;
 use kernel::{BlocksArgs, KernelArgs, PagedArgs, RaggedArgs, Spec, WARPS};
 use name::Name;
 use pass::Pass;
+use shares::SharesArgs;
+
+/// Warps that an SM is to have where what they go through is cut into parts, and the most memory for what these leave.
+const WARPS_OF_SM: u64 = 16;
+const MOST_SHARES_BYTES: u64 = 64 << 20;
 
 /// An accepted problem.
 #[derive(Clone, Debug)]
@@ -47,6 +54,8 @@ pub(super) struct Simt {
     problem: AttentionProblem,
     /// Of a gradient, the function of scores with its slope.
     sloped: Option<Chain>,
+    /// And with those with respect to what it reads, of the numbers whose gradients are asked for.
+    sloped_by: Vec<Option<Chain>>,
     arch: Arch,
 }
 
@@ -79,15 +88,27 @@ impl Algorithm for Simt {
             )?;
         }
         let sloped = problem.sloped_score().filter(|_| problem.is_backward());
-        let accepted = Simt { problem: problem.clone(), sloped, arch: arch.clone() };
+        let is_asked = |number: usize| problem.operand(Name::D_SCORE[number].word()).is_some();
+        let sloped_by = (0..4).map(|number| problem.operand_sloped_score(number as u32).filter(|_| is_asked(number))).collect();
+        let accepted = Simt { problem: problem.clone(), sloped, sloped_by, arch: arch.clone() };
         for pass in accepted.passes() {
             let (spec, ctas) = (accepted.spec(pass), accepted.ctas(pass));
             Self::ID.require(ctas < 1 << 31, Reason::Extent, format_args!("{ctas} CTAs, taken below 2^31"))?;
             let target = spec.target();
             Self::ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
         }
-        let repeats = accepted.bias_repeats().iter().fold(1_u64, |all, &extent| all.saturating_mul(extent));
-        Self::ID.require(repeats < 1 << 31, Reason::Extent, format_args!("a bias that is repeated {repeats} times, taken below 2^31"))?;
+        for pass in accepted.passes() {
+            let repeats = accepted.repeats(pass).iter().fold(1_u64, |all, &extent| all.saturating_mul(extent));
+            let rule = format_args!("what is read by {}, repeated {repeats} times, taken below 2^31", pass.word());
+            Self::ID.require(repeats < 1 << 31, Reason::Extent, rule)?;
+            let elements = accepted.own_dims(pass).iter().fold(1_u64, |all, &extent| all.saturating_mul(extent));
+            let is_table = matches!(pass, Pass::Shares(_));
+            Self::ID.require(
+                !is_table || elements < 1 << 31,
+                Reason::Extent,
+                format_args!("a table of {elements} elements, taken below 2^31"),
+            )?;
+        }
         Ok(accepted)
     }
 
@@ -144,13 +165,18 @@ impl Algorithm for Simt {
         let sums = p
             .is_backward()
             .then(|| program.add_scratch("row sums", self.batches(Pass::RowSums) * p.h * p.q_rows * p.compute.bytes() as u64));
+        let mut shares = None;
         for pass in self.passes() {
             let spec = self.spec(pass);
             let ctas = self.ctas(pass);
             if ctas == 0 {
                 continue;
             }
-            let args = self.arguments(&spec, sums).bound(&spec);
+            if let Pass::Shares(_) = pass {
+                let [rows, entries] = self.table(pass);
+                shares = Some(program.add_scratch("shares of a table", rows * self.parts(pass) * entries * p.compute.bytes() as u64));
+            }
+            let args = self.arguments(&spec, sums, shares).bound(&spec);
             program.launch(Launch::new(spec.kernel(), [ctas as u32, 1, 1], args));
         }
         Ok(program)
@@ -181,9 +207,10 @@ impl Algorithm for Simt {
 impl Simt {
     /// The launches, in order.
     fn passes(&self) -> Vec<Pass> {
-        match &self.problem.pass {
+        let p = &self.problem;
+        match &p.pass {
             AttentionPass::Forward { .. } => vec![Pass::Forward],
-            AttentionPass::Backward { dq, dk, dv, dbias, dsinks, .. } => {
+            AttentionPass::Backward { dq, dk, dv, dbias, dsinks, d_score, .. } => {
                 let asked = [
                     (Pass::Queries, dq.is_some()),
                     (Pass::Keys, dk.is_some()),
@@ -191,7 +218,13 @@ impl Simt {
                     (Pass::Bias, dbias.is_some()),
                     (Pass::Sinks, dsinks.is_some()),
                 ];
-                [Pass::RowSums].into_iter().chain(asked.into_iter().filter(|(_, asked)| *asked).map(|(pass, _)| pass)).collect()
+                let is_table = |number: u32| p.score.iter().flat_map(function::last_entries).nth(number as usize).flatten().is_some();
+                let of_read = (0..).zip(d_score).filter(|(_, view)| view.is_some()).flat_map(|(number, _)| match is_table(number) {
+                    true => vec![Pass::Shares(number), Pass::SumOfShares(number)],
+                    false => vec![Pass::Operand(number)],
+                });
+                let asked = asked.into_iter().filter(|(_, asked)| *asked).map(|(pass, _)| pass);
+                [Pass::RowSums].into_iter().chain(asked).chain(of_read).collect()
             }
         }
     }
@@ -216,7 +249,7 @@ impl Simt {
         if pass.has_columns() {
             spec.columns = self.width(pass).div_ceil(32).next_power_of_two().min(8) as u32;
         }
-        if pass == Pass::Bias && self.bias_repeats().iter().product::<u64>() >= 16 {
+        if matches!(pass, Pass::Bias | Pass::Operand(_)) && self.repeats(pass).iter().product::<u64>() >= 16 {
             spec.team = 32;
         }
         spec
@@ -224,7 +257,11 @@ impl Simt {
 
     /// The function of scores as a pass has it: with its slope, where that is a factor of what it sums.
     fn function(&self, pass: Pass) -> Option<&Chain> {
-        if pass.has_slope() { self.sloped.as_ref() } else { self.problem.score.as_ref() }
+        match pass {
+            Pass::Operand(number) | Pass::Shares(number) => self.sloped_by[number as usize].as_ref(),
+            pass if pass.has_slope() => self.sloped.as_ref(),
+            _ => self.problem.score.as_ref(),
+        }
     }
 
     /// Elements of a row of what is written.
@@ -257,27 +294,58 @@ impl Simt {
         self.rows(pass)[1].div_ceil(u64::from(WARPS * self.spec(pass).rows()))
     }
 
-    /// The dims of the gradient of the bias.
-    fn bias_dims(&self) -> [u64; 4] {
-        self.problem.operand("dbias").map_or([1; 4], |view| self.problem.dims("dbias", view))
+    /// The name of the gradient that a pass gives of what pairs read: of the bias, or of what the function reads.
+    fn summed(&self, pass: Pass) -> Option<&'static str> {
+        match pass {
+            Pass::Bias => Some(Name::Dbias.word()),
+            Pass::Operand(number) | Pass::Shares(number) | Pass::SumOfShares(number) => Some(Name::D_SCORE[number as usize].word()),
+            _ => None,
+        }
     }
 
-    /// How often the bias was repeated along each dim.
-    fn bias_repeats(&self) -> [u64; 4] {
+    /// Its dims.
+    fn own_dims(&self, pass: Pass) -> [u64; 4] {
+        let gradient = self.summed(pass).and_then(|name| Some((name, self.problem.operand(name)?)));
+        gradient.map_or([1; 4], |(name, view)| self.problem.dims(name, view))
+    }
+
+    /// How often what it is the gradient of was repeated along each dim; of a table, along those in front of its entries.
+    fn repeats(&self, pass: Pass) -> [u64; 4] {
         let p = &self.problem;
-        let (own, whole) = (self.bias_dims(), [p.b, p.h, p.s_q, p.s_kv]);
-        if p.operand("dbias").is_none() {
+        if self.summed(pass).is_none() {
             return [1; 4];
         }
-        std::array::from_fn(|i| if own[i] == whole[i] { 1 } else { whole[i] })
+        let (own, whole) = (self.own_dims(pass), [p.b, p.h, p.s_q, p.s_kv]);
+        let is_table = matches!(pass, Pass::Shares(_) | Pass::SumOfShares(_));
+        std::array::from_fn(|i| if own[i] == whole[i] || (i == 3 && is_table) { 1 } else { whole[i] })
+    }
+
+    /// Rows of a table, and the entries of each.
+    fn table(&self, pass: Pass) -> [u64; 2] {
+        let [b, h, i, entries] = self.own_dims(pass);
+        [b * h * i, entries]
+    }
+
+    /// Queries of a part of those that read a row of a table: as many parts as fill the chip, whose shares are no more than memory for them.
+    fn queries_of_part(&self, pass: Pass) -> u64 {
+        let ([rows, entries], queries) = (self.table(pass), self.repeats(pass).iter().product::<u64>().max(1));
+        let filling = (u64::from(self.arch.sm_count) * WARPS_OF_SM).div_ceil(rows.max(1));
+        let held = MOST_SHARES_BYTES / (rows * entries * self.problem.compute.bytes() as u64).max(1);
+        queries.div_ceil(filling.min(held).clamp(1, queries))
+    }
+
+    fn parts(&self, pass: Pass) -> u64 {
+        self.repeats(pass).iter().product::<u64>().max(1).div_ceil(self.queries_of_part(pass))
     }
 
     fn ctas(&self, pass: Pass) -> u64 {
         let p = &self.problem;
         match pass {
             Pass::Sinks => p.h,
-            Pass::Bias => {
-                let [b, h, s_q, s_kv] = self.bias_dims();
+            Pass::Shares(_) => (self.table(pass)[0].saturating_mul(self.parts(pass))).div_ceil(u64::from(WARPS)),
+            Pass::SumOfShares(_) => self.table(pass).iter().product::<u64>().div_ceil(u64::from(32 * WARPS)),
+            Pass::Bias | Pass::Operand(_) => {
+                let [b, h, s_q, s_kv] = self.own_dims(pass);
                 let columns = u64::from(32 * WARPS / self.spec(pass).team);
                 b.saturating_mul(h).saturating_mul(s_q).saturating_mul(s_kv.div_ceil(columns))
             }
@@ -289,13 +357,13 @@ impl Simt {
         }
     }
 
-    fn arguments(&self, spec: &Spec, sums: Option<Address>) -> KernelArgs {
+    fn arguments(&self, spec: &Spec, sums: Option<Address>, shares: Option<Address>) -> KernelArgs {
         let p = &self.problem;
         let view = |name: Name| -> &View { p.operand(name.word()).unwrap_or(&p.q) };
         let extents = |dims: [u64; 4]| dims.iter().map(|&extent| divisor(extent)).collect::<Vec<_>>();
-        let (own, repeats) = (self.bias_dims(), self.bias_repeats());
-        let row_tiles =
-            if spec.pass == Pass::Bias { own[3].div_ceil(u64::from(32 * WARPS / spec.team)) } else { self.row_tiles(spec.pass) };
+        let (own, repeats) = (self.own_dims(spec.pass), self.repeats(spec.pass));
+        let is_summed = matches!(spec.pass, Pass::Bias | Pass::Operand(_));
+        let row_tiles = if is_summed { own[3].div_ceil(u64::from(32 * WARPS / spec.team)) } else { self.row_tiles(spec.pass) };
         KernelArgs {
             row_tiles: divisor(row_tiles),
             column_blocks: divisor(self.column_blocks(spec.pass)),
@@ -328,6 +396,17 @@ impl Simt {
             operands: spec.operands.iter().map(|&(name, _)| strided::argument(view(name), &[0; 4])).collect(),
             sums: (spec.pass.reads_sums()).then_some(sums).flatten(),
             sums_to: (spec.pass == Pass::RowSums).then_some(sums).flatten(),
+            shares: shares.filter(|_| matches!(spec.pass, Pass::Shares(_) | Pass::SumOfShares(_))).map(|at| {
+                let ([rows, entries], parts) = (self.table(spec.pass), self.parts(spec.pass));
+                let count = if let Pass::Shares(_) = spec.pass { rows * parts } else { rows * entries };
+                SharesArgs {
+                    at,
+                    entries: divisor(entries),
+                    parts: divisor(parts),
+                    queries_of_part: self.queries_of_part(spec.pass) as u32,
+                    count: count as u32,
+                }
+            }),
         }
     }
 }

@@ -29,19 +29,27 @@ pub(super) enum Name {
     Score3,
     O,
     LogSumExp,
+    MaxScores,
     Do,
     Dq,
     Dk,
     Dv,
     Dbias,
     Dsinks,
+    DScore0,
+    DScore1,
+    DScore2,
+    DScore3,
 }
 
 impl Name {
     /// What a function of scores reads.
     pub(super) const SCORE_OPERANDS: [Name; 4] = [Name::Score0, Name::Score1, Name::Score2, Name::Score3];
 
-    const ALL: [Name; 29] = [
+    /// Their gradients.
+    pub(super) const D_SCORE: [Name; 4] = [Name::DScore0, Name::DScore1, Name::DScore2, Name::DScore3];
+
+    const ALL: [Name; 34] = [
         Name::Q,
         Name::K,
         Name::V,
@@ -65,12 +73,17 @@ impl Name {
         Name::Score3,
         Name::O,
         Name::LogSumExp,
+        Name::MaxScores,
         Name::Do,
         Name::Dq,
         Name::Dk,
         Name::Dv,
         Name::Dbias,
         Name::Dsinks,
+        Name::DScore0,
+        Name::DScore1,
+        Name::DScore2,
+        Name::DScore3,
     ];
 
     /// As the problem has it.
@@ -99,12 +112,17 @@ impl Name {
             Name::Score3 => "score_3",
             Name::O => "o",
             Name::LogSumExp => "log_sum_exp",
+            Name::MaxScores => "max_scores",
             Name::Do => "d_o",
             Name::Dq => "dq",
             Name::Dk => "dk",
             Name::Dv => "dv",
             Name::Dbias => "dbias",
             Name::Dsinks => "dsinks",
+            Name::DScore0 => "d_score_0",
+            Name::DScore1 => "d_score_1",
+            Name::DScore2 => "d_score_2",
+            Name::DScore3 => "d_score_3",
         }
     }
 

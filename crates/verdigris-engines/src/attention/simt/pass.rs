@@ -15,6 +15,12 @@ pub(super) enum Pass {
     Values,
     Bias,
     Sinks,
+    /// The gradient of what the function of scores reads by a number: an element by those who own it.
+    Operand(u32),
+    /// Of one that is a table, the shares of a few queries each.
+    Shares(u32),
+    /// And their sums.
+    SumOfShares(u32),
 }
 
 impl Pass {
@@ -27,12 +33,15 @@ impl Pass {
             Pass::Values => "values",
             Pass::Bias => "bias",
             Pass::Sinks => "sinks",
+            Pass::Operand(_) => "operand",
+            Pass::Shares(_) => "shares",
+            Pass::SumOfShares(_) => "sum_of_shares",
         }
     }
 
     /// Whether it works out scores.
     pub(super) const fn has_scores(self) -> bool {
-        !matches!(self, Pass::RowSums | Pass::Sinks)
+        !matches!(self, Pass::RowSums | Pass::Sinks | Pass::SumOfShares(_))
     }
 
     /// Whether rows gather elements.
@@ -47,12 +56,12 @@ impl Pass {
 
     /// Whether it needs `ds`.
     pub(super) const fn has_gradient(self) -> bool {
-        matches!(self, Pass::Queries | Pass::Keys | Pass::Bias)
+        matches!(self, Pass::Queries | Pass::Keys | Pass::Bias | Pass::Operand(_) | Pass::Shares(_))
     }
 
-    /// Whether it needs `dt`, of which the slope of a function of scores is a factor.
+    /// Whether the slope of a function of scores is a factor of what it sums: for `dt` that with respect to the product, else to what is read.
     pub(super) const fn has_slope(self) -> bool {
-        matches!(self, Pass::Queries | Pass::Keys)
+        matches!(self, Pass::Queries | Pass::Keys | Pass::Operand(_) | Pass::Shares(_))
     }
 
     pub(super) const fn reads_sums(self) -> bool {
@@ -68,22 +77,35 @@ impl Pass {
             Name::V => self.has_gradient() || matches!(self, Pass::Forward),
             Name::QLengths | Name::QOffsets => self.has_scores() || matches!(self, Pass::Sinks),
             Name::Sinks => matches!(self, Pass::Forward | Pass::Sinks),
-            Name::PageTable | Name::QDescale | Name::KDescale | Name::VDescale => matches!(self, Pass::Forward),
+            Name::PageTable | Name::QDescale | Name::KDescale | Name::VDescale | Name::MaxScores => matches!(self, Pass::Forward),
             Name::O => matches!(self, Pass::Forward | Pass::RowSums),
-            Name::LogSumExp => !matches!(self, Pass::RowSums),
+            Name::LogSumExp => !matches!(self, Pass::RowSums | Pass::SumOfShares(_)),
             Name::Do => self.has_gradient() || matches!(self, Pass::Values | Pass::RowSums),
             Name::Dq => matches!(self, Pass::Queries),
             Name::Dk => matches!(self, Pass::Keys),
             Name::Dv => matches!(self, Pass::Values),
             Name::Dbias => matches!(self, Pass::Bias),
             Name::Dsinks => matches!(self, Pass::Sinks),
+            Name::DScore0 => self.gives(0),
+            Name::DScore1 => self.gives(1),
+            Name::DScore2 => self.gives(2),
+            Name::DScore3 => self.gives(3),
+        }
+    }
+
+    /// Whether it writes the gradient of what the function reads by this number.
+    const fn gives(self, number: u32) -> bool {
+        match self {
+            Pass::Operand(own) | Pass::SumOfShares(own) => own == number,
+            _ => false,
         }
     }
 
     pub(super) const fn writes(self, name: Name) -> bool {
         match name {
-            Name::O | Name::LogSumExp => matches!(self, Pass::Forward),
+            Name::O | Name::LogSumExp | Name::MaxScores => matches!(self, Pass::Forward),
             Name::Dq | Name::Dk | Name::Dv | Name::Dbias | Name::Dsinks => true,
+            Name::DScore0 | Name::DScore1 | Name::DScore2 | Name::DScore3 => true,
             _ => false,
         }
     }

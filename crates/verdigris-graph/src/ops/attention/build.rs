@@ -1,7 +1,7 @@
 //! Attention in a graph that is being built.
 
 use super::read::four;
-use super::{Attention, AttentionBackward};
+use super::{Attention, AttentionBackward, ScoreFunction, is_taken};
 use crate::error::Error;
 use crate::graph::GraphBuilder;
 use crate::op::Op;
@@ -14,6 +14,8 @@ pub struct Attended {
     pub o: Uid,
     /// The log-sum-exp of each query.
     pub log_sum_exp: Uid,
+    /// The greatest score of each query.
+    pub max_scores: Uid,
 }
 
 /// What [`GraphBuilder::attention_backward`] gives, as virtual tensors.
@@ -29,11 +31,13 @@ pub struct AttentionGradients {
     pub dbias: Option<Uid>,
     /// That of the sinks, if there are any.
     pub dsinks: Option<Uid>,
+    /// Those of the score operands, of each that is of reals.
+    pub d_score_operands: [Option<Uid>; ScoreFunction::MOST_OPERANDS],
 }
 
 impl GraphBuilder {
-    /// Attention and the log-sum-exp of each query, as virtual tensors. The results of `attention` are replaced; a log-sum-exp that is neither stored nor
-    /// read is not computed.
+    /// Attention, and the log-sum-exp and the greatest score of each query, as virtual tensors. The results of `attention` are replaced; of the latter two one that is
+    /// neither stored nor read is not computed.
     ///
     /// ```
     /// use verdigris_graph::{Attention, AttentionSpec, Causal, GraphBuilder};
@@ -59,41 +63,46 @@ impl GraphBuilder {
         let [.., d_v] = four(name, self.graph.tensor_of(name, attention.v)?)?;
         let o = self.virtual_tensor(name, compute, &[b, h, s_q, d_v])?;
         let log_sum_exp = self.virtual_tensor(&format!("{name}.log_sum_exp"), compute, &[b, h, s_q, 1])?;
-        self.push(name, Op::Attention(Attention { o, log_sum_exp: Some(log_sum_exp), ..attention }));
-        Ok(Attended { o, log_sum_exp })
+        let max_scores = self.virtual_tensor(&format!("{name}.max_scores"), compute, &[b, h, s_q, 1])?;
+        self.push(name, Op::Attention(Attention { o, log_sum_exp: Some(log_sum_exp), max_scores: Some(max_scores), ..attention }));
+        Ok(Attended { o, log_sum_exp, max_scores })
     }
 
-    /// The gradients of attention with respect to queries, keys, values, bias and sinks, as virtual tensors. The results of `back` are replaced; those
+    /// The gradients of attention with respect to queries, keys, values, bias, sinks and what the score function reads, as virtual tensors. The results of `back` are replaced; those
     /// that are neither stored nor read are not computed.
     ///
     /// # Errors
     /// An unknown uid. That dims fit is checked by [`GraphBuilder::finish`].
     pub fn attention_backward(&mut self, name: &str, back: AttentionBackward) -> Result<AttentionGradients, Error> {
-        let asked = [true, true, true, back.bias.is_some(), back.sinks.is_some()];
-        match self.attention_backward_of(name, back, asked)? {
-            [Some(dq), Some(dk), Some(dv), dbias, dsinks] => Ok(AttentionGradients { dq, dk, dv, dbias, dsinks }),
-            _ => unreachable!("what is asked for is given"),
-        }
+        let is_real = |uid: &Option<Uid>| uid.and_then(|uid| self.graph.tensor(uid)).is_some_and(|tensor| is_taken(tensor.dtype));
+        let all = back.variables();
+        let asked: Vec<bool> = all.iter().enumerate().map(|(place, uid)| if place < 5 { uid.is_some() } else { is_real(uid) }).collect();
+        let given = self.attention_backward_of(name, back, &asked)?;
+        let [Some(dq), Some(dk), Some(dv), dbias, dsinks, ref of_score @ ..] = given[..] else {
+            unreachable!("what is asked for is given")
+        };
+        let d_score_operands = std::array::from_fn(|number| of_score.get(number).copied().flatten());
+        Ok(AttentionGradients { dq, dk, dv, dbias, dsinks, d_score_operands })
     }
 
-    /// As [`GraphBuilder::attention_backward`], those asked for alone.
-    pub(crate) fn attention_backward_of(
-        &mut self,
-        name: &str,
-        back: AttentionBackward,
-        asked: [bool; 5],
-    ) -> Result<[Option<Uid>; 5], Error> {
+    /// As [`GraphBuilder::attention_backward`], those asked for alone, in the order of [`AttentionBackward::variables`].
+    pub(crate) fn attention_backward_of(&mut self, name: &str, back: AttentionBackward, asked: &[bool]) -> Result<Vec<Option<Uid>>, Error> {
         let compute = self.compute_of(name, &back.floats().collect::<Vec<_>>())?;
-        let mut given = [None; 5];
-        let of = [("dq", Some(back.q)), ("dk", Some(back.k)), ("dv", Some(back.v)), ("dbias", back.bias), ("dsinks", back.sinks)];
-        for ((given, asked), (what, of)) in given.iter_mut().zip(asked).zip(of) {
-            if let Some(of) = of.filter(|_| asked) {
-                let dims = self.graph.tensor_of(name, of)?.layout.dims().to_vec();
-                *given = Some(self.virtual_tensor(&format!("{name}.{what}"), compute, &dims)?);
-            }
+        let names = ["dq", "dk", "dv", "dbias", "dsinks"].map(str::to_owned);
+        let names = names.into_iter().chain((0..).map(|number| format!("d_score_{number}")));
+        let mut given = Vec::new();
+        for ((asked, of), what) in asked.iter().zip(back.variables()).zip(names) {
+            given.push(match of.filter(|_| *asked) {
+                None => None,
+                Some(of) => {
+                    let dims = self.graph.tensor_of(name, of)?.layout.dims().to_vec();
+                    Some(self.virtual_tensor(&format!("{name}.{what}"), compute, &dims)?)
+                }
+            });
         }
-        let [dq, dk, dv, dbias, dsinks] = given;
-        self.push(name, Op::AttentionBackward(AttentionBackward { dq, dk, dv, dbias, dsinks, ..back }));
+        let [dq, dk, dv, dbias, dsinks, ref of_score @ ..] = given[..] else { unreachable!("five and what the score function reads") };
+        let d_score_operands = if of_score.iter().any(Option::is_some) { of_score.to_vec() } else { Vec::new() };
+        self.push(name, Op::AttentionBackward(AttentionBackward { dq, dk, dv, dbias, dsinks, d_score_operands, ..back }));
         Ok(given)
     }
 }

@@ -18,7 +18,10 @@
 //! `top_left`, and ends in that of the last ones (`corner = shift`) for `bottom_right`, as it does for windows where nothing is causal; causal is a `right` of 0.
 //! `shift` is `s_kv − s_q`, or the difference of the lengths where they are given.
 //!
-//! A query from which no key is attended has `o = 0`, and `L = −∞`, or the sink. Queries from `q_lengths` on have `o = 0` and `L = −∞`, and give nothing to
+//! The greatest score of a query is that of the keys attended from it, `max s[i, j]`, without the sink; it is a number for those who watch how large scores become, and no gradient goes through it.
+//! Where a score is NaN nothing is said of it.
+//!
+//! A query from which no key is attended has `o = 0`, its greatest score is −∞, and `L = −∞`, or the sink. Queries from `q_lengths` on have `o = 0`, `L = −∞` and a greatest score of −∞, and give nothing to
 //! any gradient; nor does a query whose `L` is −∞. A length counts as 0 below 0 and as the extent above it. A key that is not attended may be multiplied by 0:
 //! where it, or what is multiplied with it, is NaN or ∞, a result may be NaN.
 //!
@@ -28,7 +31,7 @@
 //! given for scores (bias, mask, slopes, lengths) is of `b`, `s_q` and `s_kv`; the extent that a length counts up to is the sequence's own. Offsets come with the
 //! data, and nothing is read or written outside of tensors whatever they are: one counts as 0 below 0 and as the number of rows above that, a sequence whose end
 //! lies in front of its begin is empty, and rows beyond `longest_q` or `longest_kv` of a sequence belong to none. What belongs to no sequence is not written on a
-//! GPU, and 0 (its log-sum-exp −∞) on the CPU; what belongs to two of them has no certain value.
+//! GPU, and 0 (its log-sum-exp and greatest score −∞) on the CPU; what belongs to two of them has no certain value.
 //!
 //! With a `page_table` keys and values are *paged*: `k` is `[pages, h_kv, page_size, d]` and `v` `[pages, h_kv, page_size, d_v]`, in any strides, and entry `e` of
 //! sequence `n` of the table, `[b, entries, 1, 1]`, is the number of the page that holds its keys from `e · page_size` to below `(e + 1) · page_size`. `s_kv` is
@@ -55,7 +58,12 @@
 //! a bias of them does. It comes in place of a soft cap, which would be one of its steps: beside each other nothing would say which is first. Its steps compute in the type that attention computes in,
 //! and extents whose coordinates it reads in f32 are at most 2²⁴, so that each is exact. Its gradient multiplies by its slope, whose steps follow from its own by the rules of the pointwise ops
 //! ([`ScoreFunction::slope`]): kinks are theirs, what a step rounds is passed on as if it did not, and together they are at most 256. A pair whose score is −∞ gives nothing to any gradient, whatever the slope
-//! is there. What the function reads has no gradient by the op.
+//! is there. What the function reads has a gradient too, where it is of reals: each element the sum over the pairs that read it, of a table those whose place it is
+//! ([`ScoreFunction::operand_slope`]). A place is passed through by none.
+//!
+//! ```text
+//! d_operand[e] = Σ ds[i, j] · ∂score / ∂operand over the pairs that read e
+//! ```
 //!
 //! Values may be a part of the keys: where `v` is a slice of `k`, its first `d_v` elements, as of latent attention in its absorbed form, engines read it where
 //! it lies ([`AttentionProblem::has_values_in_keys`](crate::AttentionProblem::has_values_in_keys)), and some of them once for both.
@@ -104,7 +112,7 @@ use crate::ops::pointwise::RandomState;
 use crate::spec::{AttributeSpec, Form, Method, OpSpec, OperandSpec};
 use crate::tensor::{TensorDesc, Uid};
 use crate::validate::{data, of_type, same_dims};
-use read::{Read, check_result};
+use read::{LOG_SUM_EXP, MAX_SCORES, Read, check_result};
 
 pub use build::{Attended, AttentionGradients};
 pub use dropout::DropoutMask;
@@ -342,6 +350,9 @@ pub struct Attention {
     /// Written where asked for; `[b, h, s_q, 1]`: `L` of each query, in natural units.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log_sum_exp: Option<Uid>,
+    /// Written where asked for; `[b, h, s_q, 1]`: the greatest score of each query.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_scores: Option<Uid>,
 }
 
 impl Attention {
@@ -372,6 +383,7 @@ impl Attention {
             score_operands: Vec::new(),
             o: Uid(0),
             log_sum_exp: None,
+            max_scores: None,
         }
     }
 
@@ -436,10 +448,11 @@ impl Operation for Attention {
                 OperandSpec::read("score_operands", SCORE_OPERANDS).several().optional(),
                 OperandSpec::written("o", "`[b, h, s_q, d_v]`"),
                 OperandSpec::written("log_sum_exp", "f32 or f64, `[b, h, s_q, 1]`").optional(),
+                OperandSpec::written("max_scores", "f32 or f64, `[b, h, s_q, 1]`: the greatest score of each query").optional(),
             ],
             attributes: ATTRIBUTES,
             shape: "`[b, h, s_q, d_v]`; `left` and `right` count keys from the diagonal, which is that of `bottom_right` where nothing is causal",
-            gradient: "`attention_backward`; of 8-bit floats, of `slopes`, of `score_operands`, of what has a `page_table` and from `log_sum_exp` refused",
+            gradient: "`attention_backward`; of 8-bit floats, of `slopes`, of what has a `page_table` and from `log_sum_exp` and `max_scores` refused",
             methods: &[Method::new(
                 "attention",
                 "q: Uid, k: Uid, v: Uid, *, scale: float | Uid | None = None, \
@@ -451,9 +464,9 @@ impl Operation for Attention {
                  dropout_state: Uid | None = None, dropout_offset: Uid | None = None, q_descale: Uid | None = None, \
                  k_descale: Uid | None = None, v_descale: Uid | None = None, block_map: Uid | None = None, \
                  mask_blocks: Uid | None = None, score: Sequence[tuple[Any, ...]] | None = None, score_operands: Sequence[Uid] | None = None, \
-                 name: str = \"attention\"",
+                 max_scores: bool = False, name: str = \"attention\"",
             )
-            .two()],
+            .giving("tuple[Uid, Uid, *tuple[Uid, ...]]")],
         }],
     };
 
@@ -489,14 +502,15 @@ impl Operation for Attention {
             visit(Role::Input, uid);
         }
         visit(Role::Output, &mut self.o);
-        if let Some(log_sum_exp) = &mut self.log_sum_exp {
-            visit(Role::Output, log_sum_exp);
+        for output in [&mut self.log_sum_exp, &mut self.max_scores].into_iter().flatten() {
+            visit(Role::Output, output);
         }
     }
 
     fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
         let dims = self.read().check(op, graph)?;
-        check_result(op, graph, dims, self.o, self.log_sum_exp)
+        let of_rows = [(self.log_sum_exp, LOG_SUM_EXP), (self.max_scores, MAX_SCORES)];
+        check_result(op, graph, dims, self.o, &of_rows.map(|(uid, rules)| uid.map(|uid| (uid, rules))))
     }
 
     /// One backward op, from the result and the log-sum-exp; both are formed again where the forward op does not write the latter, or not wide enough.
@@ -506,6 +520,9 @@ impl Operation for Attention {
         if self.log_sum_exp.is_some_and(|uid| at.of(uid).is_some()) {
             return at.refuse(wanted, "no gradient goes through the log-sum-exp of attention");
         }
+        if self.max_scores.is_some_and(|uid| at.of(uid).is_some()) {
+            return at.refuse(wanted, "no gradient goes through the greatest scores of attention");
+        }
         let Some(d_o) = at.of(self.o) else { return Ok(()) };
         if at.tensor(self.k)?.dtype.is_fp8() {
             return at.refuse(wanted, NO_GRADIENT);
@@ -513,10 +530,6 @@ impl Operation for Attention {
         if self.page_table.is_some() {
             return at
                 .refuse(wanted, "attention to paged keys has no gradient; keys and values lie in one tensor each where one is wanted");
-        }
-        if let Some(&operand) = self.score_operands.iter().find(|&&operand| at.wants(operand)) {
-            return at
-                .refuse(operand, "what a score function reads is no variable of attention; compose it from products, steps and softmax");
         }
         if let Some(slopes) = self.slopes.filter(|&slopes| at.wants(slopes)) {
             return at.refuse(slopes, "the slopes of attention are no variables");
@@ -526,7 +539,7 @@ impl Operation for Attention {
             Some(log_sum_exp) if at.keeps(log_sum_exp, compute)? => (self.o, log_sum_exp),
             _ => {
                 let name = at.named("forward");
-                let made = at.graph.attention(&name, self.clone())?;
+                let made = at.graph.attention(&name, Attention { max_scores: None, ..self.clone() })?;
                 (made.o, made.log_sum_exp)
             }
         };
@@ -552,11 +565,11 @@ impl Operation for Attention {
             score_operands: read.score_operands,
             ..AttentionBackward::new(spec, [q, k, v], o, log_sum_exp, d_o)
         };
-        let is_wanted = |uid: Option<Uid>, at: &Backward<'_>| uid.is_some_and(|uid| at.wants(uid));
-        let asked = [Some(q), Some(k), Some(v), bias, sinks].map(|uid| is_wanted(uid, at));
+        let of = back.variables();
+        let asked: Vec<bool> = of.iter().map(|uid| uid.is_some_and(|uid| at.wants(uid))).collect();
         let name = at.name.clone();
-        let given = at.graph.attention_backward_of(&name, back, asked)?;
-        for (of, gradient) in [Some(q), Some(k), Some(v), bias, sinks].into_iter().zip(given) {
+        let given = at.graph.attention_backward_of(&name, back, &asked)?;
+        for (of, gradient) in of.into_iter().zip(given) {
             if let (Some(of), Some(gradient)) = (of, gradient) {
                 at.give(of, gradient)?;
             }
@@ -640,6 +653,9 @@ pub struct AttentionBackward {
     /// Written where asked for; the dims of `sinks`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dsinks: Option<Uid>,
+    /// Written where asked for, with the number of the score operand; the dims of that.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub d_score_operands: Vec<Option<Uid>>,
 }
 
 impl AttentionBackward {
@@ -672,7 +688,19 @@ impl AttentionBackward {
             dv: None,
             dbias: None,
             dsinks: None,
+            d_score_operands: Vec::new(),
         }
+    }
+
+    /// What there are gradients of, if it is there: queries, keys, values, bias, sinks, and score operands.
+    pub(super) fn variables(&self) -> Vec<Option<Uid>> {
+        let of_op = [Some(self.q), Some(self.k), Some(self.v), self.bias, self.sinks];
+        of_op.into_iter().chain(self.score_operands.iter().copied().map(Some)).collect()
+    }
+
+    /// The gradients, in the same order.
+    fn gradients(&self) -> impl Iterator<Item = Option<Uid>> {
+        [self.dq, self.dk, self.dv, self.dbias, self.dsinks].into_iter().chain(self.d_score_operands.iter().copied())
     }
 
     fn read(&self) -> Read {
@@ -714,7 +742,7 @@ impl Operation for AttentionBackward {
             name: "",
             formula: "ds = p · (m · d_o · v − Σ d_o · o)          p = e^(s − log_sum_exp)          dt = ds · ∂score / ∂t, ds · (1 − (u / soft_cap)²), or ds\n\
                       dq = scale · Σ dt · k          dk = scale · Σ dt · q          dv = Σ p · m · d_o          dbias = Σ ds          \
-                      dsinks = −Σ e^(sink − log_sum_exp) · Σ d_o · o",
+                      dsinks = −Σ e^(sink − log_sum_exp) · Σ d_o · o          d_score_operand = Σ ds · ∂score / ∂operand",
             operands: &[
                 OperandSpec::read("q", "`[b, h, s_q, d]`, f16, bf16, f32 or f64"),
                 OperandSpec::read("k", "`[b, h_kv, s_kv, d]`, the type of `q`; `h` is a multiple of `h_kv`"),
@@ -740,6 +768,7 @@ impl Operation for AttentionBackward {
                 OperandSpec::written("dv", "the dims of `v`").optional(),
                 OperandSpec::written("dbias", "with `bias`; its dims").optional(),
                 OperandSpec::written("dsinks", "with `sinks`; their dims").optional(),
+                OperandSpec::written("d_score_operands", "by number of the `score_operands`, each null or with the dims of its operand").several().optional(),
             ],
             attributes: ATTRIBUTES,
             shape: "those of what each is the gradient of",
@@ -754,9 +783,9 @@ impl Operation for AttentionBackward {
                  longest_kv: int | None = None, dropout: float | None = None, \
                  dropout_state: Uid | None = None, dropout_offset: Uid | None = None, block_map: Uid | None = None, \
                  mask_blocks: Uid | None = None, score: Sequence[tuple[Any, ...]] | None = None, score_operands: Sequence[Uid] | None = None, \
-                 name: str = \"attention_backward\"",
+                 score_gradients: bool = False, name: str = \"attention_backward\"",
             )
-            .giving("tuple[Uid, Uid, Uid, Uid | None, Uid | None]")],
+            .giving("tuple[Uid, Uid, Uid, Uid | None, Uid | None, *tuple[Uid, ...]]")],
         }],
     };
 
@@ -790,7 +819,8 @@ impl Operation for AttentionBackward {
         for input in [&mut self.o, &mut self.log_sum_exp, &mut self.d_o] {
             visit(Role::Input, input);
         }
-        for output in [&mut self.dq, &mut self.dk, &mut self.dv, &mut self.dbias, &mut self.dsinks].into_iter().flatten() {
+        let of_op = [&mut self.dq, &mut self.dk, &mut self.dv, &mut self.dbias, &mut self.dsinks];
+        for output in of_op.into_iter().chain(&mut self.d_score_operands).flatten() {
             visit(Role::Output, output);
         }
     }
@@ -803,21 +833,25 @@ impl Operation for AttentionBackward {
         if let Some(score) = &self.score {
             score.slope(op)?;
         }
-        check_result(op, graph, dims, self.o, Some(self.log_sum_exp))?;
+        check_result(op, graph, dims, self.o, &[Some((self.log_sum_exp, LOG_SUM_EXP))])?;
         same_dims(op, &float(op, graph, self.d_o)?, &dims, "the gradient of the result has its dims, `[b, h, s_q, d_v]`")?;
-        let gradients =
-            [(self.dq, Some(self.q)), (self.dk, Some(self.k)), (self.dv, Some(self.v)), (self.dbias, self.bias), (self.dsinks, self.sinks)];
-        for (gradient, of) in gradients {
-            let Some(gradient) = gradient else { continue };
+        for (number, _) in (0..).zip(&self.d_score_operands).filter(|(_, gradient)| gradient.is_some()) {
+            self.score.as_ref().map(|score| score.operand_slope(op, number)).transpose()?;
+        }
+        let variables = self.variables();
+        for (place, gradient) in self.gradients().enumerate() {
+            let (Some(gradient), of) = (gradient, variables.get(place).copied().flatten()) else { continue };
             let gradient = float(op, graph, gradient)?;
             let Some(of) = of else {
                 let rule = "there is a gradient of what is read";
                 return Err(Error::Structure { op: op.to_owned(), tensor: gradient.name, rule });
             };
-            let dims = data(graph, op, of)?.layout.dims().to_vec();
+            let of = data(graph, op, of)?;
+            of_type(op, of, is_taken, "there are gradients of reals")?;
+            let dims = of.layout.dims().to_vec();
             same_dims(op, &gradient, &dims, "a gradient has the dims of what it is the gradient of")?;
         }
-        if gradients.iter().all(|(gradient, _)| gradient.is_none()) {
+        if self.gradients().all(|gradient| gradient.is_none()) {
             let tensor = data(graph, op, self.q)?.name.clone();
             return Err(Error::Structure { op: op.to_owned(), tensor, rule: "at least one gradient is written" });
         }

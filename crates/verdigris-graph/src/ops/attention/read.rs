@@ -206,14 +206,19 @@ impl Read {
     }
 }
 
-/// Checks what of the result both ops have; `dims` are those of the result.
-pub(super) fn check_result(op: &str, graph: &Graph, dims: [u64; 4], o: Uid, log_sum_exp: Option<Uid>) -> Result<(), Error> {
+/// The rules of a number of each query: its type, and its dims.
+pub(super) type OfRows = [&'static str; 2];
+pub(super) const LOG_SUM_EXP: OfRows = ["a log-sum-exp is f32 or f64", "there is a log-sum-exp for each query, `[b, h, s_q, 1]`"];
+pub(super) const MAX_SCORES: OfRows = ["greatest scores are f32 or f64", "there is a greatest score for each query, `[b, h, s_q, 1]`"];
+
+/// Checks what of the result both ops have; `dims` are those of the result, `of_rows` what has a number for each query.
+pub(super) fn check_result(op: &str, graph: &Graph, dims: [u64; 4], o: Uid, of_rows: &[Option<(Uid, OfRows)>]) -> Result<(), Error> {
     same_dims(op, &float(op, graph, o)?, &dims, "the result has the dims `[b, h, s_q, d_v]`")?;
-    if let Some(uid) = log_sum_exp {
+    for (uid, [of_types, of_dims]) in of_rows.iter().flatten().copied() {
         let tensor = data(graph, op, uid)?;
-        of_type(op, tensor, |dtype| matches!(dtype, DType::F32 | DType::F64), "a log-sum-exp is f32 or f64")?;
+        of_type(op, tensor, |dtype| matches!(dtype, DType::F32 | DType::F64), of_types)?;
         let [b, h, s_q, _] = dims;
-        same_dims(op, tensor, &[b, h, s_q, 1], "there is a log-sum-exp for each query, `[b, h, s_q, 1]`")?;
+        same_dims(op, tensor, &[b, h, s_q, 1], of_dims)?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The slope of a function of scores: steps that make its derivative with respect to the scaled product.
+//! The slope of a function of scores: steps that make its derivative with respect to the scaled product, or to what it reads.
 //!
 //! There is one set of rules of differentiation, that of the pointwise ops. The function's steps become a graph of single numbers, whose gradient
 //! ([`GraphBuilder::gradient_from`]) is read back as steps: numbers are folded, and of equal steps one is kept. What a step rounds, it passes on as if it did not.
@@ -45,12 +45,49 @@ impl ScoreFunction {
     /// A step that has no derivative as an op: [`BinaryOp::Backward`] of a curved activation, whose second derivative it would be. More than
     /// [`ScoreFunction::MOST_SLOPE_STEPS`] steps.
     pub fn slope(&self, op: &str) -> Result<ScoreFunction, Error> {
+        self.slope_by(op, |drawn, _| Some(drawn.given))
+    }
+
+    /// As [`ScoreFunction::slope`], with respect to what the step reads that reads the score operand of this number: its element at a pair, of a table the one at the
+    /// pair's place. Where the function does not depend on it, as on what only says a place, the slope is 0.
+    ///
+    /// ```
+    /// use verdigris_graph::{BinaryOp, ScoreFunction, ScoreStep};
+    ///
+    /// // gate · t
+    /// let mut score = ScoreFunction::default();
+    /// let t = score.push(ScoreStep::Given);
+    /// let gate = score.push(ScoreStep::Operand(0));
+    /// score.push(ScoreStep::Binary { f: BinaryOp::Mul, x: gate, z: t });
+    /// // t, by a step of its own.
+    /// let sloped = score.operand_slope("attention", 0)?;
+    /// assert_eq!((&sloped.steps[..3], sloped.steps[3].operands()), (&score.steps[..], vec![0]));
+    /// # Ok::<(), verdigris_graph::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`ScoreFunction::slope`].
+    pub fn operand_slope(&self, op: &str, number: u32) -> Result<ScoreFunction, Error> {
+        self.slope_by(op, |drawn, steps| {
+            let place = steps.iter().position(|step| step.operand() == Some(number))?;
+            Some(drawn.values[place])
+        })
+    }
+
+    /// With respect to what `of` picks; 0 where it picks nothing.
+    fn slope_by(&self, op: &str, of: impl Fn(&Drawn, &[ScoreStep]) -> Option<Uid>) -> Result<ScoreFunction, Error> {
         let mut drawn = Drawn::of(self)?;
         let Some(&last) = drawn.values.last() else { return Ok(self.clone()) };
         let one = drawn.one;
+        let varied = of(&drawn, &self.steps).filter(|&varied| varied != last);
         let forward = drawn.graph.graph.nodes.len();
         let mut slope = Folded::of(self);
-        let made = match drawn.graph.gradient_from(&[(last, one)], &[drawn.given]) {
+        let Some(varied) = varied else {
+            // The score itself, or nothing that there is.
+            let steps = slope.finish(Value::Number(f64::from(u8::from(of(&drawn, &self.steps).is_some()))), self.steps.len());
+            return Ok(ScoreFunction { steps });
+        };
+        let made = match drawn.graph.gradient_from(&[(last, one)], &[varied]) {
             Ok(gradients) => {
                 let known = drawn.values.iter().enumerate().map(|(place, &uid)| (uid, slope.known(place)));
                 let mut known: HashMap<Uid, Value> = known.chain([(one, Value::Number(1.0))]).collect();

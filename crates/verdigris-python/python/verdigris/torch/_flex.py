@@ -2,7 +2,7 @@
 
 The functions are traced (`_flex_trace`), once for all calls that would trace alike (`_flex_guards`), and what their expressions say goes one of three ways: what the op of attention has options for is that op
 (`_flex_forms`), with what is left of biases and masks as one tensor beside it; other functions are steps of that op and of its gradient (`_flex_steps`), or scores are computed between two products
-(`_flex_composed`), as they are where a captured tensor has a gradient, or the log-sum-exp is returned to be trained.
+(`_flex_composed`), as they are where the log-sum-exp is returned to be trained.
 """
 
 import collections
@@ -272,25 +272,31 @@ class _WithTotal(torch.autograd.Function):
     """The op of attention with a gradient of its log-sum-exp too.
 
     That gradient is one more element of the values: 1, whose gradient is that of the log-sum-exp, and whose result is told to be 0, so that what the softmax takes off again is not.
-    In 16 bits, which would round it, it is the sum of a few elements. Elements are added by eights, as tensor cores take them.
+    In 16 bits, which would round it, it is the sum of a few elements. Elements are added by eights, as tensor cores take them. The greatest scores, where they are wanted, have no gradient.
     """
 
     @staticmethod
-    def forward(ctx, words, q, k, v, beside, slopes):
-        o, total = _ops.attention(q, k, v, beside, slopes, *[None] * 5, *_NO_DESCALES, *_NO_BLOCKS, words)
+    def forward(ctx, words, wants_most, q, k, v, beside, slopes, block_map, mask_blocks):
+        blocks = (block_map, mask_blocks)
+        if wants_most:
+            o, total, most = _with_most(words, q, k, v, beside, slopes, None, blocks)
+        else:
+            (o, total), most = _ops.attention(q, k, v, beside, slopes, *[None] * 5, *_NO_DESCALES, *blocks, words), None
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(q, k, v, o, total, beside, slopes)
+        ctx.save_for_backward(q, k, v, o, total, beside, slopes, *blocks)
         ctx.words, ctx.policy = words, _ops._current_policy()
-        return o, total
+        if most is not None:
+            ctx.mark_non_differentiable(most)
+        return o, total, most
 
     @staticmethod
-    def backward(ctx, d_o, d_total):
-        q, k, v, o, total, beside, slopes = ctx.saved_tensors
+    def backward(ctx, d_o, d_total, _):
+        q, k, v, o, total, beside, slopes, *blocks = ctx.saved_tensors
         needs = ctx.needs_input_grad
         gradients = [None] * len(needs)
         if d_o is None and d_total is None:
             return tuple(gradients)
-        if needs[5]:
+        if needs[6]:
             raise UnsupportedError("the slopes of attention have no gradient in this package; they are no variables")
         d_o = torch.zeros_like(o) if d_o is None else d_o
         elements = v.shape[3]
@@ -302,15 +308,24 @@ class _WithTotal(torch.autograd.Function):
             v = torch.cat([v, more], -1)
             d_o = torch.cat([d_o, *parts, d_o.new_zeros((*d_o.shape[:3], 8 - len(parts)))], -1)
             o = torch.cat([o, o.new_zeros((*o.shape[:3], 8))], -1)
-        wanted = needs[1:5]
+        wanted = needs[2:6]
         words = f"{ctx.words} wanted={''.join('01'[want] for want in wanted)}"
         policy = _ops._made_deterministic(ctx.policy) if torch.are_deterministic_algorithms_enabled() else ctx.policy
-        found = _ops._each_result(_ops.attention_backward.again(policy, d_o, q, k, v, o, total, beside, slopes, None, None, None, *_NO_BLOCKS, words))
+        found = _ops._each_result(_ops.attention_backward.again(policy, d_o, q, k, v, o, total, beside, slopes, None, None, None, *blocks, words))
         found = iter(found)
-        gradients[1:5] = [next(found) if want else None for want in wanted]
-        if gradients[3] is not None:
-            gradients[3] = gradients[3][..., :elements]
+        gradients[2:6] = [next(found) if want else None for want in wanted]
+        if gradients[4] is not None:
+            gradients[4] = gradients[4][..., :elements]
         return tuple(gradients)
+
+
+def _with_most(words, q, k, v, beside, slopes, lengths, blocks):
+    """The op of attention with the greatest score of each query."""
+    options = dict(word.split("=") for word in words.split())
+    options = {"soft_cap" if name == "cap" else name: text if name == "causal" else float(text) if name in ("scale", "cap") else int(text) for name, text in options.items()}
+    of_pairs = {} if beside is None else {"mask" if beside.dtype == torch.uint8 else "bias": beside}
+    others = {"slopes": slopes, "kv_lengths": lengths, **dict(zip(("block_map", "mask_blocks"), blocks))}
+    return op_steps.forward(None, options, q, k, v, {**of_pairs, **{name: x for name, x in others.items() if x is not None}}, [], True)
 
 
 # What a call is to the op: decided once for all calls that are alike, of which each has tensors of its own (`_attend`).
@@ -324,31 +339,34 @@ class _Options:
     def __init__(self, words, beside, slope, length, is_total_trained):
         self.words, self.beside, self.slope, self.length, self.is_total_trained = words, beside, slope, length, is_total_trained
 
-    def run(self, computed, tensors, blocks):
+    def run(self, computed, tensors, blocks, wants_most):
         q, k, v = tensors
         b, _, _, keys = computed.dims
         beside = None if self.beside is None else _tensor_of(computed, self.beside)
         slopes = None if self.slope is None else computed.of(self.slope)
-        if self.is_total_trained:
-            return _WithTotal.apply(self.words, q, k, v, beside, slopes)
+        is_trained = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, beside, slopes))
+        if self.is_total_trained or (wants_most and is_trained):
+            return _WithTotal.apply(self.words, wants_most, q, k, v, beside, slopes, *(blocks or _NO_BLOCKS))
         length = self.length
         lengths = None if length is None else computed.of(length).to(torch.int64).clamp(0, keys).to(torch.int32).expand(b, 1, 1, 1).contiguous()
-        return _ops.attention(q, k, v, beside, slopes, None, None, lengths, None, None, *_NO_DESCALES, *(blocks or _NO_BLOCKS), self.words)
+        if wants_most:
+            return _with_most(self.words, q, k, v, beside, slopes, lengths, blocks or _NO_BLOCKS)
+        return *_ops.attention(q, k, v, beside, slopes, None, None, lengths, None, None, *_NO_DESCALES, *(blocks or _NO_BLOCKS), self.words), None
 
 
 class _InSteps:
-    """The op with the function's steps: `words` has its window, `mask` is what is left of conditions, or None. What the function reads has no gradient there."""
+    """The op with the function's steps: `words` has its window, `mask` is what is left of conditions, or None."""
 
     __slots__ = ("function", "words", "mask", "is_trained")
 
     def __init__(self, function, words, mask, is_trained):
         self.function, self.words, self.mask, self.is_trained = function, words, mask, is_trained
 
-    def run(self, computed, tensors, blocks):
+    def run(self, computed, tensors, blocks, wants_most):
         if self.is_trained:
-            return op_steps.attention(self.function, self.words, *tensors, *self._read(computed, blocks))
+            return op_steps.attention(self.function, self.words, *tensors, *self._read(computed, blocks), wants_most)
         with torch.no_grad():
-            return op_steps.forward(self.function, self.words, *tensors, *self._read(computed, blocks))
+            return op_steps.forward(self.function, self.words, *tensors, *self._read(computed, blocks), wants_most)
 
     def _read(self, computed, blocks):
         beside = dict(zip(("block_map", "mask_blocks"), blocks)) if blocks else {}
@@ -365,7 +383,7 @@ class _Composed:
     def __init__(self, steps, by_op, mask, scale, wide):
         self.steps, self.by_op, self.mask, self.scale, self.wide = steps, by_op, mask, scale, wide
 
-    def run(self, computed, tensors, blocks):
+    def run(self, computed, tensors, blocks, wants_most):
         mask = None if self.mask is None else _tensor_of(computed, self.mask)
         operands = []
         for operand in self.steps.operands:
@@ -377,10 +395,10 @@ class _Composed:
                 beside = {} if mask is None else {"mask": mask.view(torch.uint8)}
                 read = [_score_operand(computed, operand, self.wide) for operand in by_op.operands]
 
-            def made_by_op(q, k, v):
-                return op_steps.forward(by_op, {"scale": self.scale}, q, k, v, beside, read)
+            def made_by_op(q, k, v, wants_most):
+                return op_steps.forward(by_op, {"scale": self.scale}, q, k, v, beside, read, wants_most)
 
-        return composed.attention(self.steps, self.scale, *tensors, mask, operands, made_by_op)
+        return composed.attention(self.steps, self.scale, *tensors, mask, operands, made_by_op, wants_most)
 
 
 def _all_of(trace, parts):
@@ -430,8 +448,8 @@ def _options(trace, score, form, conditions, given_scale, tensors, dims, wants_t
     own_parts = forms.parts_of([*form.conditions, *hidden])
     by_steps = _as_steps(trace, score, kept, [part for part in own_parts if part in rest], tensors, dims, has_blocks)
     if by_steps is not None and is_trained:
-        is_wanted = wants_total or _wants_gradient(trace, [score])
-        by_steps = by_steps if not is_wanted and op_steps.has_gradient(by_steps, tensors) else None
+        is_taken = not wants_total and op_steps.has_gradient(by_steps, tensors, _wants_gradient(trace, [score]))
+        by_steps = by_steps if is_taken else None
     if by_steps is not None:
         # What the function hides by a window is one, so that tiles outside are not computed.
         windows = [part for part in own_parts if forms.band_of(trace, *part) is not None]
@@ -461,7 +479,7 @@ def _of_function(trace, value, conditions, scale, tensors, dims, wants_total):
     is_trained = torch.is_grad_enabled() and (any(x.requires_grad for x in tensors) or _wants_gradient(trace, [value]))
     if by_op is not None and not is_trained:
         return _in_steps(trace, by_op, conditions, scale, dims, False)
-    if by_op is not None and not wants_total and not _wants_gradient(trace, [value]) and op_steps.has_gradient(by_op, tensors):
+    if by_op is not None and not wants_total and op_steps.has_gradient(by_op, tensors, _wants_gradient(trace, [value])):
         return _in_steps(trace, by_op, conditions, scale, dims, True)
     return _Composed(composed.Steps(trace, value), by_op, _all_of(trace, conditions), scale, wide)
 
@@ -561,7 +579,7 @@ def _decided(told, kind, decide):
     return told.trace, way
 
 
-def _attend(query, key, value, score_mod, block_mask, scale, wants_total):
+def _attend(query, key, value, score_mod, block_mask, scale, wants_total, wants_most):
     dims = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     told = guards.traced(query.device, _wide(query), score_mod, None if block_mask is None else block_mask.mask_mod)
     trace, score, form, mask = told.trace, told.score, told.form, told.mask
@@ -575,8 +593,8 @@ def _attend(query, key, value, score_mod, block_mask, scale, wants_total):
         if blocks is None:
             conditions.append((_attended(block_mask, trace, mask, dims), True))
     is_transformed = torch._C._are_functorch_transforms_active()
-    if is_transformed and (form is None or wants_total):
-        raise UnsupportedError(f"{trace.function or 'flex_attention'} under a transform of torch.func: it takes score functions that are options of attention, without return_lse")
+    if is_transformed and (form is None or wants_total or wants_most):
+        raise UnsupportedError(f"{trace.function or 'flex_attention'} under a transform of torch.func: it takes score functions that are options of attention, without return_lse and max_scores")
 
     def decide():
         if form is not None:
@@ -588,7 +606,7 @@ def _attend(query, key, value, score_mod, block_mask, scale, wants_total):
         way = decide()
     else:
         trace, way = _decided(told, _kind_of(tensors, scale, wants_total, blocks is not None), decide)
-    return way.run(Computed(trace, dims), tensors, blocks)
+    return way.run(Computed(trace, dims), tensors, blocks, wants_most)
 
 
 @torch.compiler.disable
@@ -599,7 +617,8 @@ def flex_attention(
 
     `query` is `[batch, heads, queries, elements]`, `key` and `value` likewise, of which with `enable_gqa` a head is read by several of `query`. `score_mod(score, b, h, q_idx, kv_idx)` gives a
     score for a score; `block_mask` is a `BlockMask` (`torch.nn.attention.flex_attention.create_block_mask`), whose `mask_mod(b, h, q_idx, kv_idx)` is True where a key is attended. A query that attends no
-    key gives 0. With `return_lse`, `(o, log_sum_exp)`, the second f32 `[batch, heads, queries]` (f64 of f64) and −∞ where no key is attended.
+    key gives 0. With `return_lse`, `(o, log_sum_exp)`, the second f32 `[batch, heads, queries]` (f64 of f64) and −∞ where no key is attended. `return_aux=AuxRequest(lse=…, max_scores=…)`
+    gives `(o, AuxOutput)`, whose `max_scores` are the greatest scores, behind `score_mod` and mask, as large as the log-sum-exp and −∞ where it is; they have no gradient.
 
     Numbers and tensors that the functions capture count as they are at the call: what they read is looked at each time, and they are traced anew where it is something else, or of a kind that has to be run to
     know what it says (objects of classes, functions of PyTorch on tensors alone). They take arithmetic, comparisons, logic, bits, `torch.where`, functions such as `exp` and `tanh`,
@@ -609,8 +628,8 @@ def flex_attention(
     taken. Other masks of a `BlockMask` whose blocks are multiples of 128, of 16-bit types, are the op's map of blocks: blocks without a pair are skipped, full ones read no mask, and
     of others a bit for each pair is kept with the mask. Other masks and biases become one tensor over the dims in which they differ, up to `batch * heads * queries * keys` elements; those of places and numbers alone are remembered (256 MiB of them at most).
     Score functions of another kind, arithmetic of both `q_idx` and `kv_idx` that is added, and pairs that a score function hides by captured tensors are steps within the op, and nothing of the size of the scores is stored: on GPUs from compute capability 8.0 on of 16-bit types with heads of up to 256 elements, by multiples of 8, on the CPU of all types. What is
-    of queries, of keys, of batch or head alone, and what is gathered, is up to 4 operands of them (at a place of both that lies within a tensor, such as `table[h, q_idx - kv_idx + last]`, it is read there); there are up to 64 steps, of functions that are a few instructions each. So are the gradients of such functions, by their slope, of up to
-    256 steps with it: on GPUs of compute capability 9.0 for heads of up to 128 elements, on the CPU for all. Other functions, gradients of what a function captures, of a log-sum-exp that is returned and of these functions elsewhere
+    of queries, of keys, of batch or head alone, and what is gathered, is up to 4 operands of them (at a place of both that lies within a tensor, such as `table[h, q_idx - kv_idx + last]`, it is read there); there are up to 64 steps, of functions that are a few instructions each. So are the gradients of such functions and of what they capture, by their slopes, of up to
+    256 steps with each: on GPUs of compute capability 9.0 for heads of up to 128 elements (of what they capture not under `torch.use_deterministic_algorithms`), on the CPU for all. Other functions, gradients of a log-sum-exp that is returned and of these functions elsewhere
     are computed between two products, with all scores in memory.
 
     Gradients are there for `query`, `key`, `value`, captured tensors and the log-sum-exp; a second derivative raises `UnsupportedError`. `kernel_options` are hints to PyTorch's kernels and change nothing here.
@@ -619,8 +638,6 @@ def flex_attention(
     _check_options(kernel_options)
     if return_lse and return_aux is not None:
         raise GraphError("return_lse and return_aux; one of both says what is returned beside the result")
-    if return_aux is not None and return_aux.max_scores:
-        raise UnsupportedError("return_aux asks for max_scores, which attention of this package does not keep; lse is taken")
     _check_tensors(query, key, value, block_mask, enable_gqa)
     if block_mask is not None:
         _check_block_mask(block_mask, query, key)
@@ -633,11 +650,12 @@ def flex_attention(
         wanted = torch.get_autocast_dtype(kind)
         query, key, value = (x.to(wanted) for x in (query, key, value))
     wants_total = return_lse or (return_aux is not None and return_aux.lse)
+    wants_most = return_aux is not None and return_aux.max_scores
     with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else contextlib.nullcontext():
-        o, total = _attend(query, key, value, score_mod, block_mask, float(scale), wants_total)
+        o, total, most = _attend(query, key, value, score_mod, block_mask, float(scale), wants_total, wants_most)
     total = total.squeeze(-1) if wants_total else None
     if return_aux is not None:
         from torch.nn.attention.flex_attention import AuxOutput
 
-        return o, AuxOutput(lse=total, max_scores=None)
+        return o, AuxOutput(lse=total, max_scores=most.squeeze(-1) if wants_most else None)
     return (o, total) if return_lse else o

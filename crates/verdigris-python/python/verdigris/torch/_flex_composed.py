@@ -337,7 +337,7 @@ class _Call:
         return (self.steps.key, self.scale, *((name, _laid(tensor)) for name, tensor in self.read.items()), *others)
 
 
-def _forward(call, o, total):
+def _forward(call, o, total, greatest):
     def draw():
         g = _native.Graph("flex_attention")
         named = _entered(g, call.read)
@@ -345,6 +345,8 @@ def _forward(call, o, total):
         _, s = call.scores(g, named)
         # A row of which everything is hidden has the sum 0, and not one of numbers less ∞.
         most = g.reduction("max", s, [4])
+        if greatest is not None:
+            g.store(most, "greatest", _NAMES[call.wide])
         most = g.ternary("select", most, constants.of(0.0), g.binary("ne", most, constants.of(-math.inf)))
         p = g.unary("exp", g.binary("sub", s, most))
         total = g.reduction("add", p, [4])
@@ -353,8 +355,8 @@ def _forward(call, o, total):
         g.store(g.binary("add", g.unary("log", total), most), "total", _NAMES[call.wide])
         return g
 
-    plan = _planned(("forward", *call.key(_laid(o))), o.device, draw)
-    _execute(plan, {**call.read, "o": o, "total": total}, o.device)
+    plan = _planned(("forward", *call.key(_laid(o), greatest is not None)), o.device, draw)
+    _execute(plan, {**call.read, "o": o, "total": total, **({} if greatest is None else {"greatest": greatest})}, o.device)
 
 
 def _backward(call, o, total, d_o, d_total, wanted):
@@ -420,22 +422,24 @@ class _Gradient(torch.autograd.Function):
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, told, q, k, v, mask, *operands):
-        steps, scale, by_op = told
+        steps, scale, by_op, wants_most = told
         if by_op is not None:
-            o, total = by_op(q, k, v)
+            o, total, most = by_op(q, k, v, wants_most)
         else:
             call = _Call(steps, scale, q, k, v, mask, operands)
             o = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device)
-            total = torch.empty((*q.shape[:3], 1), dtype=call.wide, device=q.device)
-            _forward(call, call.grouped(o), call.grouped(total))
+            total, most = (torch.empty((*q.shape[:3], 1), dtype=call.wide, device=q.device) if is_there else None for is_there in (True, wants_most))
+            _forward(call, call.grouped(o), call.grouped(total), None if most is None else call.grouped(most))
         ctx.set_materialize_grads(False)
         ctx.told, ctx.has_mask = (steps, scale, mask is not None), mask is not None
         ctx.save_for_backward(q, k, v, o, total, *([] if mask is None else [mask]), *operands)
         ctx.policy = _native.current_policy()
-        return o, total
+        if most is not None:
+            ctx.mark_non_differentiable(most)
+        return o, total, most
 
     @staticmethod
-    def backward(ctx, d_o, d_total):
+    def backward(ctx, d_o, d_total, _):
         needs = ctx.needs_input_grad
         places = {"q": 1, "k": 2, "v": 3, **{f"operand{number}": 5 + number for number in range(len(needs) - 5)}}
         wanted = tuple(name for name, place in places.items() if needs[place])
@@ -454,6 +458,6 @@ class _Attention(torch.autograd.Function):
         return tuple(gradients)
 
 
-def attention(steps, scale, q, k, v, mask, operands, by_op=None):
-    """The result, and the log-sum-exp `[b, h, s_q, 1]`; where `by_op` gives both of `q`, `k` and `v`, their gradients alone are composed."""
-    return _Attention.apply((steps, scale, by_op), q, k, v, mask, *operands)
+def attention(steps, scale, q, k, v, mask, operands, by_op=None, wants_most=False):
+    """The result, the log-sum-exp `[b, h, s_q, 1]`, and as large the greatest scores if they are wanted, else None; where `by_op` gives these of `q`, `k` and `v`, their gradients alone are composed."""
+    return _Attention.apply((steps, scale, by_op, wants_most), q, k, v, mask, *operands)

@@ -138,12 +138,21 @@ class OpSteps(composed.Steps):
     @functools.cached_property
     def has_slope(self):
         """Whether the op has a gradient of these steps: of more than 256 with those of their slope it has none."""
+        return self._has_gradients(False)
+
+    @functools.cached_property
+    def has_operand_slopes(self):
+        """Whether it has one of all that they read too."""
+        return self._has_gradients(True)
+
+    def _has_gradients(self, of_operands):
         g = composed._native.Graph("flex_attention_slope")
         one, total = (g.tensor(name, "f32", (1, 1, 1, 1)) for name in ("x", "total"))
         read = [one] * len(self.operands)
         try:
-            dq, *_ = g.attention_backward(one, one, one, one, total, one, scale=1.0, score=self.steps, score_operands=read)
-            g.store(dq, "dq", "f32")
+            dq, _, _, _, _, *of_read = g.attention_backward(one, one, one, one, total, one, scale=1.0, score=self.steps, score_operands=read, score_gradients=of_operands)
+            for number, uid in enumerate((dq, *of_read)):
+                g.store(uid, f"d_{number}", "f32")
             g.to_json()
         except GraphError:
             return False
@@ -380,18 +389,23 @@ def of_function(trace, value, dims, tensors):
 _MOST_ELEMENTS_OF_GRADIENTS = 128
 
 
-def has_gradient(function, tensors):
-    """Whether the op gives the gradients of queries, keys and values, and a kernel takes it that is no slower than products with steps between them."""
+def has_gradient(function, tensors, of_operands=False):
+    """Whether the op gives the gradients of queries, keys and values, and of what the function reads if they are wanted, and a kernel takes it that is no slower than products with
+    steps between them: those that add to tables do not repeat bit for bit."""
     q, _, v = tensors
+    if of_operands and q.device.type == "cuda" and torch.are_deterministic_algorithms_enabled():
+        return False
     if q.device.type == "cuda":
         is_short = max(q.shape[3], v.shape[3]) <= _MOST_ELEMENTS_OF_GRADIENTS
         if block_maps.capability(q.device) != (9, 0) or not is_short:
             return False
-    return function.has_slope
+    return function.has_operand_slopes if of_operands else function.has_slope
 
 
 def as_operand(tensor, wide):
-    """An operand as the op takes it."""
+    """An operand as the op takes it: of one that wants a gradient, of the type that this is summed in."""
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return tensor.to(wide)
     if tensor.dtype == torch.bool:
         return tensor.view(torch.uint8)
     is_taken = tensor.dtype in (torch.uint8, torch.int32, wide) or (tensor.dtype in (torch.float16, torch.bfloat16))
@@ -403,8 +417,8 @@ _TYPES = {**composed._NAMES, torch.int32: "i32"}
 
 def _of_op(g, named, function, words, beside):
     """What both graphs say of the op beside its tensors."""
-    of_score = [named[name] for name in named if name.startswith("score_")]
-    return {"score": function.steps, "score_operands": of_score, **{name: named[name] for name in beside}, **words}
+    of_score = {} if function is None else {"score": function.steps, "score_operands": [named[name] for name in named if name.startswith("score_")]}
+    return {**of_score, **{name: named[name] for name in beside}, **words}
 
 
 def _drawn(name, read):
@@ -420,36 +434,41 @@ def _read(q, k, v, beside, operands):
 
 
 def _key(name, function, words, tensors):
-    return (name, function.told, repr(words), *((tensor_name, composed._laid(tensor)) for tensor_name, tensor in tensors.items()))
+    return (name, None if function is None else function.told, repr(words), *((tensor_name, composed._laid(tensor)) for tensor_name, tensor in tensors.items()))
 
 
-def forward(function, words, q, k, v, beside, operands):
-    """The result, and the log-sum-exp `[b, h, s_q, 1]`. `words` are options of the op by their names, `beside` its masks by theirs."""
+def forward(function, words, q, k, v, beside, operands, wants_most=False):
+    """The result, the log-sum-exp `[b, h, s_q, 1]`, and as large the greatest scores if they are wanted, else None. `words` are options of the op by their names, `beside` its
+    masks by theirs, `function` the steps of a score function, or None."""
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     o = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device)
-    total = torch.empty((*q.shape[:3], 1), dtype=function.wide, device=q.device)
+    total, most = (torch.empty((*q.shape[:3], 1), dtype=wide, device=q.device) if is_there else None for is_there in (True, wants_most))
     read = _read(q, k, v, beside, operands)
+    given = {"o": o, "total": total, **({"most": most} if wants_most else {})}
 
     def draw():
         g, named = _drawn("flex_attention_steps", read)
-        made, of_total = g.attention(named["q"], named["k"], named["v"], **_of_op(g, named, function, words, beside))
-        g.store(made, "o", composed._NAMES[o.dtype], o.stride())
-        g.store(of_total, "total", composed._NAMES[function.wide])
+        made = g.attention(named["q"], named["k"], named["v"], **_of_op(g, named, function, words, beside), max_scores=wants_most)
+        for uid, (name, tensor) in zip(made, given.items()):
+            g.store(uid, name, composed._NAMES[tensor.dtype], tensor.stride())
         return g
 
-    plan = composed._planned((*_key("steps", function, words, read), composed._laid(o)), q.device, draw)
-    composed._execute(plan, {**read, "o": o, "total": total}, q.device)
-    return o, total
+    plan = composed._planned((*_key("steps", function, words, read), composed._laid(o), wants_most), q.device, draw)
+    composed._execute(plan, {**read, **given}, q.device)
+    return o, total, most
 
 
 def _backward(function, words, q, k, v, beside, operands, o, total, d_o, wanted):
-    """The gradients that are wanted of queries, keys and values, by name."""
+    """The gradients that are wanted of queries, keys and values, and of operands, by name: `score_0` of the first."""
     read = {**_read(q, k, v, beside, operands), "o": o, "total": total, "d_o": d_o}
     given = {name: torch.empty(read[name].shape, dtype=read[name].dtype, device=q.device) for name in wanted}
 
     def draw():
         g, named = _drawn("flex_attention_steps_backward", read)
-        *of_read, _, _ = g.attention_backward(*(named[name] for name in ("q", "k", "v", "o", "total", "d_o")), **_of_op(g, named, function, words, beside))
-        found = dict(zip("qkv", of_read))
+        of_op = {**_of_op(g, named, function, words, beside), "score_gradients": True}
+        dq, dk, dv, _, _, *of_read = g.attention_backward(*(named[name] for name in ("q", "k", "v", "o", "total", "d_o")), **of_op)
+        real = [f"score_{number}" for number, operand in enumerate(operands) if operand.is_floating_point()]
+        found = {"q": dq, "k": dk, "v": dv, **dict(zip(real, of_read))}
         for name, gradient in given.items():
             g.store(found[name], f"d_{name}", composed._NAMES[gradient.dtype], gradient.stride())
         return g
@@ -476,26 +495,28 @@ class _Gradient(torch.autograd.Function):
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, told, q, k, v, *others):
+        *told, wants_most = told
         function, words, beside = told
-        o, total = forward(function, words, q, k, v, dict(zip(beside, others)), others[len(beside) :])
-        ctx.told = told
+        o, total, most = forward(function, words, q, k, v, dict(zip(beside, others)), others[len(beside) :], wants_most)
+        ctx.told = tuple(told)
         ctx.save_for_backward(q, k, v, o, total, *others)
         ctx.policy = composed._native.current_policy()
-        ctx.mark_non_differentiable(total)
-        return o, total
+        ctx.mark_non_differentiable(*(x for x in (total, most) if x is not None))
+        return o, total, most
 
     @staticmethod
-    def backward(ctx, d_o, _):
+    def backward(ctx, d_o, *_):
         needs = ctx.needs_input_grad
-        wanted = tuple(name for name, need in zip("qkv", needs[1:4]) if need)
+        names = ("q", "k", "v", *ctx.told[2], *(f"score_{number}" for number in range(len(needs) - 4 - len(ctx.told[2]))))
+        wanted = tuple(name for name, need in zip(names, needs[1:]) if need)
         # What is summed has one number for all its elements: a tensor that lies nowhere twice is what plans are made for.
         d_o = d_o if all(d_o.stride()) else d_o.contiguous()
         policy = composed._native.numbered_policy(ctx.policy)
         with composed._policy.policy(policy.made_deterministic() if torch.are_deterministic_algorithms_enabled() else policy):
             found = dict(zip(wanted, _Gradient.apply(ctx.told, wanted, d_o, *ctx.saved_tensors)))
-        return None, *(found.get(name) for name in "qkv"), *(None for _ in needs[4:])
+        return None, *(found.get(name) for name in names)
 
 
-def attention(function, words, q, k, v, beside, operands):
-    """As `forward`, with gradients of queries, keys and values by the op; the log-sum-exp has none."""
-    return _Attention.apply((function, words, tuple(beside)), q, k, v, *beside.values(), *operands)
+def attention(function, words, q, k, v, beside, operands, wants_most=False):
+    """As `forward`, with gradients of queries, keys, values and operands by the op; the log-sum-exp and the greatest scores have none."""
+    return _Attention.apply((function, words, tuple(beside), wants_most), q, k, v, *beside.values(), *operands)

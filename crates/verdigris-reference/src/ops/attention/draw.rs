@@ -187,6 +187,9 @@ impl Draft {
         self.note_read(&uids);
         let o = self.result(made.o, &results, of_rows.unwrap_or(compute), &TYPES[..8])?;
         let total = self.result(made.log_sum_exp, &[own_b, h, q_rows, 1], compute, &[DType::F32, DType::F64])?;
+        if self.one_in(3) {
+            self.result(made.max_scores, &[own_b, h, q_rows, 1], compute, &[DType::F32, DType::F64])?;
+        }
         if !with_backward {
             return Ok(());
         }
@@ -213,7 +216,9 @@ impl Draft {
             (made.dbias, scores),
             (made.dsinks, vec![1, h, 1, 1]),
         ];
-        for (uid, dims) in results {
+        let of_score = made.d_score_operands.into_iter().zip(operands.iter().flatten()).map(|(uid, value)| (uid, value.dims.clone()));
+        for (uid, dims) in results.into_iter().chain(of_score) {
+            // Of what the function reads, and of bias and sinks, some are not asked for.
             if let Some(uid) = uid {
                 self.result(uid, &dims, of_rows.unwrap_or(compute), &TYPES[..8])?;
             }

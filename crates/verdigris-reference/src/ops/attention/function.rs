@@ -46,35 +46,67 @@ impl<'a> Function<'a> {
 
 /// What a function makes of a scaled product, at batch, head, query and key, and of a gradient its slope there.
 pub(super) fn made(of: &Function<'_>, product: Bounded, at: [u64; 4], compute: DType) -> [Bounded; 2] {
-    let Function { steps: function, score, operands } = of;
-    let mut values: Vec<Bounded> = Vec::with_capacity(function.steps.len());
-    for step in &function.steps {
-        let of = |x: u32| values[x as usize];
-        let next = match *step {
-            ScoreStep::Given => product,
-            ScoreStep::Number(number) => Bounded::exact(number.0).rounded(compute, compute),
-            // An integer is rounded to the type computed in.
-            ScoreStep::Operand(number) => operands[number as usize].at(&at).rounded(compute, compute),
-            ScoreStep::Gather { operand, x } => gathered(&operands[operand as usize], of(x), at).rounded(compute, compute),
-            ScoreStep::Place(place) => Bounded::exact(at[place as usize] as f64),
-            ScoreStep::Unary { f, x } => of(x).unary(f, BITS, compute),
-            ScoreStep::Binary { f, x, z } => of(x).binary(f, of(z), false, BITS, compute),
-            ScoreStep::Ternary { f, x, z, t } => of(x).ternary(f, of(z), of(t), compute),
-            ScoreStep::Round { dtype, x } => of(x).rounded(dtype, compute),
-        };
-        values.push(next);
-    }
+    let values = of.values(&of.steps, product, at, compute);
     let last = values.last().copied().unwrap_or(product);
-    [values.get(*score).copied().unwrap_or(product), last]
+    [values.get(of.score).copied().unwrap_or(product), last]
+}
+
+/// What a pair gives to the gradient of what the function reads by a number: the slope there, and where along the last dim it reads.
+pub(super) fn read(
+    of: &Function<'_>,
+    (number, sloped): (u32, &ScoreFunction),
+    product: Bounded,
+    at: [u64; 4],
+    compute: DType,
+) -> Option<(Bounded, u64)> {
+    let values = of.values(sloped, product, at, compute);
+    let place = sloped.steps.iter().find_map(|step| match *step {
+        ScoreStep::Gather { operand, x } if operand == number => Some(x),
+        _ => None,
+    });
+    let place = match place {
+        None => at[3],
+        Some(x) => entry(&of.operands[number as usize], values[x as usize])?,
+    };
+    Some((*values.last()?, place))
+}
+
+impl Function<'_> {
+    /// The values of these steps, which read what the function reads.
+    fn values(&self, function: &ScoreFunction, product: Bounded, at: [u64; 4], compute: DType) -> Vec<Bounded> {
+        let operands = &self.operands;
+        let mut values: Vec<Bounded> = Vec::with_capacity(function.steps.len());
+        for step in &function.steps {
+            let of = |x: u32| values[x as usize];
+            let next = match *step {
+                ScoreStep::Given => product,
+                ScoreStep::Number(number) => Bounded::exact(number.0).rounded(compute, compute),
+                // An integer is rounded to the type computed in.
+                ScoreStep::Operand(number) => operands[number as usize].at(&at).rounded(compute, compute),
+                ScoreStep::Gather { operand, x } => gathered(&operands[operand as usize], of(x), at).rounded(compute, compute),
+                ScoreStep::Place(place) => Bounded::exact(at[place as usize] as f64),
+                ScoreStep::Unary { f, x } => of(x).unary(f, BITS, compute),
+                ScoreStep::Binary { f, x, z } => of(x).binary(f, of(z), false, BITS, compute),
+                ScoreStep::Ternary { f, x, z, t } => of(x).ternary(f, of(z), of(t), compute),
+                ScoreStep::Round { dtype, x } => of(x).rounded(dtype, compute),
+            };
+            values.push(next);
+        }
+        values
+    }
+}
+
+/// The entry of a table that a place says; `None` where it may be one of several.
+fn entry(table: &Source<'_>, place: Bounded) -> Option<u64> {
+    let last = table.dims()[3] - 1;
+    let near = |place: f64| place.round_ties_even().clamp(0.0, last as f64) as u64;
+    (near(place.value - place.error) == near(place.value + place.error)).then(|| near(place.value))
 }
 
 /// The element of a table at a place; anything, where the place may be one of several.
 fn gathered(table: &Source<'_>, place: Bounded, [b, h, i, _]: [u64; 4]) -> Bounded {
-    let last = table.dims()[3] - 1;
-    let near = |place: f64| place.round_ties_even().clamp(0.0, last as f64) as u64;
-    let value = table.at(&[b, h, i, near(place.value)]);
-    let is_one = near(place.value - place.error) == near(place.value + place.error);
-    if is_one { value } else { Bounded { error: f64::INFINITY, ..value } }
+    let of = |entry: u64| table.at(&[b, h, i, entry]);
+    entry(table, place).map_or(Bounded { error: f64::INFINITY, ..of(0) }, of)
 }
 
 #[cfg(test)]

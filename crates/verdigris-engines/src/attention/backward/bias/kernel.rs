@@ -1,4 +1,4 @@
-//! The kernel: dS of one tile of the bias, summed in registers over all that the bias was repeated over.
+//! The kernel: dS of one tile of the bias, summed in registers over all that the bias was repeated over; or what the pairs of a tile give to what a function reads.
 //!
 //! A CTA has 64 queries and 64 keys for each consumer. A *turn* is a head of a batch (and, where the bias is one row, a block of queries): queries with keys
 //! come into one slot of the ring, gradients of results with values into the next, and both products are over the elements of a head, so that queries stand
@@ -6,18 +6,20 @@
 
 use std::f32::consts::LOG2_E;
 
-use verdigris_kir::face::{Kernel, LoadOptions, Role, TensorMap, Val, WgmmaA};
+use verdigris_kir::face::{Kernel, LoadOptions, Role, TensorMap, Val, Var, WgmmaA};
+use verdigris_kir::inst::{Atomic, Order as MemoryOrder, Scope};
 use verdigris_kir::ir::Access;
-use verdigris_kir::params::{Divide, Map, Read};
+use verdigris_kir::params::{Divide, Map, Read, ReadWrite};
 use verdigris_kir::tile::fragment::Fragment;
 use verdigris_kir::tile::ring::{Ring, RingScope};
 
 use super::super::super::band::Limits;
+use super::super::super::function::{FunctionArgs, place_in_table};
 use super::super::super::score_mod::{QueryRows, elements};
 use super::super::super::tile::descriptor;
 use super::super::kernel::{BandArgs, ModArgs};
 use super::super::spec::QUERIES;
-use super::{KEYS, PART, Spec};
+use super::{KEYS, PART, Shares, Spec};
 use crate::fuse::epilogue::EpilogueArgs;
 use crate::hopper::{FIRST_BARRIER, WARPGROUP, roles};
 use crate::layout::batch::BatchIndexArgs;
@@ -54,8 +56,10 @@ verdigris_kir::parameters! {
         pub(super) band: BandArgs = (),
         pub(super) score_mod: ModArgs = (),
         /// Sums of parts, or the gradient itself.
-        pub(super) kept: Option<PartsArgs> = spec.out.is_none().then_some(()),
-        pub(super) out: Option<OutArgs> = spec.out.map(|_| *spec),
+        pub(super) kept: Option<PartsArgs> = (spec.out.is_none() && spec.shares().is_none()).then_some(()),
+        pub(super) out: Option<OutArgs> = spec.out.map(|_| spec.clone()),
+        pub(super) function: Option<FunctionArgs> = spec.by.as_ref().map(|by| by.steps.clone()),
+        pub(super) shares: Option<SharesArgs> = spec.shares().map(|_| ()),
     }
 }
 
@@ -66,6 +70,64 @@ verdigris_kir::parameters! {
         pub(super) epilogue: EpilogueArgs = spec.epilogue().over_matrices(),
         pub(super) rows: u32,
         pub(super) columns: u32,
+    }
+}
+
+verdigris_kir::parameters! {
+    /// Where pairs add their shares, f32.
+    pub(super) struct To / #[derive(Clone, Copy, Debug)] SharesArgs of () as _spec {
+        pub(super) to: ReadWrite = 4,
+        /// Bytes from one batch, head and query to the next; entries of a table are side by side.
+        pub(super) strides: [u64; 3],
+        pub(super) last_entry: f32,
+    }
+}
+
+/// Neighbouring shares of a thread's two rows that go to one element, which are added in memory as one.
+struct Run<'k> {
+    kernel: Kernel<'k>,
+    /// The first element of each row.
+    rows: [Val<'k, u64>; 2],
+    sums: [Var<'k, f32>; 2],
+    entries: [Var<'k, u32>; 2],
+}
+
+impl<'k> Run<'k> {
+    fn new(k: Kernel<'k>, to: &To<'k>, turn: Turn<'k>, queries: [Val<'k, u32>; 2]) -> Self {
+        let [of_batch, of_head, of_query] = to.strides;
+        let of_matrix = to.to.moved(turn.batch.widen() * of_batch + turn.head.widen() * of_head);
+        let rows = queries.map(|query| of_matrix.moved(query.widen() * of_query).address());
+        Run { kernel: k, rows, sums: [0, 1].map(|_| k.var_named("share", 0.0f32)), entries: [0, 1].map(|_| k.var_named("entry", 0u32)) }
+    }
+
+    fn add(&self, half: usize) {
+        let to = self.rows[half] + self.entries[half].mul_wide(4);
+        self.kernel.red_global(Atomic::Add, to, 0, &[self.sums[half].get()], MemoryOrder::Relaxed(Scope::Gpu));
+    }
+
+    /// One more share; where it goes to another element, those before it are added.
+    fn share(&self, half: usize, entry: Val<'k, u32>, share: Val<'k, f32>) {
+        self.kernel.when(entry.ne(self.entries[half]), || {
+            self.kernel.when(self.sums[half].ne(0.0), || self.add(half));
+            self.sums[half].set(0.0);
+            self.entries[half].set(entry);
+        });
+        self.sums[half].set(self.sums[half] + share);
+    }
+
+    /// The end. Where all four threads of a row have given to one element, they add it together.
+    fn end(&self, thread: Val<'k, u32>, of_one: bool) {
+        for half in 0..2 {
+            let is_own = match of_one {
+                false => self.sums[half].ne(0.0),
+                true => {
+                    let pair = self.sums[half].get() + self.kernel.shfl_bfly::<f32>(self.sums[half], 1);
+                    self.sums[half].set(pair + self.kernel.shfl_bfly::<f32>(pair, 2));
+                    (thread & 3).eq(0)
+                }
+            };
+            self.kernel.when(is_own, || self.add(half));
+        }
     }
 }
 
@@ -125,7 +187,7 @@ pub(super) fn bias<'k>(k: Kernel<'k>, spec: &Spec) {
     let (query_tile, key_tile) = (spec.query_tile(), spec.key_tile());
     let slots = k.shared("rows", spec.stages() * spec.slot_bytes(), 1024);
     // Of each consumer, what its warps have summed over their queries.
-    let row_sums = k.shared("sums of a row", spec.consumers * 4 * KEYS * 4, 16);
+    let row_sums = spec.shares().is_none().then(|| k.shared("sums of a row", spec.consumers * 4 * KEYS * 4, 16));
     let ring = Ring::new(k, spec.stages(), spec.consumers, RingScope::Cta);
     let init = || {
         ring.init();
@@ -158,7 +220,8 @@ pub(super) fn bias<'k>(k: Kernel<'k>, spec: &Spec) {
         let warpgroup = k.uniform(k.thread() >> 7) - 1;
         let (row, column) = (Fragment::<f32>::row(thread), Fragment::<f32>::column(thread));
         let (s, dp) = (Fragment::<f32>::unset(k, KEYS), Fragment::<f32>::unset(k, KEYS));
-        let sums = Fragment::<f32>::filled(k, KEYS, 0.0);
+        // Of shares, which go to memory, none.
+        let sums = Fragment::<f32>::filled(k, if spec.shares().is_none() { KEYS } else { 0 }, 0.0);
         let first_own_key = tile.first_key + warpgroup * KEYS;
         let cursor = ring.cursor();
         let a_low = query_tile.along(slots.address(), k.constant(0));
@@ -196,7 +259,6 @@ pub(super) fn bias<'k>(k: Kernel<'k>, spec: &Spec) {
                 last_key: Some(mods.last_key),
                 shift: mods.shift,
             };
-            let of_head = mods.of.of_head(k, turn.batch, turn.head);
             // Queries behind the last attend to nothing, whatever stands there.
             let limits = Limits {
                 kernel: k,
@@ -211,20 +273,66 @@ pub(super) fn bias<'k>(k: Kernel<'k>, spec: &Spec) {
             let is_outside = limits.of_block(first_own_key);
             k.wgmma_wait(1);
             cursor.release(s_stage, thread);
-            // The slope of a cap stands behind the bias' gradient.
-            mods.of.apply(k, spec.ty, &of_head, &elements(&s, 0..KEYS / 8), &places, &[]);
-            s.map_in_place(|score, half, _| k.fma(score, LOG2_E, -lse[half as usize]).exp2());
-            k.wgmma_wait(0);
-            cursor.release(dp_stage, thread);
-            for (element, half, at) in elements(&sums, 0..KEYS / 8) {
+            let have_gradients = || {
+                k.wgmma_wait(0);
+                cursor.release(dp_stage, thread);
+            };
+            // What a pair gives, of which `p` was made in place of the score.
+            let given = |half: u32, at: u32, slope: Option<Val<'k, f32>>| {
                 let (part, odd) = (at / 8, at % 2);
                 let p = s.element(part, half, odd);
                 let ds = (dp.element(part, half, odd) - delta[half as usize]) * p;
-                // Of a key that is not attended to, either product may be no number.
-                element.set(element + k.select(is_outside(half, at) | p.eq(0.0), 0.0, ds));
+                let ds = slope.map_or(ds, |slope| ds * slope);
+                // Of a key that is not attended to, either product may be no number, and the slope where the score is −∞.
+                k.select(is_outside(half, at) | p.eq(0.0), 0.0, ds)
+            };
+            let exponentiate = |score: Val<'k, f32>, half: u32| k.fma(score, LOG2_E, -lse[half as usize]).exp2();
+            let (Some(function), Some(by)) = (&params.function, &spec.by) else {
+                let of_head = mods.of.of_head(k, turn.batch, turn.head);
+                // The slope of a cap stands behind the bias' gradient.
+                mods.of.apply(k, spec.ty, &of_head, &elements(&s, 0..KEYS / 8), &places, &[]);
+                s.map_in_place(|score, half, _| exponentiate(score, half));
+                have_gradients();
+                for (element, half, at) in elements(&sums, 0..KEYS / 8) {
+                    element.set(element + given(half, at, None));
+                }
+                return;
+            };
+            have_gradients();
+            let of_head = function.of_head(&by.steps, turn.batch, turn.head);
+            let mask = mods.of.mask_of_head(turn.batch, turn.head);
+            let run = params.shares.as_ref().map(|to| (to, Run::new(k, to, turn, places.queries)));
+            for part in 0..KEYS / 8 {
+                let own = elements(&s, part..part + 1);
+                let slopes: Vec<Var<'k, f32>> = own.iter().map(|_| k.var_unset(Some("slope"))).collect();
+                let entries: Vec<Var<'k, u32>> = own.iter().map(|_| k.var_named("entry", 0u32)).collect();
+                of_head.for_each_score(k, mods.of.factor, &own, &places, |n, score, values| {
+                    let of_step = |step: usize| values[step][0].get::<f32>(k);
+                    slopes[n].set(of_step(values.len() - 1));
+                    if let (Some((to, _)), Some(Shares::OfTable(place))) = (&run, by.shares) {
+                        entries[n].set(place_in_table(of_step(place as usize), to.last_entry));
+                    }
+                    score.set(of_step(by.score as usize));
+                });
+                mods.of.hide(k, mask, &own, &places);
+                for (n, &(score, half, at)) in own.iter().enumerate() {
+                    score.set(exponentiate(score.get(), half));
+                    let given = given(half, at, Some(slopes[n].get()));
+                    match &run {
+                        Some((_, run)) => run.share(half as usize, entries[n].get(), given),
+                        None => {
+                            let sum = sums.element(at / 8, half, at % 2);
+                            sum.set(sum + given);
+                        }
+                    }
+                }
+            }
+            if let Some((_, run)) = &run {
+                run.end(thread, by.shares == Some(Shares::OfQuery));
             }
         });
 
+        let Some(row_sums) = row_sums else { return };
         // Of one row, the sum over the queries stands in the first of them.
         k.when(params.is_row.ne(0), || {
             let own = row_sums.address() + warpgroup * (4 * KEYS * 4) + (column << 2);

@@ -104,7 +104,7 @@ impl Algorithm for Gradient {
         let Problem::Attention(p) = problem else {
             return Err(Self::ID.refusal(Reason::Problem, format_args!("{}, taken is attention", problem.kind())));
         };
-        let AttentionPass::Backward { o, log_sum_exp, d_o, dq, dk, dv, dbias, dsinks } = &p.pass else {
+        let AttentionPass::Backward { o, log_sum_exp, d_o, dq, dk, dv, dbias, dsinks, .. } = &p.pass else {
             return Err(Self::ID.refusal(Reason::Direction, "attention itself, taken is the gradient"));
         };
         require_chip(arch)?;
@@ -125,7 +125,7 @@ impl Algorithm for Gradient {
         let score_mod = score_mod::is_needed(p) || p.dropout.is_some();
         score_mod::require(Self::ID, p)?;
         let scale = if score_mod { 1.0 } else { score_mod::plain_scale(Self::ID, p)? };
-        band::require(Self::ID, p, &Some(log_sum_exp.clone()))?;
+        band::require(Self::ID, p, &[("log_sum_exp", Some(log_sum_exp))])?;
         ragged::require(Self::ID, p)?;
         let rows = u128::from(p.b) * u128::from(p.h) * u128::from(p.s_q.max(p.s_kv) + 128);
         Self::ID.require(rows < 1 << 31, Reason::Extent, format_args!("{rows} rows of all heads, taken are fewer than 2^31"))?;
