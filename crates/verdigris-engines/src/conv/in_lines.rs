@@ -138,9 +138,9 @@ fn require_copies(id: EngineId, conv: &ConvProblem, arch: &Arch) -> Result<(), R
     require_elements(id, conv)?;
     let [(_, a, _), (_, b, _)] = conv.operands();
     id.require(
-        [a, b].map(|tensor| tensor.dtype.bytes()) == [2, 2] && conv.result().dtype.bytes() <= 4,
+        [a, b].map(|tensor| tensor.dtype.bytes()) == [2, 2] && matches!(conv.result().dtype.bytes(), 2 | 4),
         Reason::DType,
-        format_args!("{} and {} into {}; copies operands of 16 bits and results of up to 32", a.dtype, b.dtype, conv.result().dtype),
+        format_args!("{} and {} into {}; copies operands of 16 bits and results of 16 and 32", a.dtype, b.dtype, conv.result().dtype),
     )?;
     let size = |extents: [u64; 5]| extents.iter().fold(1u128, |all, &extent| all.saturating_mul(u128::from(extent).next_multiple_of(32)));
     for (name, _, extents) in conv.tensors() {
@@ -215,7 +215,7 @@ impl<A: Algorithm> Algorithm for InLines<A> {
     }
 
     fn catalog(target: Target) -> Vec<KernelRef> {
-        let copies = repack::catalog_of([2]).chain(repack::catalog_back());
+        let copies = repack::catalog_of([2]).chain(repack::catalog_back_of([2, 4]));
         A::catalog(target).into_iter().chain(copies.filter(|_| Target::Sm90 <= target)).collect()
     }
 }
