@@ -67,7 +67,7 @@ const FAMILY_ROOMS: &[(&str, &[&str])] = &[
             "testing",
         ],
     ),
-    ("conv", &["geometry"]),
+    ("conv", &["geometry", "in_lines"]),
     ("gemm", &["factors"]),
     ("norm", &["walk"]),
     ("pool", &["axis", "whole_windows"]),

@@ -7,6 +7,7 @@ pub(crate) mod geometry;
 mod grouped;
 mod halo;
 mod implicit_gemm;
+mod in_lines;
 mod small_channels;
 
 use crate::algorithm::Listed;

@@ -1,6 +1,7 @@
 //! `conv.grouped`: convolutions of groups of few channels on tensor cores, by block-diagonal filters.
 //!
-//! **What.** All three directions of bf16 and f16 with f32 sums, activations with their channels last, filters of any layout.
+//! **What.** All three directions of bf16 and f16 with f32 sums, activations with their channels last, filters of any layout;
+//! activations that lie otherwise are copied ahead ([`InLines`]).
 //!
 //! **Method.** The filter of several groups taken together is, at one tap, a block-diagonal matrix. Channels are counted in *chunks* of 8,
 //! the 16 bytes of a copy and of a row of `ldmatrix`; a CTA takes a *channel tile* of up to 64 channels and brings the pixels that a tile
@@ -16,6 +17,7 @@ use verdigris_tensor::DType;
 
 use crate::algorithm::Joined;
 use crate::conv::geometry::require_elements;
+use crate::conv::in_lines::InLines;
 use crate::cost::{Stream, Traffic};
 use crate::engine::{EngineId, Reason, Refusal};
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
@@ -27,7 +29,7 @@ pub(super) use tma::BlockDiagonal;
 const ID: EngineId = EngineId { name: "conv.grouped", number: 207 };
 
 /// All algorithms.
-pub(super) type Grouped = Joined<CpAsync, BlockDiagonal>;
+pub(super) type Grouped = InLines<Joined<CpAsync, BlockDiagonal>>;
 
 /// Channels of a chunk.
 const CHUNK: u32 = 8;

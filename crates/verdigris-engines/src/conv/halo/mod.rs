@@ -2,7 +2,7 @@
 //!
 //! **What.** Convolutions without strides in one to three spatial dims: bf16 and f16 operands, filters of several elements, any dilation
 //! whose halo leaves room in shared memory, any padding, channels innermost in multiples of 8 on both sides, one group or several, every
-//! epilogue.
+//! epilogue. Tensors that lie otherwise are copied ([`InLines`]).
 //!
 //! **Method.** A box of pixels is brought with its halo by one tiled copy, which fills in zeros outside of the image; a tap is a shift of a
 //! matrix operand's first row ([`verdigris_kir::tile::halo`]). So pixels cross L2 about once instead of once for each tap. Two algorithms
@@ -20,6 +20,7 @@ use verdigris_tensor::DType;
 
 use super::geometry::lines::lies_in_lines;
 use super::geometry::{require_elements, tap_count};
+use super::in_lines::InLines;
 use crate::algorithm::Joined;
 use crate::arch::Arch;
 use crate::engine::{EngineId, Reason, Refusal};
@@ -30,7 +31,7 @@ use pixels::Pixels;
 const ID: EngineId = EngineId { name: "conv.halo", number: 208 };
 
 /// Both algorithms.
-pub(super) type Halo = Joined<Pixels, Filter>;
+pub(super) type Halo = InLines<Joined<Pixels, Filter>>;
 
 /// Threads of a warpgroup.
 const WARPGROUP: u32 = 128;

@@ -20,6 +20,8 @@ use crate::terms::Terms;
 
 /// The order of activations, and of a filter's gradient: images (or filters), then pixels (or taps), of which each is a line of channels.
 const PIXELS: [usize; 4] = [0, 2, 3, 4];
+/// The order of a gradient whose taps are matrices of their own, each of which has the filters of all groups.
+const TAPS: [usize; 4] = [2, 3, 4, 0];
 
 /// How a copy is made.
 #[derive(Clone, Debug)]
@@ -163,7 +165,7 @@ impl Prepared {
                 }
                 EpilogueStep::Store { target } if !described(target) => {
                     movable(target)?;
-                    *target = self.back(target, extents);
+                    *target = self.back(target, extents, PIXELS);
                 }
                 _ => {}
             }
@@ -172,16 +174,20 @@ impl Prepared {
 
         let result = conv.result();
         let whole = |stride: u64| (stride * result.dtype.bytes() as u64).is_multiple_of(16);
+        // Groups of whole channel blocks have taps as columns.
+        let tap_matrices = wgrad && conv.groups > 1 && !(extents[1] * self.conv.x.dtype.bytes() as u64).is_multiple_of(128);
         let leaves = match result.dtype.bytes() {
             2 | 4 if wgrad => {
-                result.is_channels_last() && whole(result.strides[0]) && whole(extents[1]) && tap_stride(result, extents).is_some_and(whole)
+                let tap = tap_stride(result, extents);
+                let is_stack = !tap_matrices || tap == Some(conv.k * result.strides[0]);
+                result.is_channels_last() && whole(result.strides[0]) && whole(extents[1]) && tap.is_some_and(whole) && is_stack
             }
             2 | 4 => result.is_channels_last() && (rows || whole(extents[1]) && result.pixel_stride(extents).is_some_and(whole)),
             _ => true,
         };
         if !(leaves && described(result)) {
             movable(result)?;
-            let packed = self.back(result, extents);
+            let packed = self.back(result, extents, if tap_matrices { TAPS } else { PIXELS });
             match conv.direction {
                 Direction::Fprop => self.conv.y = packed,
                 Direction::Dgrad => self.conv.x = packed,
@@ -218,10 +224,10 @@ impl Prepared {
         packed_tensor(&Tensor { slot, ..tensor.clone() }, extents, along, order)
     }
 
-    fn back(&mut self, tensor: &Tensor, extents: [u64; 5]) -> Tensor {
+    fn back(&mut self, tensor: &Tensor, extents: [u64; 5], order: [usize; 4]) -> Tensor {
         let slot = self.next_slot();
-        self.backs.push((slot, tensor.slot, Repack::of_tensor(tensor, extents, 1, PIXELS).back()));
-        packed_tensor(&Tensor { slot, ..tensor.clone() }, extents, 1, PIXELS)
+        self.backs.push((slot, tensor.slot, Repack::of_tensor(tensor, extents, 1, order).back()));
+        packed_tensor(&Tensor { slot, ..tensor.clone() }, extents, 1, order)
     }
 
     /// Where lines of `columns` of a result end: in scratch, at a multiple of 16 bytes.

@@ -30,11 +30,14 @@ const PLACE_BYTES: u32 = 16;
 const BEYOND: u32 = 1 << 30;
 
 /// The bytes of the table of taps: those of a phase once for each product of terms in `passes` (see [`super::view`]). The terms of what is
-/// gathered lie `images` apart, those of the filter `taps`.
-pub(super) fn tap_table(gather: &Gather, passes: &[[u32; 2]], [images, taps]: [u32; 2]) -> Vec<u8> {
+/// gathered lie `images` apart, those of the filter `taps`, of which each is `tap_positions` from the next.
+pub(super) fn tap_table(gather: &Gather, passes: &[[u32; 2]], [images, taps, tap_positions]: [u32; 3]) -> Vec<u8> {
     let of_pass = |phase: &Phase, [gathered, filter]: [u32; 2]| -> Vec<[u32; 4]> {
         let place = |tap: &Tap| tap.offsets.map(|offset| offset as u32);
-        let word = |tap: &Tap| [place(tap)[0] | place(tap)[1] << 16, place(tap)[2], tap.position as u32 + filter * taps, gathered * images];
+        let word = |tap: &Tap| {
+            let position = (tap.position as u32 + filter * taps) * tap_positions;
+            [place(tap)[0] | place(tap)[1] << 16, place(tap)[2], position, gathered * images]
+        };
         phase.taps.iter().map(word).collect()
     };
     let all = gather.phases.iter().flat_map(|phase| passes.iter().flat_map(move |&pass| of_pass(phase, pass)));
@@ -186,10 +189,11 @@ verdigris_kir::parameters! {
         pub(super) taps: Read = TAP_BYTES,
         /// Channel blocks of one tap.
         pub(super) channel_blocks: Divide,
-        /// How far a group lies from the one before it: in channels of the pixels, and in the filter's columns and depth.
+        /// How far a group lies from the one before it: in channels of the pixels, and in the filter's columns and positions. Its depth ends
+        /// with it, so that whatever pixels are read beyond a group's own meet zeros.
         pub(super) group_channels: u32,
         pub(super) group_columns: u32,
-        pub(super) group_depth: u32,
+        pub(super) group_positions: u32,
         /// What there is of the filter's columns.
         pub(super) columns: ClipArgs = (),
         /// Where a cluster shares a depth, the pixels of a tile.
@@ -209,8 +213,8 @@ verdigris_kir::parameters! {
         pub(super) tap_count: u32,
         /// Channel blocks of one tap, as columns count them.
         pub(super) channel_blocks: Divide,
-        /// Matrices of the result that belong to one group: its taps, or 1 where taps are columns.
-        pub(super) group_matrices: Divide,
+        /// Matrices of the result are those of all groups, once for each tap where taps are no columns.
+        pub(super) groups: Divide,
         pub(super) group_rows: u32,
         pub(super) group_channels: u32,
         /// Steps over all pixels; they are made once for each product of terms.
@@ -416,7 +420,7 @@ impl<'k> GatherProducer<'k> {
         // The tap that is next: offsets, position, and how many images further.
         let read = || k.ld_global_vector::<u32>(entry, 0, 4, Cache::Default);
         let next: Vec<_> = read().into_iter().map(|word| k.var(word)).collect();
-        let (group_channel, group_depth) = (group * self.group_channels, group * self.group_depth);
+        let (group_channel, group_position) = (group * self.group_channels, group * self.group_positions);
         let filter_column = column + group * self.group_columns;
         let clip = self.column_clip(spec);
         let columns = clip.rows(column - filter_part);
@@ -429,7 +433,7 @@ impl<'k> GatherProducer<'k> {
             || {
                 let tap: Vec<Val<'k, u32>> = next.iter().map(|word| word.get()).collect();
                 let offsets = Offsets { plane: tap[0], depth: tap[1] }.list(spec.spatial);
-                let (position, image) = (tap[2], image + tap[3]);
+                let (position, image) = (tap[2] + group_position, image + tap[3]);
                 // What follows is read under this tap's channel blocks: a step of small tiles is shorter than the way to memory. In three
                 // dims the loads of a cluster leave no registers for it.
                 entry.set(entry + u64::from(TAP_BYTES));
@@ -447,7 +451,7 @@ impl<'k> GatherProducer<'k> {
                         columns,
                         &self.filter,
                         filter_column,
-                        channel + group_depth,
+                        channel.get(),
                         position,
                         full,
                         filter_options,
@@ -497,7 +501,7 @@ impl<'k> FilterProducer<'k> {
     ) {
         let (tiles, pixels, depth) =
             ([Operand::A, Operand::B].map(|operand| spec.main.operand(operand)), spec.gathered(), spec.main.depth());
-        let (group, tap_of_matrix) = self.group_matrices.split(work.batch);
+        let (tap_of_matrix, group) = self.groups.split(work.batch);
         let dy_row = row + group * self.group_rows;
         let first_channel_block = column >> depth.trailing_zeros();
         let channel_blocks = spec.main.tile.loaded(Operand::B) / depth;
@@ -528,7 +532,7 @@ impl<'k> FilterProducer<'k> {
         let Some([row_clip, column_clip]) = self.clips(spec) else { return };
         let ([a_tile, b_tile], [a_begins, b_begins]) = ([Operand::A, Operand::B].map(|operand| spec.main.operand(operand)), slots.begins);
         let (pixels, depth) = (spec.gathered(), spec.main.depth());
-        let (group, tap_of_matrix) = self.group_matrices.split(work.batch);
+        let (tap_of_matrix, group) = self.groups.split(work.batch);
         let dy_row = row + group * self.group_rows;
         let first_channel_block = column >> depth.trailing_zeros();
         let (tile_rows, tile_columns) = (row_clip.rows(row - a_begins), column_clip.rows(column - b_begins));

@@ -48,10 +48,39 @@ pub(super) struct View {
     /// Channels of a group: of the pixels gathered, and of y.
     group_depth: u32,
     group_k: u32,
-    /// Taps of the filter.
+    /// Taps of the filter, and where they lie among its positions.
     taps: u32,
+    positions: Positions,
     /// Taps are matrices of their own; else they are columns, or depth.
     tap_matrices: bool,
+}
+
+/// The filter's positions, as the third dim of its map counts them: how far the next tap is, and of a dgrad the same tap of the next group,
+/// whose depth is the filter's rows, and their distance in elements.
+#[derive(Clone, Copy, Default, Debug)]
+struct Positions {
+    tap: u64,
+    group: u64,
+    stride: u64,
+}
+
+impl Positions {
+    fn of(conv: &ConvProblem, tap_stride: u64) -> Positions {
+        let by_group = conv.direction == Direction::Dgrad && conv.groups > 1;
+        let group_stride = if by_group { conv.k / conv.groups * conv.w.strides[0] } else { 0 };
+        let mut stride = [tap_stride, group_stride];
+        while stride[1] != 0 {
+            stride = [stride[1], stride[0] % stride[1]];
+        }
+        let stride = stride[0];
+        let positions = |elements: u64| elements.checked_div(stride).unwrap_or(0);
+        Positions { tap: positions(tap_stride).max(1), group: positions(group_stride), stride }
+    }
+
+    /// Positions of so many groups and taps.
+    fn count(&self, groups: u64, taps: u64) -> u64 {
+        ((taps - 1).saturating_mul(self.tap)).saturating_add((groups - 1).saturating_mul(self.group)).saturating_add(1)
+    }
 }
 
 fn narrow(what: &str, extent: u64) -> Result<u32, Refusal> {
@@ -80,11 +109,11 @@ impl View {
         let (group_c, group_k) = (conv.c / groups, conv.k / groups);
         let (depth, columns) = if forward { (group_c, group_k) } else { (group_k, group_c) };
         let gathered = conv.activations();
-        let lines = 128 / gathered.dtype.bytes() as u64;
-        require_groups(groups, depth, lines)?;
-
+        require_groups(groups, [group_c, group_k], gathered.dtype)?;
         let taps = tap_count(conv);
         let tap = tap_stride(&conv.w, conv.w_extents()).unwrap_or(0);
+        let positions = Positions::of(conv, tap);
+        narrow("the number of the filter's positions", positions.count(groups, taps * terms))?;
         let filter = Matrix { batch_strides: vec![tap], ..filter_matrix(&conv.w, forward) };
         let major = if filter.order() == Order::RowMajor { Major::Depth } else { Major::Rows };
 
@@ -120,6 +149,7 @@ impl View {
             group_depth: narrow("the number of channels", depth)?,
             group_k: narrow("the number of channels", group_k)?,
             taps: narrow("the number of taps", taps)?,
+            positions,
             tap_matrices: false,
             prepared,
         })
@@ -132,7 +162,7 @@ impl View {
         let (group_c, group_k) = (conv.c / groups, conv.k / groups);
         // A channel block is 128 bytes, in memory or in the copy.
         let lines = 128 / conv.x.dtype.bytes() as u64;
-        require_groups(groups, group_c, lines)?;
+        require_groups(groups, [group_c, group_k], conv.x.dtype)?;
         let no_matrix = |tensor: &Tensor| {
             ID.refusal(Reason::Layout, format_args!("a tensor with strides {:?}; its pixels must have a single one", tensor.strides))
         };
@@ -145,17 +175,14 @@ impl View {
         for (_, tensor, extents) in results {
             merged &= tap_stride(tensor, extents) == Some(group_c * tensor.strides[1]);
         }
-        ID.require(
-            merged || groups == 1,
-            Reason::Layout,
-            format_args!("w has strides {:?} and {groups} groups; taps must lie one behind the other", conv.w.strides),
-        )?;
         let matrix = |tensor: &Tensor| {
             let tap = tap_stride(tensor, conv.w_extents())?;
+            let group = group_k * tensor.strides[0];
             let batch_strides = match (merged, groups > 1) {
-                (true, true) => vec![group_k * tensor.strides[0]],
+                (true, true) => vec![group],
                 (true, false) => vec![],
-                (false, _) => vec![tap],
+                (false, true) => vec![tap, group],
+                (false, false) => vec![tap],
             };
             let [row_stride, column_stride, ..] = tensor.strides;
             Some(Matrix { slot: tensor.slot, dtype: tensor.dtype, row_stride, column_stride, batch_strides })
@@ -163,7 +190,8 @@ impl View {
         let batch = match (merged, groups > 1) {
             (true, true) => vec![groups],
             (true, false) => vec![],
-            (false, _) => vec![taps],
+            (false, true) => vec![taps, groups],
+            (false, false) => vec![taps],
         };
         let columns = if merged { taps * group_c } else { group_c };
         let pixels = conv.n.saturating_mul(gather.pixels());
@@ -187,6 +215,7 @@ impl View {
             group_depth: narrow("the number of channels", group_c)?,
             group_k: narrow("the number of channels", group_k)?,
             taps: narrow("the number of taps", taps)?,
+            positions: Positions::default(),
             tap_matrices: !merged,
             prepared,
         })
@@ -279,7 +308,7 @@ impl View {
         match self.kind {
             Kind::Gather { filter: major, .. } => {
                 let forward = conv.direction == Direction::Fprop;
-                let taps = constant(tap_table(gather, &passes, [images, self.taps]));
+                let taps = constant(tap_table(gather, &passes, [images, self.taps, self.positions.tap as u32]));
                 let tiled = self.tiled_phases(spec);
                 let numbers = |extents: &[u64]| extents.iter().map(|&n| n as u32).collect();
                 let scatter = spec.has_phases().then(|| ScatterArgs {
@@ -292,16 +321,16 @@ impl View {
                     extents: numbers(&gather.target),
                     strides: numbers(&gather.scatter),
                 });
-                let (rows, depth) = if forward { (conv.k, conv.c / conv.groups) } else { (conv.c / conv.groups, conv.k) };
+                let (rows, depth) = if forward { (conv.k, conv.c / conv.groups) } else { (conv.c / conv.groups, conv.k / conv.groups) };
                 let dims = if major == Major::Depth { [depth, rows] } else { [rows, depth] };
-                let taps_map = u64::from(self.taps) * u64::from(self.prepared.terms);
+                let positions = self.positions.count(conv.groups, u64::from(self.taps) * u64::from(self.prepared.terms));
+                let stack = Matrix { batch_strides: vec![self.positions.stride], ..self.other.clone() };
                 let filter_tiles = if of_filter == Operand::A { tile_rows } else { tile_columns };
                 let columns = spec.main.clipped(of_filter).args(self.columns, filter_tiles);
                 let decl = columns.boxed(spec.main.clipped(of_filter).map());
-                let filter = matrix_map(decl, &self.other, [dims[0], dims[1], taps_map]);
+                let filter = matrix_map(decl, &stack, [dims[0], dims[1], positions]);
                 // Measured: where CTAs side by side read the same rows at once, a percent is lost to lines that are brought for later.
                 let l2 = if spec.shares_depth() { L2Promotion::B128 } else { filter.l2 };
-                let (group_columns, group_depth) = if forward { (self.group_k, 0) } else { (0, self.group_k) };
                 ProducerArgs::Gather(GatherArgs {
                     pixels,
                     filter: (in_place(self.other.slot), MapSpec { l2, ..filter }),
@@ -309,15 +338,15 @@ impl View {
                     taps,
                     channel_blocks: self.channel_blocks(spec.main.depth()),
                     group_channels: self.group_depth,
-                    group_columns,
-                    group_depth,
+                    group_columns: if forward { self.group_k } else { 0 },
+                    group_positions: self.positions.group as u32,
                     columns,
                     pixel_clip,
                     scatter,
                 })
             }
             Kind::Filter => {
-                let taps = constant(tap_table(gather, &[[0, 0]], [0, 0]));
+                let taps = constant(tap_table(gather, &[[0, 0]], [0, 0, 1]));
                 let decl = spec.dy_map();
                 let dy = Matrix { batch_strides: vec![self.product.k * self.other.row_stride], ..self.other.clone() };
                 let map = if spec.transposes_tiles() {
@@ -340,7 +369,7 @@ impl View {
                     taps,
                     tap_count: self.taps,
                     channel_blocks: if self.tap_matrices { channel_blocks_of_tiles } else { self.channel_blocks(spec.main.depth()) },
-                    group_matrices: if self.tap_matrices { self.taps } else { 1 },
+                    groups,
                     group_rows: self.group_k,
                     group_channels: self.group_depth,
                     pass_steps: (self.product.k as u32).div_ceil(spec.main.depth()),
@@ -454,11 +483,13 @@ fn check_walk(gather: &Gather) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn require_groups(groups: u64, channels: u64, lines: u64) -> Result<(), Refusal> {
+/// TMA copies from multiples of 16 bytes on, where groups have to begin.
+fn require_groups(groups: u64, [c, k]: [u64; 2], dtype: DType) -> Result<(), Refusal> {
+    let whole = |channels: u64| (channels * dtype.bytes() as u64).is_multiple_of(16);
     ID.require(
-        groups == 1 || channels.is_multiple_of(lines),
+        groups == 1 || whole(c) && whole(k),
         Reason::Extent,
-        format_args!("{groups} groups of {channels} channels; a group must be a multiple of {lines}"),
+        format_args!("{groups} groups of {c} and {k} channels of {dtype}; each must begin at a multiple of 16 bytes"),
     )
 }
 

@@ -101,7 +101,12 @@ pub(crate) fn catalog_of<const N: usize>(bytes: [u32; N]) -> impl Iterator<Item 
 
 /// Every kernel of the way back.
 pub(crate) fn catalog_back() -> impl Iterator<Item = KernelRef> {
-    [1, 2, 4].into_iter().flat_map(|bytes| [false, true].map(|transpose| Spec { bytes, transpose, back: true }.kernel()))
+    catalog_back_of([1, 2, 4])
+}
+
+/// Those for elements of so many bytes.
+pub(crate) fn catalog_back_of<const N: usize>(bytes: [u32; N]) -> impl Iterator<Item = KernelRef> {
+    bytes.into_iter().flat_map(|bytes| [false, true].map(|transpose| Spec { bytes, transpose, back: true }.kernel()))
 }
 
 /// A copy to be made of one operand, and what the operand is then; or the way back.

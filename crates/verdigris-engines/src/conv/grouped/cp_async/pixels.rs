@@ -513,8 +513,9 @@ impl<'k> Leaving<'_, 'k> {
         let within = quotient_of_few(slot, channel_tile.chunks);
         let block = first_block + within;
         let begin = (slot - within * channel_tile.chunks) * CHUNK;
-        let is_channel = slot.lt(channel_tile.slots()) & block.lt(blocks.count) & begin.lt(blocks.outputs_of_block);
         let channel = block * blocks.outputs_of_block + begin;
+        // The last block may have fewer groups than the others.
+        let is_channel = slot.lt(channel_tile.slots()) & begin.lt(blocks.outputs_of_block) & channel.lt(blocks.outputs);
         let first = self.pixel(k.constant(0));
         let base = result.at(first) + channel.mul_wide(2);
         let pixel = k.thread() >> SLOTS.ilog2();
