@@ -878,26 +878,3 @@ fn second_results_that_nobody_wants_are_left_out() -> TestResult {
     assert_eq!(json::graph_from_json(&json::graph_to_json(&less))?, less);
     Ok(())
 }
-
-#[test]
-fn activations_that_a_norm_has_no_gradient_for_are_refused() {
-    let told = |activation: UnaryOp, relu: bool, adds: bool| {
-        let mut g = GraphBuilder::new("norm");
-        let x = g.tensor("x", DType::F32, rows(&[2, 3, 4]));
-        let norm = BatchNorm { relu, activation: Some(activation), add: adds.then_some(x), ..BatchNorm::new(x, 1e-5) };
-        let y = g.batch_norm("norm", norm).expect("drawn").y;
-        g.store(y, "y", DType::F32).expect("stored");
-        g.finish().map(|_| ()).map_err(|error| error.to_string())
-    };
-    assert_eq!(told(UnaryOp::Silu, false, false), Ok(()));
-    for (activation, relu, adds, rule) in [
-        (UnaryOp::Silu, true, false, "not both"),
-        (UnaryOp::Silu, false, true, "behind a sum"),
-        (UnaryOp::Relu, false, false, "said by `relu`"),
-        (UnaryOp::Exp, false, false, "has a gradient"),
-        (UnaryOp::Clamp { lower: Real(1.0), upper: Real(0.0) }, false, false, "upper clamp bound"),
-    ] {
-        let error = told(activation, relu, adds).expect_err("refused");
-        assert!(error.contains(rule), "{activation:?}: {error}");
-    }
-}

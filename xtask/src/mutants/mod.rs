@@ -243,13 +243,7 @@ fn seeds_of(run: &Run, seeds: std::ops::Range<u64>) -> std::ops::Range<u64> {
 ///
 /// # Errors
 /// A run that finds something, or runs nothing.
-fn baseline(
-    programs: &Programs,
-    journal: &Journal,
-    selected: &[&Mutant],
-    seeds: std::ops::Range<u64>,
-    jobs: usize,
-) -> Result<usize> {
+fn baseline(programs: &Programs, journal: &Journal, selected: &[&Mutant], seeds: std::ops::Range<u64>, jobs: usize) -> Result<usize> {
     let runs: BTreeMap<&Run, &str> = selected.iter().map(|one| (&one.run, one.id.as_str())).collect();
     let asked: BTreeSet<(&Run, u64, u64)> = runs.keys().flat_map(|run| seeds_of(run, seeds.clone()).map(|seed| (*run, seed, 0))).collect();
     let asked: Vec<(&Run, u64, u64)> = asked.into_iter().collect();

@@ -61,6 +61,7 @@ const FAMILY_ROOMS: &[(&str, &[&str])] = &[
             "blocks",
             "softmax",
             "combine",
+            "of_queries",
             "score_mod",
             "function",
             "dropout",

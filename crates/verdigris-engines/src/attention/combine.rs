@@ -68,7 +68,13 @@ verdigris_kir::parameters! {
 }
 
 /// Scratch for what parts have of so many rows: results of so many elements, log-sum-exp and, where they are asked for, greatest scores. What there is none of lies at `o`.
-pub(super) fn add_parts(program: &mut Program, o: Address, [parts, elements]: [u32; 2], rows: u64, has_max_scores: bool) -> [Address; 3] {
+pub(super) fn scratch_of_parts(
+    program: &mut Program,
+    o: Address,
+    [parts, elements]: [u32; 2],
+    rows: u64,
+    has_max_scores: bool,
+) -> [Address; 3] {
     let of_parts = rows * u64::from(parts);
     let all = [
         ("results of parts", u64::from(elements) * 4, true),

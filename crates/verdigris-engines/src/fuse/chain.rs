@@ -99,7 +99,8 @@ fn paths<'p>(steps: &Steps<InChain<'p>>) -> Vec<(&'p [u64], Option<&'p Window>)>
 
 /// Whether a chain draws random numbers, each for neighbours along the innermost dim whose numbers are neighbours too, from multiples of `block` on.
 fn draws_in_blocks(chain: &Chain, dims: &[u64], block: u64) -> bool {
-    let mut drawn = chain.steps.iter().filter_map(|step| if let ChainStep::Random { strides, .. } = step { Some(strides) } else { None }).peekable();
+    let mut drawn =
+        chain.steps.iter().filter_map(|step| if let ChainStep::Random { strides, .. } = step { Some(strides) } else { None }).peekable();
     let is_in_blocks = |strides: &Vec<u64>| {
         let outer = strides.iter().zip(dims).rev().skip(1).filter(|(_, dim)| **dim > 1);
         strides.last() == Some(&1) && outer.fold(0, |all, (stride, _)| all | stride).is_multiple_of(block)

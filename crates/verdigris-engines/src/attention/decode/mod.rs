@@ -260,7 +260,7 @@ impl Algorithm for Decode {
         let is_split = config.parts > 1;
         let o = element(&self.o, []);
         let [partial, partial_log_sum_exp, partial_max_scores] =
-            combine::add_parts(&mut program, o, [config.parts, p.d_v as u32], p.b * p.h * p.s_q, self.max_scores.is_some());
+            combine::scratch_of_parts(&mut program, o, [config.parts, p.d_v as u32], p.b * p.h * p.s_q, self.max_scores.is_some());
         let strides_bytes = |view: &View| [0, 1, 2].map(|i| view.strides[i] * view.dtype.bytes() as u64);
         let [log_sum_exp, max_scores] = [&self.log_sum_exp, &self.max_scores].map(|view| OfQueriesArgs::new(&self.o, view));
         let [k_stored, v_stored] = spec.stored_tiles();

@@ -248,7 +248,7 @@ impl Algorithm for Mma {
         let mut program = empty_program(&p.slots());
         let o = element(&self.o, []);
         let [partial, partial_log_sum_exp, partial_max_scores] =
-            combine::add_parts(&mut program, o, [config.parts, p.d_v as u32], p.b * p.h * p.s_q, self.max_scores.is_some());
+            combine::scratch_of_parts(&mut program, o, [config.parts, p.d_v as u32], p.b * p.h * p.s_q, self.max_scores.is_some());
         let [log_sum_exp, max_scores] = [&self.log_sum_exp, &self.max_scores].map(|view| OfQueriesArgs::new(&self.o, view));
         let members = self.members(&spec);
         let group = (p.group() / members) as u32;
