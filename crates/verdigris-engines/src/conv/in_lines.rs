@@ -163,8 +163,11 @@ impl<A: Algorithm> Algorithm for InLines<A> {
             Err(refusal) => refusal,
         };
         let Problem::Conv(conv) = problem else { return Err(refusal) };
-        if let Err(second) = require_copies(A::ID, conv, arch) {
-            return Err(refusal.beside(second));
+        match require_copies(A::ID, conv, arch) {
+            Ok(()) => {}
+            // The algorithm says itself which types it takes.
+            Err(second) if second.reason == refusal.reason => return Err(refusal),
+            Err(second) => return Err(refusal.beside(second)),
         }
         let (mut forms, mut refusals): (Vec<Rc<Form<A>>>, _) = (Vec::new(), vec![refusal]);
         for copies in [Copies::Activations, Copies::Result, Copies::All] {
