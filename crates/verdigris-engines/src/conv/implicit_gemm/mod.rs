@@ -1,7 +1,7 @@
 //! `conv.implicit_gemm`: convolutions on Hopper's tensor cores, whose pixels TMA gathers.
 //!
 //! **What.** All three directions in one to three spatial dims, 16-bit, tf32, 8-bit float and 8-bit integer operands, strides, dilations,
-//! any padding, groups of whole channel blocks, a prologue on the activations. Operands that TMA cannot map as they lie, and those
+//! any padding, groups that begin at multiples of 16 bytes, a prologue on the activations. Operands that TMA cannot map as they lie, and those
 //! behind a prologue, are copied into scratch first; results that it cannot write leave line by line, or through scratch.
 //!
 //! | direction | rows | columns | depth |
@@ -22,7 +22,7 @@
 //! bit for bit. fp8 sums keep about 14 bits unless promoted every 128 of depth. Operands of f32 under the policy `fp32` become three bf16
 //! terms each, of whose products six are summed. The tensor core cuts its sums off toward zero, which over a long depth is a bias of many units;
 //! sums of terms are therefore promoted after each 64 of depth, and are as close as f32 multiply-adds. Where a group's channels are no whole number of channel blocks, what
-//! stands beyond them is multiplied by zeros of the filter.
+//! stands beyond them is multiplied by zeros of the filter, so that an infinity there makes NaN of the group before.
 //! Sums over channels are formed of the stored values in f32, either in the epilogue (knob `sums`), so that y is not read again, or of the
 //! stored result: the clock says which is quicker, for what a CTA does in its epilogue it does not multiply meanwhile. Where parts of a
 //! split depth are added up by a launch of their own, where rows are scattered, and beside 160 accumulators of 32-bit results, the stored
