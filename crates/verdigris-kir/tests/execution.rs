@@ -198,6 +198,20 @@ fn a_list_has_as_many_tensors_as_are_bound() {
 }
 
 #[test]
+fn a_program_has_no_more_buffers_than_are_bound() {
+    let mut program = seeded(Source::Argument, ValueOf::Fixed(1));
+    let memory = || {
+        let mut memory = Memory::new();
+        memory.add_filled(256, 0xff);
+        memory.add_filled(16, 0);
+        memory
+    };
+    interp::run(&program, &Kernels::new(), &mut memory(), &Options::default()).expect("runs");
+    program.buffer_alignment_bytes.push(1);
+    assert_eq!(refused(&program, &mut memory(), &Options::default()), "buffer 2 is bound to nothing: the program has 3 buffers");
+}
+
+#[test]
 fn a_list_that_does_not_suit_is_named() {
     let program = number_all(2, "moments");
     let with = |sizes: &[u64]| {

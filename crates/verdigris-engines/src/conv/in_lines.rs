@@ -59,6 +59,8 @@ struct Form<A> {
     ahead: Vec<(Slot, Slot, Repack)>,
     /// From a slot behind the caller's to one of these.
     back: Option<(Slot, Slot, Repack)>,
+    /// The caller's slots.
+    slots: usize,
     inner: A,
 }
 
@@ -111,7 +113,7 @@ impl<A: Algorithm> Form<A> {
         if ahead.is_empty() && back.is_none() {
             return None;
         }
-        Some(A::accept(&Problem::Conv(conv), arch).map(|inner| Form { copies, ahead, back, inner }))
+        Some(A::accept(&Problem::Conv(conv), arch).map(|inner| Form { copies, ahead, back, slots: first_slot, inner }))
     }
 
     fn lower(&self, config: &A::Config) -> Result<Program, Refusal> {
@@ -128,6 +130,8 @@ impl<A: Algorithm> Form<A> {
             program.place_buffer(from.0 as usize, scratch);
             copy.launches(scratch, Address::buffer(to.0 as usize)).into_iter().for_each(|launch| program.launch(launch));
         }
+        // What lies behind the caller's slots is scratch now, and nobody binds it.
+        program.buffer_alignment_bytes.truncate(self.slots);
         Ok(program)
     }
 }
@@ -157,7 +161,8 @@ impl<A: Algorithm> Algorithm for InLines<A> {
     fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
         let refusal = match A::accept(problem, arch) {
             Ok(inner) => {
-                let whole = Form { copies: Copies::Nothing, ahead: Vec::new(), back: None, inner };
+                let slots = slot_count(&problem.slots());
+                let whole = Form { copies: Copies::Nothing, ahead: Vec::new(), back: None, slots, inner };
                 return Ok(InLines { forms: vec![Rc::new(whole)] });
             }
             Err(refusal) => refusal,

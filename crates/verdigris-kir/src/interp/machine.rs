@@ -99,6 +99,11 @@ impl Machine<'_> {
     fn program(&mut self, program: &Program, kernels: &Kernels, bindings: &Bindings) -> Result<Report, Fault> {
         let mut report = Report::default();
         let mut at = 0;
+        // As on a device, where whoever executes binds each of them.
+        let (given, needed) = (bindings.buffers, program.buffer_alignment_bytes.len());
+        if given < needed {
+            return Err(launch_finding("", format!("buffer {given} is bound to nothing: the program has {needed} buffers")));
+        }
         self.check_lists(program, bindings.buffers)?;
         let element_bytes: Vec<u32> = program.lists.iter().map(|list| list.element_bytes).collect();
         while at < program.steps.len() {
