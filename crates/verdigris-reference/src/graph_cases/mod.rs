@@ -16,7 +16,7 @@
 //! **Layouts** of a tensor `[a, b, c…]`: `row` (or `nchw`): row-major; `nhwc`: dim 1 innermost; `reversed`: dim 0 innermost; `gap`:
 //! row-major with three elements between rows of every level; `strided`: that, with a step of 2 in the innermost dim; `pitch`: `nhwc` with
 //! eight more channels' room in each pixel, as a part of a larger tensor has it; `padded`: `nhwc` with room in each pixel for the next multiple of eight channels,
-//! so that wide accesses are aligned though they do not divide the channels.
+//! so that wide accesses are aligned though they do not divide the channels; `uneven`: `nhwc` with one channel's room, so that pixels begin anywhere.
 //!
 //! **Steps** of a chain work on the value of the step before, as in `gemm.toml`:
 //!
@@ -229,10 +229,14 @@ fn layout(group: &str, word: &str, dims: &[u64]) -> Result<Layout, CaseError> {
         "reversed" => Layout::with_order(dims, &rows.iter().rev().copied().collect::<Vec<_>>()),
         "gap" => spread(&rows, 1, 3),
         "strided" => spread(&rows, 2, 1),
-        "pitch" | "padded" => {
+        "pitch" | "padded" | "uneven" => {
             let mut strides = Layout::with_order(dims, &last).map_or_else(|_| Vec::new(), |layout| layout.strides().to_vec());
             let channels = dims.get(1).copied().unwrap_or(1);
-            let room = if word == "pitch" { channels.saturating_add(8) } else { channels.div_ceil(8).saturating_mul(8) };
+            let room = match word {
+                "pitch" => channels.saturating_add(8),
+                "uneven" => channels.saturating_add(1),
+                _ => channels.div_ceil(8).saturating_mul(8),
+            };
             for (dim, stride) in strides.iter_mut().enumerate() {
                 if dim != 1 && channels > 0 {
                     *stride = (*stride / channels).saturating_mul(room);
@@ -240,7 +244,7 @@ fn layout(group: &str, word: &str, dims: &[u64]) -> Result<Layout, CaseError> {
             }
             Layout::new(dims, &strides)
         }
-        _ => return field(group, "layouts", word, "row, nchw, nhwc, reversed, gap, strided, pitch or padded"),
+        _ => return field(group, "layouts", word, "row, nchw, nhwc, reversed, gap, strided, pitch, padded or uneven"),
     };
     made.map_err(|source| fault(group, Error::Layout { tensor: word.to_owned(), source }))
 }

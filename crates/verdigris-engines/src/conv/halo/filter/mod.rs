@@ -418,6 +418,13 @@ impl Algorithm for Filter {
             Reason::Layout,
             format_args!("a result with strides {:?}; its rows must begin at even elements", conv.w.strides),
         )?;
+        // A pair is of one group, wherever rows begin.
+        let of_group = conv.c / conv.groups;
+        ID.require(
+            !epilogue.pairs || of_group.is_multiple_of(2),
+            Reason::Alignment,
+            format_args!("{of_group} channels of x a group, which leave in pairs; takes even numbers"),
+        )?;
         let mut accepted = Filter {
             arch: arch.clone(),
             product,
