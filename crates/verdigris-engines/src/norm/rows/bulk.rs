@@ -18,8 +18,8 @@ pub(super) const UNROLL: u32 = 4;
 pub(super) const REGISTERS: u32 = 80;
 /// Accesses of a row to a thread: as many as are worth two meetings, and no more than a thread goes through in two microseconds.
 const MOST_HELD: u64 = 24;
-/// Those of rows of 4,096, 8,192 and 16,384 elements of 16 bits.
-pub(super) const USUAL_HELD: u32 = 16;
+/// Those of rows of 4,096, 8,192 and 16,384 elements of 16 bits, where a CTA takes a row.
+pub(super) const USUAL_HELD: u32 = 8;
 
 /// Threads of a CTA of such teams. A team of many warps is alone, so that its barriers are no other's.
 pub(super) fn threads_of(team: u32) -> u32 {

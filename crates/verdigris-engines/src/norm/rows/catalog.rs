@@ -62,11 +62,14 @@ pub(super) fn kernels(target: Target) -> Vec<KernelRef> {
             }
         }
     }
-    // Rows by bulk copies, two on their way; those of other teams, which end or have more on their way, are compiled when they are first asked for.
-    for (dtype, kind) in [DType::F16, DType::Bf16].into_iter().flat_map(|dtype| [NormKind::Layer, NormKind::Rms].map(|kind| (dtype, kind)))
-    {
-        let of_team = |team: u32| Spec { bulk: 2, ..plain(kind, false, dtype, [team, bulk::USUAL_HELD, 8]) };
-        specs.extend([32, 64, 128].map(of_team));
+    // Rows by bulk copies that a CTA takes whole; those of other teams, and those that stay, are compiled when they are first asked for.
+    for dtype in [DType::F16, DType::Bf16] {
+        let whole = |kind: NormKind, team: u32| Spec {
+            once: Some(Once { threads: bulk::threads_of(team) }),
+            bulk: 1,
+            ..plain(kind, false, dtype, [team, bulk::USUAL_HELD, 8])
+        };
+        specs.extend([64, 128, 256].map(|team| whole(NormKind::Layer, team)).into_iter().chain([whole(NormKind::Rms, 64)]));
     }
     // A launch of sums follows those that stay as well.
     let stays = specs.iter_mut().filter(|spec| spec.backward && spec.once.is_none());
