@@ -132,16 +132,19 @@ fn what_is_not_taken_is_refused_by_its_reason() {
     assert_eq!(refused(bf16(ConvExtents { strides: [1, 1, 2], ..extents })), Reason::Extent);
     assert_eq!(refused(bf16(ConvExtents { groups: 64, ..extents })), Reason::Extent);
     assert_eq!(refused(bf16(ConvExtents { filter: [1, 1, 1], pads: [0; 3], ..extents })), Reason::Extent);
-    assert_eq!(refused(bf16(ConvExtents { k: 68, ..extents })), Reason::Layout);
+    assert_eq!(refused(bf16(ConvExtents { k: 68, ..extents })), Reason::Alignment);
     assert_eq!(refused(ConvProblem::packed(extents, DType::F32, DType::F32).expect("a valid problem")), Reason::DType);
     let far = ConvExtents { input: [1, 9, 900], dilations: [1, 1, 400], pads: [0, 1, 0], ..extents };
     assert_eq!(refused(bf16(ConvExtents { filter: [1, 3, 3], ..far })), Reason::SharedMemory);
+    // What does not lie in lines is taken by copies alone.
     let mut first_channels = bf16(extents);
     first_channels.x.strides = Tensor::channels_first(first_channels.x.slot, DType::Bf16, first_channels.x_extents()).strides;
-    assert_eq!(refused(first_channels), Reason::Layout);
     let mut outermost = bf16(extents);
     outermost.w.strides = Tensor::channels_first(outermost.w.slot, DType::Bf16, outermost.w_extents()).strides;
-    assert_eq!(refused(outermost), Reason::Layout);
+    for problem in [first_channels, outermost] {
+        let candidate = engine.accept(&Problem::Conv(problem), &small()).expect("taken");
+        assert!(candidate.knobs().configs().iter().all(|knobs| knobs.value("copies").is_some()));
+    }
     let mut scaled = bf16(extents);
     scaled.prologue = vec![EpilogueStep::Binary {
         f: BinaryOp::Mul,
@@ -214,7 +217,7 @@ fn groups_of_an_odd_number_of_channels_are_stored_one_by_one() {
     let mut problem = bf16(extents);
     let engine = verdigris_engines::engine(ENGINE).expect("the engine is registered");
     let refusal = engine.accept(&Problem::Conv(problem.clone()), &small()).err().map(|refusal| refusal.reason);
-    assert_eq!(refusal, Some(Reason::Layout), "the catalog's kernels store pairs");
+    assert_eq!(refusal, Some(Reason::Alignment), "the catalog's kernels store pairs");
     let old = Tensor { slot: Slot(3), dtype: DType::F32, ..problem.result().clone() };
     problem.epilogue = vec![EpilogueStep::Binary { f: BinaryOp::Add, operand: old, v_is_right: false }, EpilogueStep::Unary(UnaryOp::Relu)];
     run(&problem.canonical().expect("a valid problem"), 230, &of_each_shape(1));

@@ -652,8 +652,9 @@ fn refusals_name_what_was_seen() {
         }
     };
     let base = |direction| plane(direction, [2, 64, 64], [30, 30], [3, 3], [1, 1]);
-    let groups = bf16(ConvExtents { groups: 4, ..base(Direction::Fprop) });
-    assert_eq!(refused(&groups), (Reason::Extent, "4 groups of 16 channels; a group must be a multiple of 64".to_owned()));
+    let groups = bf16(ConvExtents { groups: 16, ..base(Direction::Fprop) });
+    let begins = "16 groups of 4 and 4 channels of bf16; each must begin at a multiple of 16 bytes";
+    assert_eq!(refused(&groups), (Reason::Extent, begins.to_owned()));
     let far = bf16(ConvExtents { dilations: [1, 200, 1], pads: [0, 200, 1], ..base(Direction::Fprop) });
     assert!(refused(&far).1.contains("a tap lies 400 pixels away") || refused(&far).1.contains("-200"), "{:?}", refused(&far));
     let strided = bf16(ConvExtents { strides: [1, 9, 1], ..base(Direction::Fprop) });
