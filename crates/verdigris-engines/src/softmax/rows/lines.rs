@@ -292,7 +292,9 @@ impl<'k> Share<'k> {
 
     /// Where CTAs share the row: what they need to tell each other, behind loads that are on their way meanwhile.
     fn meet(&self) {
-        self.peers.iter().for_each(Peers::meet);
+        if let Some(peers) = &self.peers {
+            peers.meet();
+        }
     }
 
     /// The sum of what the CTAs of a row have.
