@@ -29,8 +29,8 @@ use crate::op::HostScalar;
 use crate::ops::pointwise::{BinaryOp, Drawn, UnaryOp};
 
 pub use crate::ops::conv::ConvDirection as Direction;
-pub(crate) use attention::D_SCORE;
 pub use attention::{AttentionPass, AttentionProblem, Corner};
+pub(crate) use attention::{D_SCORE, trim};
 pub use batch_norm::{BatchNormProblem, ChannelFunction};
 pub use chain::{Chain, ChainStep, RowPlace, View, Window};
 pub use conv::{ConvExtents, ConvProblem, GemmExtents, Statistics, output_extent};

@@ -8,7 +8,7 @@ use super::gemm::determinism;
 use super::rows::{BACKWARD, FORWARD, nowhere};
 use crate::error::Error;
 use crate::op::{HostScalar, Real};
-use crate::problem::{AttentionPass, AttentionProblem, Corner, D_SCORE, Determinism, Slot};
+use crate::problem::{AttentionPass, AttentionProblem, Corner, D_SCORE, Determinism, Slot, trim};
 
 /// What reading fills in.
 pub(super) fn blank() -> AttentionProblem {
@@ -195,7 +195,9 @@ pub(super) fn describe(text: &mut Text<'_>, problem: &mut AttentionProblem) -> R
             text.optional("dbias", dbias, &scores)?;
             text.optional("dsinks", dsinks, &heads)?;
             d_score.resize(D_SCORE.len(), None);
-            D_SCORE.iter().zip(d_score).try_for_each(|(name, view)| text.optional(name, view, &layouts))
+            D_SCORE.iter().zip(&mut *d_score).try_for_each(|(name, view)| text.optional(name, view, &layouts))?;
+            trim(d_score);
+            Ok(())
         }
     }
 }
