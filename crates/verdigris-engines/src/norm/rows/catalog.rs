@@ -71,9 +71,9 @@ pub(super) fn kernels(target: Target) -> Vec<KernelRef> {
         };
         specs.extend([64, 128, 256].map(|team| whole(NormKind::Layer, team)).into_iter().chain([whole(NormKind::Rms, 64)]));
     }
-    // A launch of sums follows those that stay as well.
+    // A launch of sums follows those that stay as well. Chips that launch kernels one after the other have them without the overlap, compiled when they are first asked for.
     let stays = specs.iter_mut().filter(|spec| spec.backward && spec.once.is_none());
-    stays.for_each(|spec| spec.overlaps = target >= Target::Sm90);
+    stays.for_each(|spec| spec.overlaps = true);
     specs.into_iter().filter(|spec| spec.target() <= target).map(Spec::kernel).collect()
 }
 

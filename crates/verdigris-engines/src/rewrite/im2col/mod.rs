@@ -238,9 +238,14 @@ fn require(p: &ConvProblem) -> Result<(), Refusal> {
     )
 }
 
+/// Whether operands are cut into terms: those of f32, whatever the result is.
+fn may_be_terms(p: &ConvProblem) -> bool {
+    p.precision == Precision::Fp32 && p.operands().iter().all(|(_, operand, _)| operand.dtype == DType::F32)
+}
+
 /// The most channels of the side whose taps become columns.
 fn most_channels(p: &ConvProblem) -> u64 {
-    if p.precision == Precision::Fp32 && p.x.dtype == DType::F32 { MOST_CHANNELS_OF_TERMS } else { MOST_CHANNELS }
+    if may_be_terms(p) { MOST_CHANNELS_OF_TERMS } else { MOST_CHANNELS }
 }
 
 /// Whether the product is one of a batch of images: pixels of the side that it reads or writes as it lies have a single stride within an image
@@ -327,7 +332,7 @@ impl Form {
             ID.refusal(Reason::Layout, format_args!("w with strides {:?}; taps and channels of {of} must have a single one", p.w.strides))
         })?;
         // Rows of the im2col matrix are lines of depth, as those of terms; in wgrad the depth runs over pixels.
-        let in_terms = p.precision == Precision::Fp32 && p.x.dtype == DType::F32 && p.direction != Direction::Wgrad && !adds_behind;
+        let in_terms = may_be_terms(p) && p.direction != Direction::Wgrad && !adds_behind;
         let (beside, counts, bytes) = if adds_behind {
             let col2im = Col2im::new(p, &columns, side).ok_or_else(|| {
                 ID.refusal(Reason::Extent, format_args!("strides {:?} and dilations {:?}; one of them must be 1", p.strides, p.dilations))

@@ -219,9 +219,9 @@ impl Algorithm for Rows {
                 let rows = TEAMS.iter().flat_map(|&team| HOLDS.map(|held| (team, held))).filter(|&(team, held)| is_row(team, held, reads));
                 let rows = rows.flat_map(|(team, held)| [false, true].map(|edges| Form::Rows { vector, team, held, edges }));
                 let columns = COLUMN_TEAMS.map(|team| Form::Columns { vector, team });
-                // Those of logarithms and of f32 are compiled when they are first asked for.
+                // Those of logarithms, of f32 and of more than 65,536 elements are compiled when they are first asked for.
                 let has_clusters = matches!(kind, Kind::Softmax | Kind::SoftmaxBackward) && vector == 8;
-                let clusters = CLUSTERS.into_iter().filter(|_| has_clusters);
+                let clusters = CLUSTERS.into_iter().filter(|&ctas| has_clusters && ctas < 8);
                 let clusters = clusters.map(|ctas| Form::Cluster { vector, team: CLUSTER_TEAMS[0], held: HELD, ctas });
                 let forms = elements.into_iter().chain(rows).chain(columns).chain(clusters);
                 specs.extend(forms.map(|form| Spec { types: vec![dtype; reads as usize + 1], ..Spec::plain(kind, form) }));
