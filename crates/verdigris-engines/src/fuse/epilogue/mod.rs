@@ -60,7 +60,7 @@ pub struct EpilogueSpec {
     pub exact: bool,
     /// Two neighbouring columns may be accessed at once: rows, matrices and operands begin at multiples of two elements.
     pub pairs: bool,
-    /// D may turn out to lie where C does: then, with a beta of 1, it is added to where it is stored, and C is not read ([`Epilogue::adds_to_d`]).
+    /// D may turn out to lie where C does: then, with a beta of 1, it is added to where it is stored, and C is not read.
     #[serde(default)]
     pub adds: bool,
 }
