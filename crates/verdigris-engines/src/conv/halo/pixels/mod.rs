@@ -57,50 +57,50 @@ struct Shape {
     stages: u32,
     /// Groups of a tile.
     groups: u32,
-    /// Whether there are kernels for f16 too.
-    halves: bool,
 }
 
-const fn kept(channels: u32, blocks: u32, tile_n: u32, halves: bool) -> Shape {
-    Shape { channels, blocks, tile_n, stages: 0, groups: 1, halves }
+const fn kept(channels: u32, blocks: u32, tile_n: u32) -> Shape {
+    Shape { channels, blocks, tile_n, stages: 0, groups: 1 }
 }
 
-const fn streamed(channels: u32, blocks: u32, tile_n: u32, stages: u32, halves: bool) -> Shape {
-    Shape { channels, blocks, tile_n, stages, groups: 1, halves }
+const fn streamed(channels: u32, blocks: u32, tile_n: u32, stages: u32) -> Shape {
+    Shape { channels, blocks, tile_n, stages, groups: 1 }
 }
 
-const fn grouped(blocks: u32, groups: u32, halves: bool) -> Shape {
-    Shape { channels: 64, blocks, tile_n: 64, stages: 0, groups, halves }
+const fn grouped(blocks: u32, groups: u32) -> Shape {
+    Shape { channels: 64, blocks, tile_n: 64, stages: 0, groups }
 }
 
 /// The tiles that the engine offers, by number; numbers are never reused, for plan caches hold them.
 const SHAPES: &[Shape] = &[
-    kept(64, 4, 64, true),
-    kept(32, 4, 64, true),
-    kept(16, 4, 64, false),
-    kept(64, 4, 32, false),
-    kept(32, 4, 32, true),
-    kept(16, 4, 32, false),
-    kept(64, 2, 96, false),
-    kept(64, 2, 128, true),
-    kept(32, 2, 128, false),
-    streamed(64, 2, 64, 4, false),
-    streamed(64, 2, 96, 4, false),
-    streamed(16, 2, 96, 8, false),
-    streamed(64, 2, 128, 4, true),
-    streamed(32, 2, 128, 6, false),
-    streamed(64, 2, 160, 4, false),
-    streamed(64, 1, 192, 3, false),
-    kept(64, 2, 48, false),
-    kept(64, 2, 80, false),
-    kept(64, 2, 144, false),
-    streamed(64, 2, 80, 4, false),
-    streamed(64, 2, 144, 4, false),
-    kept(64, 1, 64, false),
-    grouped(4, 2, true),
-    grouped(4, 4, true),
-    grouped(2, 2, false),
-    grouped(2, 4, false),
+    kept(64, 4, 64),
+    kept(32, 4, 64),
+    kept(16, 4, 64),
+    kept(64, 4, 32),
+    kept(32, 4, 32),
+    kept(16, 4, 32),
+    kept(64, 2, 96),
+    kept(64, 2, 128),
+    kept(32, 2, 128),
+    streamed(64, 2, 64, 4),
+    streamed(64, 2, 96, 4),
+    streamed(16, 2, 96, 8),
+    streamed(64, 2, 128, 4),
+    streamed(32, 2, 128, 6),
+    streamed(64, 2, 160, 4),
+    streamed(64, 1, 192, 3),
+    kept(64, 2, 48),
+    kept(64, 2, 80),
+    kept(64, 2, 144),
+    streamed(64, 2, 80, 4),
+    streamed(64, 2, 144, 4),
+    kept(64, 1, 64),
+    grouped(4, 2),
+    grouped(4, 4),
+    grouped(2, 2),
+    grouped(2, 4),
+    streamed(64, 2, 32, 4),
+    streamed(64, 2, 48, 4),
 ];
 
 /// The most boxes that are offered of a tile.
@@ -114,11 +114,6 @@ impl Shape {
     fn spec(&self, dtype: DType, filter: Major, epilogue: EpilogueSpec) -> Spec {
         let Shape { channels, blocks, tile_n, stages, groups, .. } = *self;
         Spec { dtype, channels, filter, tile_n, groups, blocks, stages, epilogue }
-    }
-
-    /// Whether there are kernels for the type.
-    fn serves(&self, dtype: DType) -> bool {
-        dtype == DType::Bf16 || self.halves
     }
 }
 
@@ -330,10 +325,7 @@ impl Pixels {
     /// The boxes that fit a tile, the quickest first.
     fn boxes(&self, shape: u32) -> Vec<Config> {
         let dtype = self.view.conv.activations().dtype;
-        let spec = SHAPES
-            .get(shape as usize)
-            .filter(|shape| shape.serves(dtype))
-            .map(|shape| shape.spec(dtype, self.view.major, self.epilogue.clone()));
+        let spec = SHAPES.get(shape as usize).map(|shape| shape.spec(dtype, self.view.major, self.epilogue.clone()));
         let Some((spec, columns)) = spec.and_then(|spec| self.columns(&spec).map(|columns| (spec, columns))) else { return Vec::new() };
         let spec = Rc::new(spec);
         let cuts = cuts(&self.view.axes, u64::from(spec.tile_blocks())).into_iter().filter(|cut| self.fits(&spec, cut));
@@ -476,7 +468,6 @@ impl Algorithm for Pixels {
         let types = [DType::Bf16, DType::F16];
         let with_shapes = types.into_iter().flat_map(|dtype| SHAPES.iter().map(move |shape| (dtype, shape)));
         with_shapes
-            .filter(|(dtype, shape)| shape.serves(*dtype))
             .flat_map(|(dtype, shape)| {
                 let epilogue = EpilogueSpec::plain(OperandSpec { dtype, walk: Walk::Row });
                 let epilogue = EpilogueSpec { stores_d: false, ..epilogue };
