@@ -95,7 +95,7 @@ class Data:
         return self
 
 
-def loss_of(net, data, rows, temperature):
+def loss_of(net, data, rows, temperature, teacher):
     x, kernel, mask = data.x[rows], data.kernel[rows], data.mask[rows]
     hidden = torch.rand(kernel.shape) < HIDE
     kernel = torch.where(hidden, torch.full_like(kernel, len(data.kernels)), kernel)
@@ -107,11 +107,18 @@ def loss_of(net, data, rows, temperature):
     score = torch.where(mask, -out / temperature, torch.tensor(-1e9))
     target = torch.softmax(torch.where(mask, -data.time[rows].where(mask, out.detach()) / temperature, torch.tensor(-1e9)), 1)
     listwise = -(target * torch.log_softmax(score, 1)).sum(1).mean()
-    return near * 20 + listwise
+    loss = near * 20 + listwise
+    if teacher is not None:
+        # What several networks say in the mean has less of the chance of one, and of one trial of a config.
+        apart = torch.where(mask, out - teacher[rows].where(mask, out), torch.zeros(()))
+        square = torch.nn.functional.huber_loss(apart, torch.zeros_like(apart), reduction="none", delta=0.15)
+        taught = torch.softmax(torch.where(mask, -teacher[rows].where(mask, out.detach()) / temperature, torch.tensor(-1e9)), 1)
+        loss = loss / 4 + (square * weight).sum() / weight.sum() * 20 - (taught * torch.log_softmax(score, 1)).sum(1).mean()
+    return loss
 
 
-def train(data, rows, options):
-    torch.manual_seed(options.seed)
+def train(data, rows, options, seed, teacher=None):
+    torch.manual_seed(seed)
     net = Net(len(data.names), len(data.kernels), options.hidden)
     optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3, weight_decay=options.decay)
     batch = 256
@@ -121,11 +128,25 @@ def train(data, rows, options):
         order = rows[torch.randperm(len(rows))]
         for first in range(0, len(order), batch):
             optimizer.zero_grad()
-            loss_of(net, data, order[first : first + batch], options.temperature).backward()
+            loss_of(net, data, order[first : first + batch], options.temperature, teacher).backward()
             torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             optimizer.step()
             schedule.step()
     return net.eval()
+
+
+def fit(data, rows, options, judge):
+    """One network; or several, and one that learns from their mean. `judge` is told of each stage."""
+    if options.ensemble == 1:
+        return train(data, rows, options, options.seed)
+    estimates = []
+    for i in range(options.ensemble):
+        net = train(data, rows, options, options.seed + i)
+        estimates.append(torch.cat([predict(net, data, part) for part in torch.arange(len(data.problems)).split(512)]))
+    teacher = torch.stack(estimates).mean(0)
+    judge("one of the networks", estimates[0])
+    judge("their mean", teacher)
+    return train(data, rows, options, options.seed + options.ensemble, teacher)
 
 
 def predict(net, data, rows):
@@ -157,6 +178,7 @@ def main():
     parser.add_argument("--folds", type=int, default=5, help="0 for none")
     parser.add_argument("--hold", help="samples to judge by that are not fitted to", nargs="*", default=[])
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--ensemble", type=int, default=1, help="networks from whose mean the one learns that is written; 1 for none")
     parser.add_argument("--device", default="cpu", help="where the fit runs")
     arguments = parser.parse_args()
     data = Data(arguments.samples + arguments.hold).to(arguments.device)
@@ -177,12 +199,17 @@ def main():
     if arguments.folds:
         fold = torch.randperm(len(rows), generator=torch.Generator(arguments.device).manual_seed(7)) % arguments.folds
         for i in range(arguments.folds):
-            net = train(data, rows[fold != i], arguments)
+            net = fit(data, rows[fold != i], arguments, lambda *_: None)
             judged.append((rows[fold == i], predict(net, data, rows[fold == i])))
             print(f"fold {i}", file=sys.stderr)
-    final = train(data, rows, arguments)
-    if is_held.any():
-        held_rows = all_rows[is_held]
+    held_rows = all_rows[is_held]
+
+    def judge(name, estimate):
+        if len(held_rows):
+            line(f"held out: {name}", regret(data, held_rows, estimate[held_rows]))
+
+    final = fit(data, rows, arguments, judge)
+    if len(held_rows):
         line("held out", regret(data, held_rows, predict(final, data, held_rows)))
     if judged:
         seen, estimate = torch.cat([r for r, _ in judged]), torch.cat([e for _, e in judged])

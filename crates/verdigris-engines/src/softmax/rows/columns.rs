@@ -44,7 +44,7 @@ pub(super) fn rows<'k, T: Compute>(spec: &Spec, k: Kernel<'k>, vector: u32, team
             let below: Vec<Val<'k, T>> = peaks.iter().map(|peak| math::log(peak.sum)).collect();
             share.write(inside, y, &[x], |_, lane, values| {
                 let shifted = values[0] - peaks[lane].peak;
-                if spec.kind == Kind::LogSoftmax { shifted - below[lane] } else { T::fast_exp(shifted) * scales[lane] }
+                if spec.kind == Kind::LogSoftmax { shifted - below[lane] } else { spec.exponential(shifted) * scales[lane] }
             });
         }
         (Kind::SoftmaxBackward | Kind::LogSoftmaxBackward, [y, dy, dx]) => {
@@ -66,7 +66,7 @@ pub(super) fn rows<'k, T: Compute>(spec: &Spec, k: Kernel<'k>, vector: u32, team
             };
             share.write(inside, dx, &[y, dy], |_, lane, values| {
                 let [y, dy] = [values[0], values[1]];
-                if log { k.fma(T::fast_exp(y), -sums[lane], dy) } else { y * (dy - sums[lane]) }
+                if log { k.fma(spec.exponential(y), -sums[lane], dy) } else { y * (dy - sums[lane]) }
             });
         }
         (Kind::CrossEntropy { .. }, [logits, labels, results @ ..]) => {
@@ -92,7 +92,7 @@ pub(super) fn rows<'k, T: Compute>(spec: &Spec, k: Kernel<'k>, vector: u32, team
                 };
                 let gradients: Vec<_> = (0..vector).map(gradient).collect();
                 share.write(inside, dlogits, &[logits], |class, lane, values| {
-                    gradients[lane].of(T::fast_exp(values[0] - whole[lane]), class.eq(gradients[lane].class))
+                    gradients[lane].of(spec.exponential(values[0] - whole[lane]), class.eq(gradients[lane].class))
                 });
             };
             match lse.first() {

@@ -87,7 +87,7 @@ pub(super) fn rows<'k, T: Compute>(spec: &Spec, k: Kernel<'k>, stand: Stand) {
                 if spec.kind == Kind::LogSoftmax {
                     shifted.map(|shifted| shifted - below).collect()
                 } else {
-                    shifted.map(|shifted| T::fast_exp(shifted) * scale).collect()
+                    shifted.map(|shifted| spec.exponential(shifted) * scale).collect()
                 }
             });
         }
@@ -105,7 +105,7 @@ pub(super) fn rows<'k, T: Compute>(spec: &Spec, k: Kernel<'k>, stand: Stand) {
             let sum = share.over_peers(lanes::over_team(k, team, sum.get(), &|x, y| x + y));
             share.write(inside, &line(dx), &both, |_, values| {
                 let pairs = values[0].iter().zip(&values[1]);
-                pairs.map(|(&y, &dy)| if log { k.fma(T::fast_exp(y), -sum, dy) } else { y * (dy - sum) }).collect()
+                pairs.map(|(&y, &dy)| if log { k.fma(spec.exponential(y), -sum, dy) } else { y * (dy - sum) }).collect()
             });
         }
         (Kind::CrossEntropy { .. }, [logits, labels, results @ ..]) => {
@@ -129,7 +129,7 @@ pub(super) fn rows<'k, T: Compute>(spec: &Spec, k: Kernel<'k>, stand: Stand) {
                 share.write(inside, &line(dlogits), x, |part, values| {
                     let from_first = gradient.class - share.first(&part.at);
                     let each = (0..).zip(&values[0]);
-                    each.map(|(lane, &x)| gradient.of(T::fast_exp(x - whole), from_first.eq(lane))).collect()
+                    each.map(|(lane, &x)| gradient.of(spec.exponential(x - whole), from_first.eq(lane))).collect()
                 });
             };
             match lse.first() {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use verdigris_graph::{LossReduction, RowFunction, SoftmaxProblem, View};
-use verdigris_kir::face::{Header, Kernel, build};
+use verdigris_kir::face::{Header, Kernel, Val, build};
 use verdigris_kir::ir::{KernelBody, Target};
 use verdigris_kir::params::{Read, ReadWrite, Write};
 use verdigris_kir::program::KernelRef;
@@ -119,6 +119,13 @@ impl Spec {
         let mut spec = Spec { kind, double: p.compute == DType::F64, types: Vec::new(), form, rank: p.rows.len() };
         spec.types = spec.operands_of(p).map(|(_, view)| view.dtype).collect();
         spec
+    }
+
+    /// `eˣ` as it is stored. A result of fewer bits than f32 has is rounded by far more than the quick form loses, which is half a unit in the last place of
+    /// the argument.
+    #[track_caller]
+    pub(super) fn exponential<'k, T: Compute>(&self, x: Val<'k, T>) -> Val<'k, T> {
+        if self.types.last() == Some(&DType::F32) { T::exp(x) } else { T::fast_exp(x) }
     }
 
     /// The same, whose CTAs count rows by themselves.
