@@ -63,6 +63,7 @@ const FAMILY_ROOMS: &[(&str, &[&str])] = &[
             "of_queries",
             "combine",
             "score_mod",
+            "sinks",
             "function",
             "dropout",
             "testing",

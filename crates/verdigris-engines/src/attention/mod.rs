@@ -18,6 +18,7 @@ mod paged;
 mod ragged;
 mod score_mod;
 mod simt;
+mod sinks;
 mod softmax;
 #[cfg(test)]
 mod testing;

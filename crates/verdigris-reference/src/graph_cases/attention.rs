@@ -430,7 +430,7 @@ impl Group {
                 self.store(&mut draft, dbias, "dbias", self.of_options.unwrap_or(of_rows), "bhsd", [dims[0], dims[1], dims[2], dims[3]])?;
             }
             if let Some(dsinks) = made.dsinks {
-                self.store(&mut draft, dsinks, "dsinks", of_rows, "bhsd", [1, h, 1, 1])?;
+                self.store(&mut draft, dsinks, "dsinks", self.of_options.unwrap_or(of_rows), "bhsd", [1, h, 1, 1])?;
             }
         }
         draft.finish()

@@ -1,6 +1,6 @@
 //! `attention.backward`: the gradient of attention on Hopper's tensor cores ([`verdigris_graph::AttentionProblem`] has the formulas).
 //!
-//! **What.** bf16 and f16, heads of up to 256 elements (multiples of 8), grouped heads, windows around either diagonal, sinks without their gradient;
+//! **What.** bf16 and f16, heads of up to 256 elements (multiples of 8), grouped heads, windows around either diagonal, sinks;
 //! between the products a soft cap, a bias, slopes, a mask and a factor that is given at execution ([`super::score_mod`]), or the caller's function with a mask and its slope
 //! ([`super::function`]) for heads of up to 128 elements, each in kernels of their own. Tensors of
 //! any strides that TMA takes; and ragged tensors ([`super::ragged`], [`sequences`]) and dropout ([`super::dropout`]), in kernels of their own. Workspace is of the size of the queries, in f32,
@@ -11,7 +11,7 @@
 //! which the CTAs have added up in f32, rounded. Keys and values of heads of 64 elements stay in registers: out of shared memory the products of 64 by 64 were
 //! bound by it (one H100, 4,096 positions: 454 beside 422 TFLOP/s, causal 392 beside 367). Shares of the gradient of the queries are added as they come, or in one order: then the CTA of the last keys is first, and each waits
 //! for the one behind it. Of ragged tensors, keys, queries and gradients of results behind the end of a sequence become 0 in shared memory, and gradients are
-//! stored row by row there; CTAs beyond a sequence's end stop at once. The gradients of a bias, and of what a function of scores reads, are launches behind these ([`bias`]); of ragged tensors they are refused.
+//! stored row by row there; CTAs beyond a sequence's end stop at once. The gradients of a bias, and of what a function of scores reads, are launches behind these ([`bias`]), and so is that of sinks ([`super::sinks`]); of ragged tensors they are refused.
 //!
 //! **When it wins.** On compute capability 9.0, wherever it takes the problem.
 //!
@@ -46,6 +46,7 @@ use super::mapped::{self, UNBOUNDED};
 use super::order::OrderArgs;
 use super::ragged::{self, RowsOutArgs};
 use super::score_mod::{self, ScoreModArgs};
+use super::sinks;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::cost::{Loop, Stream, Traffic, Work, wgmma_cycles};
@@ -77,6 +78,7 @@ pub(super) struct Backward {
     d_o: View,
     /// Of queries, keys, values.
     gradients: [Option<View>; 3],
+    dsinks: Option<View>,
     /// Of the bias, and of what the function of scores reads.
     of_pairs: Vec<PairGradient>,
     ty: Half,
@@ -146,7 +148,12 @@ impl Algorithm for Backward {
         // Rows beyond a length hold anything, and are multiplied by 0 here.
         let has_lengths = p.q_lengths.is_some() || p.kv_lengths.is_some();
         Self::ID.require(!has_lengths, Reason::Epilogue, "lengths, taken without")?;
-        Self::ID.require(dsinks.is_none(), Reason::Epilogue, "a gradient of sinks, taken without")?;
+        sinks::require(Self::ID, p, dsinks.as_ref())?;
+        Self::ID.require(
+            dsinks.is_none() || !p.is_ragged(),
+            Reason::Epilogue,
+            "a gradient of sinks of ragged tensors, taken are others",
+        )?;
         let of_bias = dbias.as_ref().map(|dbias| PairGradient::of_bias(Self::ID, p, dbias, ty, arch));
         let of_read = (0..).zip(d_score).filter_map(|(number, view)| Some((number, view.as_ref()?)));
         let of_read = of_read.map(|(number, view)| PairGradient::of_read(Self::ID, p, (number, view), ty, arch));
@@ -172,6 +179,7 @@ impl Algorithm for Backward {
             log_sum_exp: log_sum_exp.clone(),
             d_o: d_o.clone(),
             gradients: [dq, dk, dv].map(Clone::clone),
+            dsinks: dsinks.clone(),
             of_pairs,
             ty,
             scale,
@@ -285,7 +293,9 @@ impl Algorithm for Backward {
         let zeros = Stream::new(Traffic::Lines, padded * head * 4.0);
         let behind = Stream::new(Traffic::Lines, padded * head * 4.0 + of(p.d as f64));
         let of_pairs = self.of_pairs.iter().flat_map(|of_pairs| of_pairs.work(p));
-        Work::of(main).beside([before, zeros].into_iter().chain(self.gradients[0].is_some().then_some(behind)).chain(of_pairs))
+        let of_sinks = self.dsinks.is_some().then(|| sinks::work(p));
+        let behind = self.gradients[0].is_some().then_some(behind);
+        Work::of(main).beside([before, zeros].into_iter().chain(behind).chain(of_pairs).chain(of_sinks))
     }
 
     fn lower(&self, spec: &Spec) -> Result<Program, Refusal> {
@@ -403,6 +413,10 @@ impl Algorithm for Backward {
         for of_pairs in &self.of_pairs {
             of_pairs.launch(&mut program, p, &self.d_o, Known { lse_log2, delta, band, score_mod });
         }
+        if let Some(dsinks) = &self.dsinks {
+            let numbers = sinks::Numbers { lse_log2, delta, pitch: query_blocks * u64::from(QUERIES) };
+            sinks::launch(&mut program, p, self.ty, dsinks, numbers);
+        }
         Ok(program)
     }
 
@@ -446,6 +460,7 @@ impl Algorithm for Backward {
             Spec { function: function.clone(), score, ..of }.kernel()
         }));
         kernels.extend(blocks::catalog());
+        kernels.extend(sinks::catalog());
         kernels.extend(PairGradient::catalog());
         kernels
     }

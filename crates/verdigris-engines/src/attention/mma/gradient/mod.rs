@@ -1,7 +1,7 @@
 //! The gradient of attention by `mma.sync`, for every chip from sm_80 on.
 //!
-//! **What.** bf16 and f16, heads of up to 256 elements (even numbers), values of another length than keys, grouped heads, windows around either diagonal, lengths, sinks without their
-//! gradient; a soft cap, a bias without its gradient, slopes, a mask and a factor that is given at execution; dropout; ragged tensors. Tensors of any strides that are multiples of
+//! **What.** bf16 and f16, heads of up to 256 elements (even numbers), values of another length than keys, grouped heads, windows around either diagonal, lengths, sinks with their
+//! gradient ([`super::super::sinks`]); a soft cap, a bias without its gradient, slopes, a mask and a factor that is given at execution; dropout; ragged tensors. Tensors of any strides that are multiples of
 //! 4 bytes, whose elements lie side by side. Not: the caller's functions, maps of blocks.
 //!
 //! **Method.** Three launches: two numbers of each query ([`rows`]); the gradients of keys and values, a CTA for each 64 or 128 keys, which goes through all queries that attend to
@@ -37,6 +37,7 @@ use super::super::mapped;
 use super::super::order::OrderArgs;
 use super::super::ragged::{self, OffsetsIfAnyArgs};
 use super::super::score_mod::{self, ScoreModArgs};
+use super::super::sinks;
 use super::tiles::THREADS;
 use super::{
     COPY_INSTRUCTIONS, CYCLES_OF_PRODUCT, EXPOSED, MARGIN, Mma, alignment_bytes, require_chip, require_rows, rows_of, strides_bytes,
@@ -80,6 +81,7 @@ pub(in crate::attention) struct Gradient {
     d_o: View,
     /// Of queries, keys, values.
     gradients: [Option<View>; 3],
+    dsinks: Option<View>,
     ty: Half,
     /// The scale where nothing else makes scores.
     scale: f32,
@@ -109,7 +111,6 @@ impl Algorithm for Gradient {
         };
         require_chip(arch)?;
         Self::ID.require(dbias.is_none(), Reason::Epilogue, "a gradient of a bias, taken without")?;
-        Self::ID.require(dsinks.is_none(), Reason::Epilogue, "a gradient of sinks, taken without")?;
         Self::ID.require(p.score.is_none(), Reason::Epilogue, "a score function and its gradient, taken without")?;
         blocks::require_none(Self::ID, p)?;
         Self::ID.require(!p.is_paged(), Reason::Layout, "paged keys, taken side by side")?;
@@ -126,6 +127,7 @@ impl Algorithm for Gradient {
         score_mod::require(Self::ID, p)?;
         let scale = if score_mod { 1.0 } else { score_mod::plain_scale(Self::ID, p)? };
         band::require(Self::ID, p, &[("log_sum_exp", Some(log_sum_exp))])?;
+        sinks::require(Self::ID, p, dsinks.as_ref())?;
         ragged::require(Self::ID, p)?;
         let rows = u128::from(p.b) * u128::from(p.h) * u128::from(p.s_q.max(p.s_kv) + 128);
         Self::ID.require(rows < 1 << 31, Reason::Extent, format_args!("{rows} rows of all heads, taken are fewer than 2^31"))?;
@@ -136,6 +138,7 @@ impl Algorithm for Gradient {
             log_sum_exp: log_sum_exp.clone(),
             d_o: d_o.clone(),
             gradients: [dq, dk, dv].map(Clone::clone),
+            dsinks: dsinks.clone(),
             ty,
             scale,
             score_mod,
@@ -231,7 +234,7 @@ impl Algorithm for Gradient {
         let numbers = Stream::new(Traffic::Lines, rows * (4.0 * p.d_v as f64 + 12.0));
         // What a launch takes to begin.
         let others = (1..specs.len()).map(|_| Stream::new(Traffic::Lines, 0.0));
-        Work::of(main).beside([numbers].into_iter().chain(others))
+        Work::of(main).beside([numbers].into_iter().chain(others).chain(self.dsinks.is_some().then(|| sinks::work(p))))
     }
 
     fn lower(&self, config: &Config) -> Result<Program, Refusal> {
@@ -296,6 +299,9 @@ impl Algorithm for Gradient {
             let given = Given { spec, copy_bytes: self.copy_bytes };
             program.launch(Launch::new(spec.kernel(), grid, arguments.bound(&given)));
         }
+        if let Some(dsinks) = &self.dsinks {
+            sinks::launch(&mut program, p, self.ty, dsinks, sinks::Numbers { lse_log2, delta, pitch: p.s_q });
+        }
         Ok(program)
     }
 
@@ -312,7 +318,7 @@ impl Algorithm for Gradient {
             [false, true].into_iter().flat_map(of)
         };
         let of_type = |ty| CLASSES.iter().flat_map(move |class| of_class(ty, class)).map(Spec::kernel).chain([Numbers(ty).kernel()]);
-        Half::ALL.into_iter().flat_map(of_type).collect()
+        Half::ALL.into_iter().flat_map(of_type).chain(sinks::catalog()).collect()
     }
 }
 
