@@ -23,22 +23,34 @@ LIMIT = 2.0
 HIDE = 0.04
 
 
-class Net(torch.nn.Module):
-    def __init__(self, features, kernels, hidden):
+class Nets(torch.nn.Module):
+    """So many networks side by side, which are trained at once and know nothing of each other: a GPU has room for many."""
+
+    def __init__(self, features, kernels, hidden, count):
         super().__init__()
-        self.kernel = torch.nn.Embedding(kernels + 1, KERNEL_WIDTH, padding_idx=kernels)
-        self.l1 = torch.nn.Linear(features + KERNEL_WIDTH, hidden[0])
-        self.l2 = torch.nn.Linear(*hidden)
-        self.l3 = torch.nn.Linear(hidden[1], 1)
-        torch.nn.init.normal_(self.kernel.weight, std=0.3)
-        torch.nn.init.zeros_(self.l3.weight)
-        with torch.no_grad():
-            self.kernel.weight[kernels] = 0
+        inputs = features + KERNEL_WIDTH
+
+        def layer(rows, columns):
+            bound = 1 / math.sqrt(rows)
+            values = [torch.empty(count, rows, columns), torch.empty(count, 1, columns)]
+            return [torch.nn.Parameter(torch.nn.init.uniform_(value, -bound, bound)) for value in values]
+
+        self.kernel = torch.nn.Parameter(torch.nn.init.normal_(torch.empty(count, kernels + 1, KERNEL_WIDTH), std=0.3))
+        self.w1, self.b1 = layer(inputs, hidden[0])
+        self.w2, self.b2 = layer(*hidden)
+        self.w3, self.b3 = layer(hidden[1], 1)
+        # A kernel that is not known has none of what is learned of kernels.
+        self.register_buffer("known", (torch.arange(kernels + 1) < kernels).float()[:, None])
+        torch.nn.init.zeros_(self.w3)
 
     def forward(self, x, kernel):
-        h = torch.relu(self.l1(torch.cat([x, self.kernel(kernel)], -1)))
-        h = torch.relu(self.l2(h))
-        return self.l3(h)[..., 0].clamp(-LIMIT, LIMIT)
+        """Of rows of configs: a number for each network, row and config."""
+        count, rows = len(self.w1), kernel.numel()
+        known = (self.kernel * self.known)[:, kernel.reshape(-1)]
+        x = torch.cat([x.reshape(1, rows, -1).expand(count, -1, -1), known], -1)
+        h = torch.relu(torch.baddbmm(self.b1, x, self.w1))
+        h = torch.relu(torch.baddbmm(self.b2, h, self.w2))
+        return torch.baddbmm(self.b3, h, self.w3).reshape(count, *kernel.shape).clamp(-LIMIT, LIMIT)
 
 
 class Data:
@@ -95,32 +107,30 @@ class Data:
         return self
 
 
-def loss_of(net, data, rows, temperature, teacher):
+def loss_of(nets, data, rows, temperature, teacher):
+    """The sum of what each network's loss is, so that none has a share in another's."""
     x, kernel, mask = data.x[rows], data.kernel[rows], data.mask[rows]
     hidden = torch.rand(kernel.shape) < HIDE
     kernel = torch.where(hidden, torch.full_like(kernel, len(data.kernels)), kernel)
-    out = net(x, kernel) + data.base[rows]
-    error = torch.where(mask, out - data.time[rows].where(mask, out), torch.zeros(()))
-    weight = data.weight[rows]
-    square = torch.nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none", delta=0.15)
-    near = (square * weight).sum() / weight.sum()
-    score = torch.where(mask, -out / temperature, torch.tensor(-1e9))
-    target = torch.softmax(torch.where(mask, -data.time[rows].where(mask, out.detach()) / temperature, torch.tensor(-1e9)), 1)
-    listwise = -(target * torch.log_softmax(score, 1)).sum(1).mean()
-    loss = near * 20 + listwise
-    if teacher is not None:
-        # What several networks say in the mean has less of the chance of one, and of one trial of a config.
-        apart = torch.where(mask, out - teacher[rows].where(mask, out), torch.zeros(()))
-        square = torch.nn.functional.huber_loss(apart, torch.zeros_like(apart), reduction="none", delta=0.15)
-        taught = torch.softmax(torch.where(mask, -teacher[rows].where(mask, out.detach()) / temperature, torch.tensor(-1e9)), 1)
-        loss = loss / 4 + (square * weight).sum() / weight.sum() * 20 - (taught * torch.log_softmax(score, 1)).sum(1).mean()
-    return loss
+    out = nets(x, kernel) + data.base[rows]
+    weight = data.weight[rows] / data.weight[rows].sum()
+    score = torch.log_softmax(torch.where(mask, -out / temperature, torch.tensor(-1e9)), -1)
+
+    def towards(times):
+        error = torch.where(mask, out - times.where(mask, torch.zeros(())), torch.zeros(()))
+        near = torch.nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none", delta=0.15) * weight
+        order = torch.softmax(torch.where(mask, -times / temperature, torch.tensor(-1e9)), -1)
+        return near.sum() * 20 - (order * score).sum(-1).mean(-1).sum()
+
+    measured = towards(data.time[rows])
+    # What several networks say in the mean has less of the chance of one, and of one trial of a config.
+    return measured if teacher is None else measured / 4 + towards(teacher[rows])
 
 
-def train(data, rows, options, seed, teacher=None):
+def train(data, rows, options, count, seed, teacher=None):
     torch.manual_seed(seed)
-    net = Net(len(data.names), len(data.kernels), options.hidden)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3, weight_decay=options.decay)
+    nets = Nets(len(data.names), len(data.kernels), options.hidden, count)
+    optimizer = torch.optim.AdamW(nets.parameters(), lr=3e-3, weight_decay=options.decay)
     batch = 256
     steps = options.epochs * math.ceil(len(rows) / batch)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=steps, pct_start=0.1)
@@ -128,30 +138,29 @@ def train(data, rows, options, seed, teacher=None):
         order = rows[torch.randperm(len(rows))]
         for first in range(0, len(order), batch):
             optimizer.zero_grad()
-            loss_of(net, data, order[first : first + batch], options.temperature, teacher).backward()
-            torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            loss_of(nets, data, order[first : first + batch], options.temperature, teacher).backward()
+            torch.nn.utils.clip_grad_norm_(nets.parameters(), math.sqrt(count))
             optimizer.step()
             schedule.step()
-    return net.eval()
+    return nets.eval()
 
 
 def fit(data, rows, options, judge):
     """One network; or several, and one that learns from their mean. `judge` is told of each stage."""
     if options.ensemble == 1:
-        return train(data, rows, options, options.seed)
-    estimates = []
-    for i in range(options.ensemble):
-        net = train(data, rows, options, options.seed + i)
-        estimates.append(torch.cat([predict(net, data, part) for part in torch.arange(len(data.problems)).split(512)]))
-    teacher = torch.stack(estimates).mean(0)
+        return train(data, rows, options, 1, options.seed)
+    nets = train(data, rows, options, options.ensemble, options.seed)
+    estimates = torch.cat([predict(nets, data, part) for part in torch.arange(len(data.problems)).split(512)], 1)
     judge("one of the networks", estimates[0])
+    teacher = estimates.mean(0)
     judge("their mean", teacher)
-    return train(data, rows, options, options.seed + options.ensemble, teacher)
+    return train(data, rows, options, 1, options.seed + 1, teacher)
 
 
-def predict(net, data, rows):
+def predict(nets, data, rows):
+    """For each network."""
     with torch.no_grad():
-        return torch.where(data.mask[rows], net(data.x[rows], data.kernel[rows]) + data.base[rows], torch.tensor(math.inf))
+        return torch.where(data.mask[rows], nets(data.x[rows], data.kernel[rows]) + data.base[rows], torch.tensor(math.inf))
 
 
 def regret(data, rows, estimate):
@@ -200,7 +209,7 @@ def main():
         fold = torch.randperm(len(rows), generator=torch.Generator(arguments.device).manual_seed(7)) % arguments.folds
         for i in range(arguments.folds):
             net = fit(data, rows[fold != i], arguments, lambda *_: None)
-            judged.append((rows[fold == i], predict(net, data, rows[fold == i])))
+            judged.append((rows[fold == i], predict(net, data, rows[fold == i])[0]))
             print(f"fold {i}", file=sys.stderr)
     held_rows = all_rows[is_held]
 
@@ -210,7 +219,7 @@ def main():
 
     final = fit(data, rows, arguments, judge)
     if len(held_rows):
-        line("held out", regret(data, held_rows, predict(final, data, held_rows)))
+        line("held out", regret(data, held_rows, predict(final, data, held_rows)[0]))
     if judged:
         seen, estimate = torch.cat([r for r, _ in judged]), torch.cat([e for _, e in judged])
         gaps = regret(data, seen, estimate)
@@ -249,10 +258,10 @@ def main():
 
 def write(net, data, rows, path):
     """The fit as Rust: statics that nobody has to read when a process starts."""
-    weights = net.l1.weight.detach().T
+    w1, b1, w2, b2, w3, b3, kernel = (value.detach()[0] for value in (net.w1, net.b1, net.w2, net.b2, net.w3, net.b3, net.kernel))
     inputs = len(data.names)
     # What stands for a kernel comes to the same as biases of the first layer.
-    biases = net.l1.bias.detach() + net.kernel.weight.detach() @ weights[inputs:]
+    biases = b1 + kernel @ w1[inputs:]
     # A kernel that was never seen has what the others have in common.
     fields = {
         "#[cfg(test)]\n    features": data.names,
@@ -261,12 +270,12 @@ def write(net, data, rows, path):
         "least": data.least,
         "most": data.most,
         "kernels": dict(zip(data.kernels, biases)),
-        "w1": weights[:inputs],
-        "b1": net.l1.bias.detach(),
-        "w2": net.l2.weight.detach().T,
-        "b2": net.l2.bias.detach(),
-        "w3": net.l3.weight.detach()[0],
-        "b3": net.l3.bias.detach()[0],
+        "w1": w1[:inputs],
+        "b1": b1[0],
+        "w2": w2,
+        "b2": b2[0],
+        "w3": w3[:, 0],
+        "b3": b3[0, 0],
         "limit": LIMIT,
     }
     seeds = ", ".join(sorted({data.problems[i][0]["problem"].rsplit("/", 2)[0] for i in rows.tolist()}))
