@@ -109,7 +109,7 @@ impl AligningSpec {
     /// made of whole blocks that one CTA loads.
     pub(crate) fn fitted(main: MainLoopSpec, beside_bytes: u32) -> Option<AligningSpec> {
         let tile = &main.tile;
-        let whole = tile.ctas() == 1 && tile.m.is_multiple_of(BLOCK) && tile.n.is_multiple_of(BLOCK) && tile.m.max(tile.n) <= 192;
+        let whole = tile.peers() == 1 && tile.m.is_multiple_of(BLOCK) && tile.n.is_multiple_of(BLOCK) && tile.m.max(tile.n) <= 192;
         let plain =
             main.terms == 1 && !main.promotes() && !tile.ping_pong && [main.a, main.b].iter().all(|ty| ty.bytes() as u32 == ELEMENT_BYTES);
         if !whole || !plain {
@@ -393,5 +393,67 @@ impl<'k> Part<'k> {
             words = (0..words.len() - by).map(|i| k.select(moves, words[i + by], words[i])).collect();
         }
         (0..(ROW_BYTES / 4) as usize).map(|i| words[i].prmt(words[i + 1], self.selector)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hopper::spec::TileShape;
+    use crate::hopper::sums::Keep;
+    use verdigris_graph::Slot;
+    use verdigris_tensor::DType;
+
+    fn spec(m: u32, n: u32, majors: [Major; 2]) -> MainLoopSpec {
+        let tile = TileShape::new(m, n, m / 64, 1, Operand::B);
+        MainLoopSpec { tile, a: DType::Bf16, b: DType::Bf16, majors, terms: 1, stages: 2, keep: Keep::InPlace }
+    }
+
+    #[test]
+    fn windows_and_tiles_fit_beside_each_other() {
+        for majors in [[Major::Depth; 2], [Major::Rows; 2], [Major::Depth, Major::Rows]] {
+            for (m, n, beside_bytes) in [(128, 128, 0), (128, 128, 32_768), (128, 64, 16_384), (64, 64, 8_192), (128, 192, 0)] {
+                let fitted = AligningSpec::fitted(spec(m, n, majors), beside_bytes).expect("fits");
+                let bytes = fitted.main.stages * (m + n) * ROW_BYTES + fitted.waiting * fitted.window_bytes();
+                assert!(bytes + beside_bytes + 1024 <= SHARED_BYTES, "{fitted:?}");
+                assert!(fitted.main.stages >= 2 && fitted.waiting >= 2, "{fitted:?}");
+            }
+            // Neither half panels nor boxes of more than 256 elements, and not without two stages of either.
+            for (m, n, beside_bytes) in [(128, 96, 0), (128, 256, 0), (128, 128, 120_000)] {
+                assert_eq!(AligningSpec::fitted(spec(m, n, majors), beside_bytes), None, "{m}x{n}");
+            }
+        }
+    }
+
+    #[test]
+    fn windows_of_a_step_have_a_chunk_in_front() {
+        let windows = |major| Windows::of(&OperandTile { rows: 128, ty: map_type(DType::F16), major });
+        let [depth, rows] = [Major::Depth, Major::Rows].map(windows);
+        assert_eq!([depth.loaded_bytes(), rows.loaded_bytes()], [128 * 144, 64 * 272]);
+        // Eight lines of a class begin in eight different chunks of the banks, and classes in the same.
+        assert!([depth, rows].iter().all(|windows| windows.line_bytes % 32 == 16 && windows.class_bytes() % 128 == 0));
+    }
+
+    #[test]
+    fn matrices_whose_classes_of_lines_are_mapped() {
+        let matrix = |dtype, row_stride, column_stride, batch_stride| Matrix {
+            slot: Slot(0),
+            dtype,
+            row_stride,
+            column_stride,
+            batch_strides: vec![batch_stride],
+        };
+        for (operand, extents, taken) in [
+            (matrix(DType::Bf16, 65, 1, 6504), [100, 65], true),
+            (matrix(DType::F16, 1, 101, 0), [101, 8], true),
+            (matrix(DType::Bf16, 64, 1, 6400), [100, 64], true),
+            (matrix(DType::Bf16, 65, 1, 6501), [100, 65], false),
+            (matrix(DType::Bf16, 65, 1, 0), [7, 65], false),
+            (matrix(DType::Bf16, 0, 1, 0), [100, 65], false),
+            (matrix(DType::Bf16, 130, 2, 0), [100, 65], false),
+            (matrix(DType::F32, 65, 1, 0), [100, 65], false),
+        ] {
+            assert_eq!(takes(&operand, extents), taken, "{operand:?}");
+        }
     }
 }

@@ -68,7 +68,7 @@ pub(super) fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
         }
         if let Some(lines) = &lines {
             let waiting = lines.waiting.cursor();
-            roles::load_each(k, tile, schedule, waiting, |work| lines.load(&work, &waiting));
+            roles::load_each(k, tile, schedule, waiting, |work| lines.load(&share.own(work), &waiting));
         }
     };
 
@@ -76,7 +76,7 @@ pub(super) fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
         if let Some(lines) = &lines {
             let (waiting, cursor) = (lines.waiting.cursor(), stages.ring.cursor());
             let aligner = lines.aligner(&stages);
-            schedule.for_each(|work| aligner.align(&work, &waiting, &cursor));
+            schedule.for_each(|work| aligner.align(&share.own(work), &waiting, &cursor));
         }
     };
 

@@ -14,6 +14,7 @@
 mod block_factors;
 mod epilogue;
 mod kernel;
+mod lines;
 mod spec;
 
 use block_factors::Scaled;
@@ -143,10 +144,6 @@ const SHAPES: &[Shape] = &[
     shape(192, 192, 3, 1, Operand::B, HALVES, 0),
     offered(TileShape::sharing(192, 192, 3, [2, 2]), HALVES, 0),
 ];
-
-/// The tiles by number whose kernels also take operands whose lines begin anywhere. What a step of them costs is mostly shared memory, of
-/// which large tiles take less an element; but windows and tiles have to fit beside each other.
-const ALIGNING: [u32; 3] = [9, 10, 13];
 
 /// The problem as the kernel sees it: with A and B swapped (swap-AB) or not, with the extents that fit the kernel's arguments.
 #[derive(Clone, Debug)]
@@ -420,9 +417,7 @@ impl Algorithm for Wgmma {
             }
             configs.extend(self.in_parts(shape, swap_ab));
         }
-        for (shape, swap_ab) in ALIGNING.iter().flat_map(|&shape| [(shape, false), (shape, true)]) {
-            configs.extend(self.aligning(shape, swap_ab, few));
-        }
+        configs.extend([false, true].into_iter().flat_map(|swap_ab| lines::configs(self, swap_ab, few)));
         configs
     }
 
@@ -563,7 +558,7 @@ impl Algorithm for Wgmma {
         }
         let adds = PART_TYPES.iter().flat_map(|&(_, d)| reduction::catalog(d, true));
         let terms = terms::catalog().filter(|kernel| kernel.name().contains("f32_bf16x3"));
-        catalog_specs().into_iter().chain(aligning_specs()).map(reference).chain(adds).chain(repack::catalog()).chain(terms).collect()
+        catalog_specs().into_iter().chain(lines::catalog()).map(reference).chain(adds).chain(repack::catalog()).chain(terms).collect()
     }
 }
 
@@ -591,32 +586,6 @@ fn catalog_specs() -> Vec<Spec> {
                 specs.extend(given.spec(shape, if out == Out::Direct { elements } else { epilogue.clone() }));
                 specs.extend(given.in_parts(shape).filter(|_| out == Out::Direct));
             }
-        }
-    }
-    specs
-}
-
-/// The kernels for operands whose lines begin anywhere.
-fn aligning_specs() -> Vec<Spec> {
-    let mut specs = Vec::new();
-    for operands in [DType::Bf16, DType::F16] {
-        let epilogue = EpilogueSpec { stores_d: false, ..EpilogueSpec::plain(OperandSpec { dtype: operands, walk: Walk::Row }) };
-        for (&number, majors) in ALIGNING.iter().flat_map(|number| EITHER.map(|majors| (number, majors))) {
-            let shape = &SHAPES[number as usize];
-            let scaled = [Scaled::No; 2];
-            let given = Given {
-                a: operands,
-                b: operands,
-                majors,
-                terms: 1,
-                keep: Keep::InPlace,
-                scaled,
-                out: Out::Rows,
-                swap_ab: false,
-                aligns: true,
-            };
-            specs.extend(given.spec(shape, epilogue.clone()));
-            specs.extend(given.in_parts(shape));
         }
     }
     specs
@@ -678,7 +647,7 @@ impl Given {
         };
         let offered = if self.swap_ab { shape.along_columns } else { shape.along_rows } & result != 0;
         // A few columns are most often those of activations, whose depth is contiguous.
-        let offered = offered && (shape.tile.cluster_split == 1 || self.majors[1] == Major::Depth);
+        let offered = offered && (shape.tile.cluster_split == 1 || self.aligns || self.majors[1] == Major::Depth);
         let split = if shape.splits { Split::Fixup } else { Split::No };
         offered.then(|| self.shaped(shape, split, epilogue).fitted()).flatten()
     }
@@ -835,38 +804,10 @@ impl Wgmma {
 
     /// The configs of a spec whose parts are added up later.
     fn of_parts(&self, shape: u32, swap_ab: bool, spec: &Spec) -> Vec<Config> {
-        let parts = self.tile_grid(swap_ab, &spec.main).part_counts(MOST_WAVES, LEAST_PARTS);
+        let least = if spec.waiting > 0 { lines::LEAST_PARTS } else { LEAST_PARTS };
+        let parts = self.tile_grid(swap_ab, &spec.main).part_counts(MOST_WAVES, least);
         let knobs = ConfigKnobs { shape, swap_ab, split: 0, parts: 0, group: 8, along_columns: false, aligns: spec.waiting > 0 };
         parts.into_iter().filter_map(|parts| self.config(ConfigKnobs { parts, ..knobs }, spec.clone())).collect()
-    }
-
-    /// The configs of a shape that take lines as they are given, where tiles whose depth is split are at most `few`. D's lines run along the
-    /// columns of the view: of either order, one of the two views has it so.
-    fn aligning(&self, shape: u32, swap_ab: bool, few: u32) -> Vec<Config> {
-        let Some(view) = self.as_given.as_ref().map(|views| &views[usize::from(swap_ab)]) else { return Vec::new() };
-        let (Some(tile), (out, false)) = (SHAPES.get(shape as usize), view.out()) else { return Vec::new() };
-        let given = Given {
-            aligns: true,
-            majors: view.operands().each_ref().map(View::major),
-            ..match self.given(tile, swap_ab) {
-                Some(given) if given.scaled == [Scaled::No; 2] && given.keep == Keep::InPlace => given,
-                _ => return Vec::new(),
-            }
-        };
-        let mut configs: Vec<Config> = given.in_parts(tile).iter().flat_map(|spec| self.of_parts(shape, swap_ab, spec)).collect();
-        // Lines of two bytes an element are stored from anywhere, those that a map would take among them.
-        if out == Out::Direct || view.problem.d.dtype.bytes() != 2 {
-            return configs;
-        }
-        let given = Given { out: Out::Rows, ..given };
-        let Some(spec) = given.spec(tile, epilogue_of(&view.problem, false)) else { return configs };
-        for split in [0, 1, 2, 3, 4, 5, 7].into_iter().filter(|&split| split == 0 || spec.split == Split::Fixup) {
-            let chosen =
-                [false, true].map(|along_columns| ConfigKnobs { shape, swap_ab, split, parts: 0, group: 8, along_columns, aligns: true });
-            let of_split = chosen.into_iter().filter_map(|chosen| self.config(chosen, spec.clone()));
-            configs.extend(of_split.filter(|Config { layout, .. }| split == 0 || layout.schedule.tiles <= few));
-        }
-        configs
     }
 }
 
