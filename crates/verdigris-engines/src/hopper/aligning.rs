@@ -1,10 +1,10 @@
-//! The source of lines that begin anywhere: matrices of 16-bit elements whose lines are no multiple of 16 bytes apart, which no tensor map
-//! takes as they lie.
+//! The source of lines that begin anywhere: matrices of 16-bit elements, and of f32 along the depth, whose lines are no multiple of 16 bytes apart,
+//! which no tensor map takes as they lie.
 //!
 //! **Every eighth line.** Lines that are eight apart begin at the same place within 16 bytes, whatever their pitch. So eight maps, one for each
 //! class of lines, map an operand exactly: each begins at the 16 bytes in which the first line of its class begins, and its lines end where the
 //! operand's do, so that the end of the depth is filled with zeros and nothing beyond a matrix's last element is read. By them the loading warp
-//! brings *windows* into a ring of its own: the pieces of lines that a step multiplies, with up to seven elements in front, 16 bytes longer.
+//! brings *windows* into a ring of its own: the pieces of lines that a step multiplies, with what lies in front of them in 16 bytes.
 //!
 //! **Into place.** [`ALIGNERS`] warps read the windows, move each line's elements to its beginning, and write them to the stages of the main loop
 //! under their swizzle. In which 16 bytes of the banks a line's window begins is settled by its place in its class, and where it is written by
@@ -38,8 +38,6 @@ pub(crate) const ALIGNERS: u32 = 3;
 /// Lines after which one begins at the same place within 16 bytes.
 const CLASSES: u32 = 8;
 const CHUNK_BYTES: u32 = 16;
-const ELEMENT_BYTES: u32 = 2;
-const CHUNK: u32 = CHUNK_BYTES / ELEMENT_BYTES;
 /// Lines of 128 bytes of a tile that make a block: a panel, or as many rows along the depth.
 const BLOCK: u32 = 64;
 /// Those of a warp.
@@ -74,7 +72,7 @@ impl Windows {
                 Windows { lines_of_class: tile.rows / CLASSES, line_bytes, block_bytes: BLOCK / CLASSES * line_bytes }
             }
             Major::Rows => {
-                let line_bytes = tile.rows * ELEMENT_BYTES + CHUNK_BYTES;
+                let line_bytes = tile.rows * tile.ty.bytes() + CHUNK_BYTES;
                 Windows { lines_of_class: tile.depth() / CLASSES, line_bytes, block_bytes: ROW_BYTES }
             }
         }
@@ -96,11 +94,15 @@ impl Windows {
 
 /// Whether windows of an operand of `rows` by `depth` can be loaded.
 pub(crate) fn takes(operand: &Matrix, [rows, depth]: [u32; 2]) -> bool {
-    let lines = if operand.order() == Order::RowMajor { rows } else { depth };
-    operand.dtype.bytes() as u32 == ELEMENT_BYTES
-        && operand.order() != Order::Strided
-        && operand.leading_dimension().is_some_and(|leading| leading != 0)
-        && operand.batch_strides.iter().all(|stride| stride.is_multiple_of(u64::from(CHUNK)))
+    let bytes = operand.dtype.bytes() as u64;
+    let (lines, fits) = match operand.order() {
+        Order::RowMajor => (rows, matches!(bytes, 2 | 4)),
+        // The tensor cores take no others along the rows.
+        Order::ColumnMajor => (depth, bytes == 2),
+        Order::Strided => (0, false),
+    };
+    fits && operand.leading_dimension().is_some_and(|leading| leading != 0)
+        && operand.batch_strides.iter().all(|stride| (stride * bytes).is_multiple_of(u64::from(CHUNK_BYTES)))
         && lines >= CLASSES
 }
 
@@ -110,8 +112,7 @@ impl AligningSpec {
     pub(crate) fn fitted(main: MainLoopSpec, beside_bytes: u32) -> Option<AligningSpec> {
         let tile = &main.tile;
         let whole = tile.peers() == 1 && tile.m.is_multiple_of(BLOCK) && tile.n.is_multiple_of(BLOCK) && tile.m.max(tile.n) <= 192;
-        let plain =
-            main.terms == 1 && !main.promotes() && !tile.ping_pong && [main.a, main.b].iter().all(|ty| ty.bytes() as u32 == ELEMENT_BYTES);
+        let plain = main.terms == 1 && !main.promotes() && !tile.ping_pong && main.a == main.b && matches!(main.a.bytes(), 2 | 4);
         if !whole || !plain {
             return None;
         }
@@ -154,7 +155,7 @@ impl AligningSpec {
 
     fn map(&self, operand: Operand) -> MapDecl {
         let (tile, windows) = (self.main.operand(operand), Windows::of(&self.main.operand(operand)));
-        let box_dims = vec![windows.line_bytes / ELEMENT_BYTES, windows.lines_of_class, 1];
+        let box_dims = vec![windows.line_bytes / tile.ty.bytes(), windows.lines_of_class, 1];
         MapDecl { ty: tile.ty, rank: 3, box_dims, im2col: false, swizzle: Swizzle::None, access: Access::Read }
     }
 
@@ -163,7 +164,8 @@ impl AligningSpec {
         debug_assert_eq!(map_type(matrix.dtype), self.map(operand).ty);
         let (lines, length) = if matrix.order() == Order::RowMajor { (rows, depth) } else { (depth, rows) };
         let pitch = matrix.leading_dimension().unwrap_or(1);
-        let bytes = u64::from(ELEMENT_BYTES);
+        let bytes = matrix.dtype.bytes() as u64;
+        let chunk = u64::from(CHUNK_BYTES) / bytes;
         let strides_bytes = match matrix.batch_strides.first().copied().unwrap_or(0) {
             0 => [u64::from(CLASSES) * pitch * bytes; 2],
             stride => [u64::from(CLASSES) * pitch * bytes, stride * bytes],
@@ -171,13 +173,13 @@ impl AligningSpec {
         let batches = u32::from(matrix.batch_strides.first().is_some_and(|&stride| stride != 0));
         let map = |class: u32| {
             let begins = u64::from(class) * pitch;
-            let shift = begins % u64::from(CHUNK);
+            let shift = begins % chunk;
             let count = (lines - class).div_ceil(CLASSES);
             let dims = [shift + u64::from(length), u64::from(count), u64::from(if batches == 1 { batch } else { 1 })];
             let at = Address { offset_bytes: place.offset_bytes + (begins - shift) * bytes, ..place };
             (at, matrix_map(self.map(operand), dims, strides_bytes)) as (Address, MapSpec)
         };
-        LinesArgs { classes: std::array::from_fn(|class| map(class as u32)), pitch: (pitch % u64::from(CHUNK)) as u32, batches }
+        LinesArgs { classes: std::array::from_fn(|class| map(class as u32)), pitch: (pitch % chunk) as u32, batches }
     }
 }
 
@@ -199,7 +201,7 @@ verdigris_kir::parameters! {
     /// An operand's lines.
     pub(crate) struct LinesValues / LinesArgs of LinesOf as lines {
         classes: [Map; CLASSES as usize] = lines.spec.map(lines.operand),
-        /// Elements from a line to the next, of 8.
+        /// Elements from a line to the next, of those of 16 bytes.
         pitch: u32,
         /// 1 for an operand with a matrix for each of the batch, 0 for one that all share.
         batches: u32,
@@ -309,7 +311,8 @@ impl<'k> Aligning<'k> {
         // Chunks of a line stand where their number and the line's, of eight, differ in.
         let to = slot + block * (BLOCK * ROW_BYTES) + line * ROW_BYTES + class * CHUNK_BYTES;
         let pitch = k.select(is_b, self.operands[1].pitch, self.operands[0].pitch);
-        let shift_bytes = ((class * pitch) & (CHUNK - 1)) * ELEMENT_BYTES;
+        let element_bytes = spec.main.operand(Operand::A).ty.bytes();
+        let shift_bytes = ((class * pitch) & (CHUNK_BYTES / element_bytes - 1)) * element_bytes;
         Part {
             exists,
             from,
@@ -317,7 +320,7 @@ impl<'k> Aligning<'k> {
             stage_bytes: of(stages.tiles.map(|tile| tile.bytes())),
             by_two_words: (shift_bytes & 8u32).ne(0),
             by_a_word: (shift_bytes & 4u32).ne(0),
-            selector: (shift_bytes & 2u32) * 0x1111u32 + 0x3210u32,
+            selector: (element_bytes == 2).then(|| (shift_bytes & 2u32) * 0x1111u32 + 0x3210u32),
         }
     }
 }
@@ -333,7 +336,7 @@ struct Part<'k> {
     /// Of how many words and bytes its elements stand behind the window's beginning.
     by_two_words: Val<'k, bool>,
     by_a_word: Val<'k, bool>,
-    selector: Val<'k, u32>,
+    selector: Option<Val<'k, u32>>,
 }
 
 /// Moves lines into place.
@@ -392,7 +395,7 @@ impl<'k> Part<'k> {
         for (by, moves) in [(2, self.by_two_words), (1, self.by_a_word)] {
             words = (0..words.len() - by).map(|i| k.select(moves, words[i + by], words[i])).collect();
         }
-        (0..(ROW_BYTES / 4) as usize).map(|i| words[i].prmt(words[i + 1], self.selector)).collect()
+        (0..(ROW_BYTES / 4) as usize).map(|i| self.selector.map_or(words[i], |selector| words[i].prmt(words[i + 1], selector))).collect()
     }
 }
 
@@ -451,7 +454,9 @@ mod tests {
             (matrix(DType::Bf16, 65, 1, 0), [7, 65], false),
             (matrix(DType::Bf16, 0, 1, 0), [100, 65], false),
             (matrix(DType::Bf16, 130, 2, 0), [100, 65], false),
-            (matrix(DType::F32, 65, 1, 0), [100, 65], false),
+            (matrix(DType::F32, 65, 1, 6500), [100, 65], true),
+            (matrix(DType::F32, 1, 101, 0), [101, 65], false),
+            (matrix(DType::E4m3, 65, 1, 0), [100, 65], false),
         ] {
             assert_eq!(takes(&operand, extents), taken, "{operand:?}");
         }

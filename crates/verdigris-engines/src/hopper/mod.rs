@@ -14,7 +14,7 @@
 //! | `share` | which part of the work a CTA of a cluster takes |
 //! | `roles` | the start of a kernel and its warps' roles |
 //! | `tiled` | a source: matrices by tiled TMA |
-//! | `aligning` | a source: matrices of 16-bit elements whose lines begin anywhere, moved into place on their way |
+//! | `aligning` | a source: matrices whose lines begin anywhere, moved into place on their way |
 //! | `epilogue` | what specs say of the epilogue |
 //!
 //! Source: the shape of the main loop is that of CUTLASS's warp-specialized cooperative kernels and of fast.cu.

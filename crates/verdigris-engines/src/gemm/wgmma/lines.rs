@@ -38,12 +38,14 @@ impl Offer {
     }
 }
 
-/// The kernels. Lines of two bytes an element are stored from anywhere, those that a map would take among them.
+/// The kernels. Results of the operands' width are stored line by line, also those that a map would take.
 pub(super) fn catalog() -> Vec<Spec> {
     let mut specs = Vec::new();
-    for operands in [DType::Bf16, DType::F16] {
+    for operands in [DType::Bf16, DType::F16, DType::F32] {
+        // The tensor cores take f32 along the depth alone.
+        let majors = if operands == DType::F32 { &EITHER[..1] } else { &EITHER[..] };
         let epilogue = EpilogueSpec { stores_d: false, ..EpilogueSpec::plain(OperandSpec { dtype: operands, walk: Walk::Row }) };
-        for (offer, majors) in OFFERS.iter().flat_map(|offer| EITHER.map(|majors| (offer, majors))) {
+        for (offer, majors) in OFFERS.iter().flat_map(|offer| majors.iter().map(move |&majors| (offer, majors))) {
             let (a, b, out) = (operands, operands, Out::Rows);
             let given = Given { a, b, majors, terms: 1, keep: Keep::InPlace, scaled: [Scaled::No; 2], out, swap_ab: false, aligns: true };
             specs.extend(given.spec(&offer.shape(), epilogue.clone()));
@@ -66,7 +68,7 @@ pub(super) fn configs(wgmma: &Wgmma, swap_ab: bool, few: u32) -> Vec<Config> {
         let Some(given) = wgmma.given(&shape, swap_ab).filter(plain) else { continue };
         let given = Given { aligns: true, majors, out: Out::Rows, ..given };
         configs.extend(given.in_parts(&shape).iter().flat_map(|spec| wgmma.of_parts(offer.number, swap_ab, spec)));
-        if transposed || out == Out::Direct || view.problem.d.dtype.bytes() != 2 {
+        if transposed || out == Out::Direct || view.problem.d.dtype.bytes() != view.problem.a.dtype.bytes() {
             continue;
         }
         let Some(spec) = given.spec(&shape, epilogue_of(&view.problem, false)) else { continue };

@@ -2,7 +2,7 @@
 //!
 //! **What.** `D = alpha · A · B` for 16-bit, tf32, 8-bit float and 8-bit integer operands, batched, all transposes.
 //! **When it wins.** On compute capability 9.0. Operands whose rows are not 16-byte aligned, or that the tensor cores do not take in their
-//! order, are copied into scratch first; or, where 16-bit lines begin anywhere, moved into place on their way to the tensor cores
+//! order, are copied into scratch first; or, where lines of 16 bits (f32 along the depth) begin anywhere, moved into place on their way to the tensor cores
 //! ([`crate::hopper::aligning`]), which takes no launch but more of each step: configs with the knob `aligns`. Operands of f32 under the policy `fp32` become three bf16 terms each ([`crate::terms`]), also in scratch:
 //! six products of terms at the rate of bf16 are several times as fast as f32 multiply-adds, once the copies are small beside them. All six are formed
 //! out of one load of each term.
