@@ -362,14 +362,9 @@ impl<'k> Aligner<'k, '_> {
                     next = self.parts.get(number + 1).map(|part| self.window(part, windows));
                     let words = window.map(|window| part.moved(k, window)).unwrap_or_default();
                     let to = part.to + cursor.stage() * part.stage_bytes;
-                    let write = || {
-                        for (chunk, words) in (0..).zip(words.chunks(4)) {
-                            k.st_shared_vector(to ^ (chunk * CHUNK_BYTES), 0, words);
-                        }
-                    };
                     match part.exists {
-                        Some(exists) => k.when(exists, || write()),
-                        None => write(),
+                        Some(exists) => k.when(exists, || write(k, to, &words)),
+                        None => write(k, to, &words),
                     }
                 }
                 k.fence_proxy_async();
@@ -386,6 +381,13 @@ impl<'k> Aligner<'k, '_> {
     fn window(&self, part: &Part<'k>, windows: Val<'k, u32>) -> Vec<Val<'k, u32>> {
         let chunks = ROW_BYTES / CHUNK_BYTES + 1;
         (0..chunks).flat_map(|chunk| self.source.kernel.ld_shared_vector(windows + part.from, i64::from(chunk * CHUNK_BYTES), 4)).collect()
+    }
+}
+
+/// Writes the words of a line whose first chunk stands at `to`.
+fn write<'k>(k: Kernel<'k>, to: Val<'k, u32>, words: &[Val<'k, u32>]) {
+    for (chunk, words) in (0..).zip(words.chunks(4)) {
+        k.st_shared_vector(to ^ (chunk * CHUNK_BYTES), 0, words);
     }
 }
 
