@@ -27,7 +27,7 @@ const OFFERS: [Offer; 6] = [
     Offer { number: 7, whole: false, later: true },
     Offer { number: 9, whole: true, later: true },
     Offer { number: 10, whole: true, later: false },
-    Offer { number: 13, whole: true, later: true },
+    Offer { number: 13, whole: true, later: false },
     Offer { number: 27, whole: true, later: false },
     Offer { number: 28, whole: true, later: false },
 ];
