@@ -62,6 +62,31 @@ fn mma_is_right_where_it_takes_a_case() {
     assert!(refused.keys().all(|reason| ["alignment", "layout", "precision"].contains(reason)), "{refused:?}");
 }
 
+#[test]
+fn lines_that_begin_anywhere_meet_in_no_bank_on_their_way() {
+    let engine = verdigris_engines::engine("gemm.wgmma").expect("the engine is registered");
+    let of_group: Vec<Case> = cases().into_iter().filter(|case| case.id.contains("bf16-anywhere-deep")).collect();
+    let mut seen = 0;
+    for case in of_group {
+        let problem = &case.problem;
+        let candidate = engine.accept(problem, &Arch::virtual_device(12)).expect("it is taken");
+        let aligns = |knobs: &&Knobs| knobs.value("aligns").is_some() && knobs.value("parts").is_some();
+        // Where parts are kept as they are, nothing else passes shared memory.
+        let Some(knobs) = candidate.knobs().configs().iter().find(aligns).cloned() else { continue };
+        let program = candidate.program(&knobs).expect("listed");
+        let mut memory = Memory::new();
+        for operand in problem.buffers().expect("canonical") {
+            memory.add(&vec![0; operand.layout.span_elements() as usize * operand.dtype.bytes()]);
+        }
+        let report = interp::run(&program, &Kernels::new(), &mut memory, &Options::schedule(1)).expect("no findings");
+        let counted = &report.launches[0].1;
+        assert!(counted.shared_wavefronts > 0);
+        assert_eq!(counted.bank_conflicts, 0, "{}: of {} turns", case.id, counted.shared_wavefronts);
+        seen += 1;
+    }
+    assert!(seen > 0, "none is offered in parts");
+}
+
 /// On a machine of more SMs than the cases see elsewhere, where tiles are few enough to be split so.
 #[test]
 fn parts_are_added_up_by_a_launch_of_their_own() {

@@ -2,7 +2,7 @@
 //! `wgmma`, and sums stay in registers until a tile's depth is done.
 //!
 //! A kernel declares its [`stages::Stages`], runs [`roles::start`] and the roles of [`roles::run`]: a warp that loads, through a source of
-//! its own or through [`tiled`], and consumers, each with a [`main_loop::MainLoop`]. What becomes of the sums is the kernel's.
+//! its own or through [`tiled`] or [`aligning`], and consumers, each with a [`main_loop::MainLoop`]. What becomes of the sums is the kernel's.
 //!
 //! | module | holds |
 //! |---|---|
@@ -14,10 +14,12 @@
 //! | `share` | which part of the work a CTA of a cluster takes |
 //! | `roles` | the start of a kernel and its warps' roles |
 //! | `tiled` | a source: matrices by tiled TMA |
+//! | `aligning` | a source: matrices whose lines begin anywhere, moved into place on their way |
 //! | `epilogue` | what specs say of the epilogue |
 //!
 //! Source: the shape of the main loop is that of CUTLASS's warp-specialized cooperative kernels and of fast.cu.
 
+pub(crate) mod aligning;
 pub(crate) mod epilogue;
 pub(crate) mod grid;
 pub(crate) mod in_flight;

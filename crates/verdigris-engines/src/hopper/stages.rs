@@ -25,6 +25,12 @@ impl<'k> Stages<'k> {
     /// Stages that `readers` parties of each CTA give back once a turn.
     #[track_caller]
     pub(crate) fn read_by(k: Kernel<'k>, spec: &MainLoopSpec, readers: u32) -> Self {
+        Stages::filled_by(k, spec, 1, readers)
+    }
+
+    /// The same that `writers` parties fill together.
+    #[track_caller]
+    pub(crate) fn filled_by(k: Kernel<'k>, spec: &MainLoopSpec, writers: u32, readers: u32) -> Self {
         let tiles = [Operand::A, Operand::B].map(|operand| spec.operand(operand));
         let slots = [("a tiles", tiles[0]), ("b tiles", tiles[1])].map(|(name, tile)| k.shared(name, spec.stages * tile.bytes(), 1024));
         let scope = match (spec.tile.peers(), spec.tile.cluster_split) {
@@ -32,7 +38,7 @@ impl<'k> Stages<'k> {
             (_, 1) => RingScope::Cluster,
             (peers, _) => RingScope::Peers(peers),
         };
-        Stages { tiles, slots, ring: Ring::new(k, spec.stages, readers, scope) }
+        Stages { tiles, slots, ring: Ring::filled_by(k, spec.stages, writers, readers, scope) }
     }
 
     /// The consumers' view: what lies from row `first_row` of A's tile on.

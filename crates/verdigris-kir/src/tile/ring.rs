@@ -1,6 +1,6 @@
 //! The ring: stages of shared memory that one role fills and others drain.
 //!
-//! Each stage has a *full* mbarrier, on which the filler arrives once and the bytes complete, and an *empty* one, on which each drainer
+//! Each stage has a *full* mbarrier, on which each filler arrives once a turn and the bytes complete, and an *empty* one, on which each drainer
 //! arrives once a turn. Stage and phase live in a [`Cursor`], one for each role, that outlives loops and tiles. Counts are settled here, from
 //! how the ring is made, so they cannot disagree with the protocol.
 
@@ -35,9 +35,16 @@ impl<'k> Ring<'k> {
     /// A ring of `stages` stages that `drainers` parties of each CTA drain (each arrives once a turn).
     #[track_caller]
     pub fn new(k: Kernel<'k>, stages: u32, drainers: u32, scope: RingScope) -> Self {
+        Ring::filled_by(k, stages, 1, drainers, scope)
+    }
+
+    /// The same of stages that `fillers` parties fill together: [`Cursor::acquire`] is for one that loads, [`Cursor::claim`] and
+    /// [`Cursor::fill`] for those that write.
+    #[track_caller]
+    pub fn filled_by(k: Kernel<'k>, stages: u32, fillers: u32, drainers: u32, scope: RingScope) -> Self {
         let full = k.mbarrier_array("full", stages);
         let empty = k.mbarrier_array("empty", stages);
-        full.arrivals().set(1);
+        full.arrivals().set(u64::from(fillers));
         empty.arrivals().set(u64::from(drainers * sharers(k, scope)));
         let first_peer = match scope {
             RingScope::Peers(ctas) if ctas < k.cluster_ctas() => Some(k.cluster_rank() & !(ctas - 1)),
@@ -117,16 +124,32 @@ impl<'k> Cursor<'k> {
     pub fn acquire(&self, bytes: impl AsVal<'k, u32>) -> Mbarrier<'k> {
         let at = Location::caller();
         self.ring.kernel.scope(at, || {
+            self.claim();
+            let full = self.ring.full.at(self.stage);
+            full.arrive_expect_tx(bytes);
+            full
+        })
+    }
+
+    /// Filler: waits until the stage is free.
+    #[track_caller]
+    pub fn claim(&self) {
+        self.ring.kernel.scope(Location::caller(), || {
             // A fresh barrier counts as having completed the phase of parity 1: the first turn falls through.
             let empty = self.ring.empty.at(self.stage);
             match self.ring.scope {
                 RingScope::Cta => empty.wait(self.phase ^ 1),
                 RingScope::Cluster | RingScope::Peers(_) => empty.wait_cluster(self.phase ^ 1),
             }
-            let full = self.ring.full.at(self.stage);
-            full.arrive_expect_tx(bytes);
-            full
-        })
+        });
+    }
+
+    /// Filler of a stage that it has written itself: hands its part on. Every thread of the filler calls it behind what orders their writes before
+    /// it (for `wgmma`, a fence of the async proxy and then a barrier among them); `thread` is its index in the filler.
+    #[track_caller]
+    pub fn fill(&self, thread: Val<'k, u32>) {
+        let k = self.ring.kernel;
+        k.scope(Location::caller(), || k.when(thread.eq(0), || self.ring.full.at(self.stage).arrive()));
     }
 
     /// Filler: waits until everything that it has loaded so far is in shared memory, so that what the loads used, a tensor map in memory, may be

@@ -1,4 +1,5 @@
-//! The Hopper GEMM kernel: TMA fills a ring of swizzled tiles, warpgroups multiply out of it, results leave through shared memory and TMA.
+//! The Hopper GEMM kernel: TMA fills a ring of swizzled tiles (or of windows that warps align into such tiles), warpgroups multiply out of it,
+//! results leave through shared memory and TMA.
 //!
 //! Top to bottom: parameters and shared memory, the producer, the consumers, the roles. The main loop and the loads are those of
 //! [`crate::hopper`]; the epilogue is in [`super::epilogue`] and [`crate::fuse::epilogue`].
@@ -10,6 +11,7 @@ use super::super::factors::FactorsArgs;
 use super::block_factors::{BlockFactors, Scaled};
 use super::epilogue::{Place, TileEpilogue};
 use super::spec::Spec;
+use crate::hopper::aligning::{self, ALIGNERS, Aligning, AligningArgs};
 use crate::hopper::main_loop::MainLoop;
 use crate::hopper::roles;
 use crate::hopper::share::{Consumer, Share};
@@ -23,7 +25,9 @@ use crate::store::{StoreArgs, Sum};
 
 verdigris_kir::parameters! {
     pub(super) struct Params / ParamsArgs of Spec as spec {
-        pub(super) operands: TiledArgs = spec.main,
+        pub(super) operands: Option<TiledArgs> = (spec.waiting == 0).then_some(spec.main),
+        /// Operands whose lines begin anywhere.
+        pub(super) lines: Option<AligningArgs> = spec.aligning(),
         pub(super) schedule: ScheduleArgs = spec.split != Split::No,
         pub(super) batch: BatchIndexArgs = (),
         pub(super) a_factors: Option<FactorsArgs> = (spec.scaled[0] != Scaled::No).then_some(()),
@@ -38,23 +42,42 @@ verdigris_kir::parameters! {
 /// The kernel's body. `T` is what sums are kept in.
 pub(super) fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     let (main, tile) = (&spec.main, spec.main.tile);
-    let Params { operands, schedule, batch, a_factors, b_factors, store, fixup, parts } = Params::declare(k, spec);
+    let Params { operands, lines, schedule, batch, a_factors, b_factors, store, fixup, parts } = Params::declare(k, spec);
     let factors = BlockFactors::new(k, [a_factors, b_factors], spec.scaled);
     let epilogue = TileEpilogue::new(k, spec, batch, store, fixup, parts);
-    let operands = Tiled::new(k, main, operands);
-    let stages = Stages::new(k, main);
+    let operands = operands.map(|operands| Tiled::new(k, main, operands));
+    let lines = spec.aligning().zip(lines).map(|(aligning, lines)| Aligning::new(k, aligning, lines));
+    let stages = if lines.is_some() { Stages::filled_by(k, main, ALIGNERS, tile.sharers()) } else { Stages::new(k, main) };
     let init = || {
         stages.ring.init();
         epilogue.init();
-        operands.prefetch_maps();
+        operands.iter().for_each(|operands| operands.prefetch_maps());
+        lines.iter().for_each(|lines| {
+            lines.waiting.init();
+            lines.prefetch_maps();
+        });
     };
-    roles::start(k, init, || operands.clear(&stages));
+    roles::start(k, init, || operands.iter().for_each(|operands| operands.clear(&stages)));
     let share = Share::new(k, tile);
 
     let load = || {
-        let cursor = stages.ring.cursor();
-        let loader = operands.loader(&stages, share);
-        roles::load_each(k, tile, schedule, cursor, |work| loader.load(&work, &cursor));
+        if let Some(operands) = &operands {
+            let cursor = stages.ring.cursor();
+            let loader = operands.loader(&stages, share);
+            roles::load_each(k, tile, schedule, cursor, |work| loader.load(&work, &cursor));
+        }
+        if let Some(lines) = &lines {
+            let waiting = lines.waiting.cursor();
+            roles::load_each(k, tile, schedule, waiting, |work| lines.load(&share.own(work), &waiting));
+        }
+    };
+
+    let align = || {
+        if let Some(lines) = &lines {
+            let (waiting, cursor) = (lines.waiting.cursor(), stages.ring.cursor());
+            let aligner = lines.aligner(&stages);
+            schedule.for_each(|work| aligner.align(&share.own(work), &waiting, &cursor));
+        }
     };
 
     let multiply = || {
@@ -82,5 +105,8 @@ pub(super) fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
         epilogue.finish(&kept, own.thread);
     };
 
-    roles::run(k, tile, tile.registers(), &[roles::load(&load)], &multiply);
+    match spec.aligning() {
+        None => roles::run(k, tile, tile.registers(), &[roles::load(&load)], &multiply),
+        Some(aligning) => roles::run(k, tile, aligning.registers(), &[roles::load(&load), aligning::align(&align)], &multiply),
+    }
 }

@@ -2,7 +2,8 @@
 //!
 //! **What.** `D = alpha · A · B` for 16-bit, tf32, 8-bit float and 8-bit integer operands, batched, all transposes.
 //! **When it wins.** On compute capability 9.0. Operands whose rows are not 16-byte aligned, or that the tensor cores do not take in their
-//! order, are copied into scratch first. Operands of f32 under the policy `fp32` become three bf16 terms each ([`crate::terms`]), also in scratch:
+//! order, are copied into scratch first; or, where lines of 16 bits (f32 along the depth) begin anywhere, moved into place on their way to the tensor cores
+//! ([`crate::hopper::aligning`]), which takes no launch but more of each step: configs with the knob `aligns`. Operands of f32 under the policy `fp32` become three bf16 terms each ([`crate::terms`]), also in scratch:
 //! six products of terms at the rate of bf16 are several times as fast as f32 multiply-adds, once the copies are small beside them. All six are formed
 //! out of one load of each term.
 //! **Numbers.** Products are exact; sums are kept in f32 by the tensor core, in an order fixed by the spec and the split, so repeats agree
@@ -13,6 +14,7 @@
 mod block_factors;
 mod epilogue;
 mod kernel;
+mod lines;
 mod spec;
 
 use block_factors::Scaled;
@@ -23,7 +25,7 @@ use verdigris_graph::problem::Order;
 use verdigris_graph::{GemmProblem, Matrix, Problem, Scale};
 use verdigris_kir::ir::{MapDecl, Target};
 use verdigris_kir::program::{Address, KernelRef, Launch, MapSpec, Program};
-use verdigris_kir::tile::operand::Major;
+use verdigris_kir::tile::operand::{Major, ROW_BYTES};
 use verdigris_tensor::DType;
 
 use super::factors::FactorsArgs;
@@ -32,6 +34,7 @@ use crate::arch::Arch;
 use crate::cost::{Loop, Stream, Work};
 use crate::engine::{Candidate, EngineId, Knobs, Notes, Reason, Refusal, empty_program};
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
+use crate::hopper::aligning::{self, AligningArgs};
 use crate::hopper::epilogue::{TYPES, epilogue_of, store_bytes};
 use crate::hopper::grid::{Layout, TileGrid, TileOrder};
 use crate::hopper::spec::{MainLoopSpec, Operand, Split, TileShape};
@@ -177,6 +180,12 @@ impl View {
         [self.problem.a.clone(), self.problem.b.transposed()]
     }
 
+    /// Whether both operands can be taken as they are given, wherever their lines begin.
+    fn begins_anywhere(&self) -> bool {
+        let [a, b] = self.operands();
+        self.terms == 1 && aligning::takes(&a, [self.m, self.k]) && aligning::takes(&b, [self.n, self.k])
+    }
+
     fn major(matrix: &Matrix) -> Major {
         if matrix.order() == Order::RowMajor { Major::Depth } else { Major::Rows }
     }
@@ -289,6 +298,8 @@ pub(super) struct Wgmma {
     copies: [Option<Copy>; 2],
     unswapped: View,
     swap_ab: View,
+    /// Both views of the operands as they are given, where their lines may begin anywhere.
+    as_given: Option<[View; 2]>,
 }
 
 /// A config: its knobs, and what follows from them.
@@ -362,6 +373,10 @@ impl Algorithm for Wgmma {
             _ => Some(Copy::Terms(Terms::of_matrix(&operand, TERM_TYPE, terms, [rows, gemm.k], &gemm.batch))),
         });
         Self::ID.require(gemm.batch_count() < 1 << 29, Reason::Batch, format_args!("{} matrices, takes below 2^29", gemm.batch_count()))?;
+        let as_given = [false, true].map(|swap_ab| View::new(if swap_ab { transposed(gemm) } else { gemm.clone() }, terms, swap_ab));
+        let as_given = if let [Some(unswapped), Some(swap_ab)] = as_given { Some([unswapped, swap_ab]) } else { None };
+        let moved = copies.iter().flatten().any(|copy| matches!(copy, Copy::Moved(_)));
+        let as_given = as_given.filter(|[view, _]| moved && view.begins_anywhere());
         let mut gemm = gemm.clone();
         if let Some(copy) = &copies[0] {
             gemm.a = copy.packed().clone();
@@ -377,7 +392,7 @@ impl Algorithm for Wgmma {
             return Err(Self::ID.refusal(Reason::Extent, extents));
         };
         let promote = scaled || terms > 1 || gemm.precision == Precision::Fp8Promoted;
-        Ok(Wgmma { arch: arch.clone(), promote, copies, unswapped, swap_ab })
+        Ok(Wgmma { arch: arch.clone(), promote, copies, unswapped, swap_ab, as_given })
     }
 
     fn configs(&self) -> Vec<Config> {
@@ -388,12 +403,21 @@ impl Algorithm for Wgmma {
             let spec = self.spec(shape, swap_ab);
             let splits = |split: &u32| *split == 0 || spec.as_ref().is_some_and(|spec| spec.split == Split::Fixup);
             for split in [0, 1, 2, 3, 4, 5, 7].into_iter().filter(splits) {
-                let along = [false, true].map(|along_columns| ConfigKnobs { shape, swap_ab, split, parts: 0, group: 8, along_columns });
+                let along = [false, true].map(|along_columns| ConfigKnobs {
+                    shape,
+                    swap_ab,
+                    split,
+                    parts: 0,
+                    group: 8,
+                    along_columns,
+                    aligns: false,
+                });
                 let along = along.into_iter().filter_map(|chosen| self.config(chosen, spec.clone()?));
                 configs.extend(along.filter(|Config { layout, .. }| split == 0 || layout.schedule.tiles <= few));
             }
             configs.extend(self.in_parts(shape, swap_ab));
         }
+        configs.extend([false, true].into_iter().flat_map(|swap_ab| lines::configs(self, swap_ab, few)));
         configs
     }
 
@@ -414,7 +438,7 @@ impl Algorithm for Wgmma {
 
     fn work(&self, config: &Config) -> Work {
         let Config { chosen, spec, layout } = config;
-        let view = self.view(chosen.swap_ab);
+        let view = self.view_of(chosen);
         let workers = self.tile_grid(chosen.swap_ab, &spec.main).workers;
         // A step of terms is one for each product of terms: as many cycles as a step of its own, with a share of the loads and of the promotion.
         let (products, terms) = (spec.main.products().count() as f64, f64::from(spec.main.terms));
@@ -436,14 +460,24 @@ impl Algorithm for Wgmma {
             traffic_bytes: main.traffic_bytes + (terms - 1.0) * view.operand_bytes(),
             ..main
         };
-        let copies = self.copies.iter().flatten().filter_map(Copy::work);
+        let main = match spec.aligning() {
+            None => main,
+            Some(aligning) => {
+                let step = aligning.step();
+                let loaded_bytes = step.loaded.iter().zip(main.load_cost).map(|(bytes, cost)| bytes * cost).sum();
+                let tiles = f64::from((spec.main.tile.m + spec.main.tile.n) * ROW_BYTES);
+                let shared_bytes = main.shared_bytes - tiles + step.passed;
+                Loop { loaded_bytes, shared_bytes, issued: main.issued + step.issued, ..main }
+            }
+        };
+        let copies = self.copies(view, chosen).into_iter().flatten().filter_map(Copy::work);
         Work::of(main).beside(copies.chain(layout.parts.iter().map(PartGrid::work)))
     }
 
     fn lower(&self, config: &Config) -> Result<Program, Refusal> {
         let Config { chosen, spec, layout: Layout { schedule, grid, parts } } = config;
         let tile = &spec.main.tile;
-        let view = self.view(chosen.swap_ab);
+        let view = self.view_of(chosen);
         let slot = |matrix: &Matrix| Address::buffer(matrix.slot.0 as usize);
         let [a, b] = view.operands();
         let d = &view.problem.d;
@@ -455,7 +489,7 @@ impl Algorithm for Wgmma {
             None => slot(matrix),
             Some(copy) => copy.launch(slot(matrix), &mut program),
         };
-        let [a_copy, b_copy] = self.copies(view);
+        let [a_copy, b_copy] = self.copies(view, chosen);
         let (a_place, b_place) = (place(&a, a_copy), place(&b, b_copy));
         let [clusters_down, clusters_across] = tile.clusters([view.m, view.n]);
         let [down, across] = tile.cluster;
@@ -487,17 +521,23 @@ impl Algorithm for Wgmma {
             let owners = u64::from(schedule.split_tiles) * u64::from(tile.peers()) * u64::from(tile.consumers);
             FixupArgs::with_scratch(&mut program, owners, schedule.most_parts(), tile.parts().words())
         });
+        let operands = || TiledArgs {
+            a: (a_place, operand_map(a_clip.boxed(spec.main.clipped(Operand::A).map()), &a, [view.m, view.k], view)),
+            b: (b_place, operand_map(b_clip.boxed(spec.main.clipped(Operand::B).map()), &b, [view.n, view.k], view)),
+            a_batches: batched(&a),
+            b_batches: batched(&b),
+            a_term: a_copy.and_then(Copy::term_matrices),
+            b_term: b_copy.and_then(Copy::term_matrices),
+            a_clip,
+            b_clip,
+        };
+        let lines = spec.aligning().map(|aligning| AligningArgs {
+            a: aligning.arguments(Operand::A, a_place, &a, [view.m, view.k, view.batch]),
+            b: aligning.arguments(Operand::B, b_place, &b, [view.n, view.k, view.batch]),
+        });
         let arguments = ParamsArgs {
-            operands: TiledArgs {
-                a: (a_place, operand_map(a_clip.boxed(spec.main.clipped(Operand::A).map()), &a, [view.m, view.k], view)),
-                b: (b_place, operand_map(b_clip.boxed(spec.main.clipped(Operand::B).map()), &b, [view.n, view.k], view)),
-                a_batches: batched(&a),
-                b_batches: batched(&b),
-                a_term: a_copy.and_then(Copy::term_matrices),
-                b_term: b_copy.and_then(Copy::term_matrices),
-                a_clip,
-                b_clip,
-            },
+            operands: lines.is_none().then(operands),
+            lines,
             schedule: *schedule,
             batch: chunk.index(),
             a_factors: FactorsArgs::of(view.problem.scale_a.as_ref(), &chunk),
@@ -518,7 +558,7 @@ impl Algorithm for Wgmma {
         }
         let adds = PART_TYPES.iter().flat_map(|&(_, d)| reduction::catalog(d, true));
         let terms = terms::catalog().filter(|kernel| kernel.name().contains("f32_bf16x3"));
-        catalog_specs().into_iter().map(reference).chain(adds).chain(repack::catalog()).chain(terms).collect()
+        catalog_specs().into_iter().chain(lines::catalog()).map(reference).chain(adds).chain(repack::catalog()).chain(terms).collect()
     }
 }
 
@@ -526,19 +566,22 @@ impl Algorithm for Wgmma {
 const PART_TYPES: &[(DType, DType)] =
     &[(DType::Bf16, DType::Bf16), (DType::F16, DType::F16), (DType::F32, DType::F32), (DType::I8, DType::I32)];
 
+/// The majors of operands of 16 bits; the first are those of all.
+const EITHER: [[Major; 2]; 4] =
+    [[Major::Depth, Major::Depth], [Major::Depth, Major::Rows], [Major::Rows, Major::Depth], [Major::Rows, Major::Rows]];
+
 fn catalog_specs() -> Vec<Spec> {
     let mut specs = Vec::new();
     let types = TYPES.iter().map(|&types| (types, 1)).chain([((DType::Bf16, DType::F32, true), F32_TERMS)]);
     for ((operands, d, promote), terms) in types {
-        let majors = [[Major::Depth, Major::Depth], [Major::Depth, Major::Rows], [Major::Rows, Major::Depth], [Major::Rows, Major::Rows]];
-        let majors = if matches!(operands, DType::Bf16 | DType::F16) && terms == 1 { &majors[..] } else { &majors[..1] };
+        let majors = if matches!(operands, DType::Bf16 | DType::F16) && terms == 1 { &EITHER[..] } else { &EITHER[..1] };
         let keep = if promote { Keep::Promoted } else { Keep::InPlace };
         let exact = d == DType::I32;
         let epilogue = EpilogueSpec { stores_d: false, exact, ..EpilogueSpec::plain(OperandSpec { dtype: d, walk: Walk::Row }) };
         for (shape, &majors) in SHAPES.iter().flat_map(|shape| majors.iter().map(move |major| (shape, major))) {
             let ways = [(Out::Tma, false), (Out::Tma, true), (Out::Rows, false), (Out::Rows, true), (Out::Direct, false)];
             for (out, swap_ab) in ways {
-                let given = Given { a: operands, b: operands, majors, terms, keep, scaled: [Scaled::No; 2], out, swap_ab };
+                let given = Given { a: operands, b: operands, majors, terms, keep, scaled: [Scaled::No; 2], out, swap_ab, aligns: false };
                 let elements = EpilogueSpec { stores_d: true, d: OperandSpec::strided(d), ..epilogue.clone() };
                 specs.extend(given.spec(shape, if out == Out::Direct { elements } else { epilogue.clone() }));
                 specs.extend(given.in_parts(shape).filter(|_| out == Out::Direct));
@@ -553,7 +596,7 @@ const SUM_SHAPES: [usize; 6] = [2, 9, 10, 13, 14, 16];
 
 /// Whether a config leads to a kernel of [`sums`].
 pub(crate) fn forms_sums(config: &Knobs) -> bool {
-    let plain = ["turned", "along", "parts"].iter().all(|&knob| config.value(knob).unwrap_or(0) == 0);
+    let plain = ["turned", "along", "parts", "aligns"].iter().all(|&knob| config.value(knob).unwrap_or(0) == 0);
     plain && config.value("shape").is_some_and(|shape| SUM_SHAPES.contains(&(shape as usize)))
 }
 
@@ -568,7 +611,8 @@ pub(crate) fn sums() -> Vec<KernelRef> {
         for (shape, majors) in SUM_SHAPES.iter().flat_map(|&shape| majors.map(|majors| (&SHAPES[shape], majors))) {
             for out in [Out::Tma, Out::Rows] {
                 let scaled = [Scaled::No; 2];
-                let given = Given { a: operands, b: operands, majors, terms: 1, keep: Keep::InPlace, scaled, out, swap_ab: false };
+                let keep = Keep::InPlace;
+                let given = Given { a: operands, b: operands, majors, terms: 1, keep, scaled, out, swap_ab: false, aligns: false };
                 specs.extend(given.spec(shape, epilogue.clone()));
             }
         }
@@ -587,6 +631,8 @@ struct Given {
     scaled: [Scaled; 2],
     out: Out,
     swap_ab: bool,
+    /// Operands' lines may begin anywhere.
+    aligns: bool,
 }
 
 impl Given {
@@ -601,7 +647,7 @@ impl Given {
         };
         let offered = if self.swap_ab { shape.along_columns } else { shape.along_rows } & result != 0;
         // A few columns are most often those of activations, whose depth is contiguous.
-        let offered = offered && (shape.tile.cluster_split == 1 || self.majors[1] == Major::Depth);
+        let offered = offered && (shape.tile.cluster_split == 1 || self.aligns || self.majors[1] == Major::Depth);
         let split = if shape.splits { Split::Fixup } else { Split::No };
         offered.then(|| self.shaped(shape, split, epilogue).fitted()).flatten()
     }
@@ -616,8 +662,9 @@ impl Given {
     }
 
     fn shaped(self, shape: &Shape, split: Split, epilogue: EpilogueSpec) -> Spec {
-        let Given { a, b, majors, terms, keep, scaled, out, swap_ab } = self;
-        Spec { main: MainLoopSpec { tile: shape.tile, a, b, majors, terms, stages: 2, keep }, split, scaled, out, swap_ab, epilogue }
+        let Given { a, b, majors, terms, keep, scaled, out, swap_ab, aligns } = self;
+        let main = MainLoopSpec { tile: shape.tile, a, b, majors, terms, stages: 2, keep };
+        Spec { main, waiting: u32::from(aligns), split, scaled, out, swap_ab, epilogue }
     }
 }
 
@@ -637,6 +684,8 @@ struct ConfigKnobs {
     parts: u32,
     group: u32,
     along_columns: bool,
+    /// Operands come as they are given, their lines wherever these begin; no knob where they do not.
+    aligns: bool,
 }
 
 impl ConfigKnobs {
@@ -652,7 +701,8 @@ impl ConfigKnobs {
             ("group", self.group),
             ("along", u32::from(self.along_columns)),
         ];
-        Knobs::new(knobs.into_iter().chain((self.parts > 0).then_some(("parts", self.parts))))
+        let parts = (self.parts > 0).then_some(("parts", self.parts));
+        Knobs::new(knobs.into_iter().chain(parts).chain(self.aligns.then_some(("aligns", 1))))
     }
 }
 
@@ -666,8 +716,19 @@ impl Wgmma {
         if swap_ab { &self.swap_ab } else { &self.unswapped }
     }
 
-    /// The copies to be made of the operands of a view.
-    fn copies(&self, view: &View) -> [Option<&Copy>; 2] {
+    /// The problem as a config sees it.
+    fn view_of(&self, chosen: &ConfigKnobs) -> &View {
+        match &self.as_given {
+            Some(views) if chosen.aligns => &views[usize::from(chosen.swap_ab)],
+            _ => self.view(chosen.swap_ab),
+        }
+    }
+
+    /// The copies that a config makes of the operands of its view.
+    fn copies(&self, view: &View, chosen: &ConfigKnobs) -> [Option<&Copy>; 2] {
+        if chosen.aligns {
+            return [None; 2];
+        }
         let [a, b] = self.copies.each_ref().map(Option::as_ref);
         if view.swap_ab { [b, a] } else { [a, b] }
     }
@@ -690,6 +751,7 @@ impl Wgmma {
             terms: view.terms,
             out,
             swap_ab: transposed,
+            aligns: false,
         })
     }
 
@@ -737,9 +799,15 @@ impl Wgmma {
     fn in_parts(&self, shape: u32, swap_ab: bool) -> Vec<Config> {
         let spec = SHAPES.get(shape as usize).and_then(|shape| self.given(shape, swap_ab)?.in_parts(shape));
         let Some(spec) = spec else { return Vec::new() };
-        let parts = self.tile_grid(swap_ab, &spec.main).part_counts(MOST_WAVES, LEAST_PARTS);
-        let all_chosen = parts.into_iter().map(|parts| ConfigKnobs { shape, swap_ab, split: 0, parts, group: 8, along_columns: false });
-        all_chosen.filter_map(|chosen| self.config(chosen, spec.clone())).collect()
+        self.of_parts(shape, swap_ab, &spec)
+    }
+
+    /// The configs of a spec whose parts are added up later.
+    fn of_parts(&self, shape: u32, swap_ab: bool, spec: &Spec) -> Vec<Config> {
+        let least = if spec.waiting > 0 { lines::LEAST_PARTS } else { LEAST_PARTS };
+        let parts = self.tile_grid(swap_ab, &spec.main).part_counts(MOST_WAVES, least);
+        let knobs = ConfigKnobs { shape, swap_ab, split: 0, parts: 0, group: 8, along_columns: false, aligns: spec.waiting > 0 };
+        parts.into_iter().filter_map(|parts| self.config(ConfigKnobs { parts, ..knobs }, spec.clone())).collect()
     }
 }
 

@@ -10,6 +10,7 @@ use super::block_factors::Scaled;
 use super::kernel;
 use crate::fuse::epilogue::EpilogueSpec;
 use crate::hopper::FIRST_BARRIER;
+use crate::hopper::aligning::AligningSpec;
 use crate::hopper::epilogue::stores_whole_panels;
 use crate::hopper::spec::{MainLoopSpec, Split};
 use crate::hopper::sums::Keep;
@@ -20,6 +21,8 @@ use crate::store::{Out, StoreSpec};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Spec {
     pub(super) main: MainLoopSpec,
+    /// Stages of the windows of operands whose lines begin anywhere ([`crate::hopper::aligning`]); 0 where TMA brings operands as they lie.
+    pub(super) waiting: u32,
     /// The depth of tiles may be split among CTAs.
     pub(super) split: Split,
     /// Factors of A's and of B's blocks, by which promoted sums are multiplied.
@@ -39,6 +42,9 @@ impl fmt::Display for Spec {
         write!(f, "gemm_wgmma_{}_{}_{a_letter}{b_letter}_{main}", main.a, main.b)?;
         if main.tile.cluster_split > 1 {
             write!(f, "_k{}", main.tile.cluster_split)?;
+        }
+        if self.waiting > 0 {
+            write!(f, "_aligns{}", self.waiting)?;
         }
         for (on, word) in [
             (main.tile.ping_pong, "_pingpong"),
@@ -73,6 +79,11 @@ impl Spec {
         FIRST_BARRIER + self.main.tile.consumers
     }
 
+    /// What brings operands whose lines begin anywhere.
+    pub(super) fn aligning(&self) -> Option<AligningSpec> {
+        (self.waiting > 0).then_some(AligningSpec { main: self.main, waiting: self.waiting })
+    }
+
     pub(super) fn cluster_split_k(&self) -> Option<ClusterSplitKSpec> {
         let tile = &self.main.tile;
         (tile.cluster_split > 1).then(|| ClusterSplitKSpec {
@@ -93,7 +104,13 @@ impl Spec {
         let registers_fit = tile.accumulators() <= if self.main.keep == Keep::Halves { 64 * 160 } else { 64 * 256 }
             && (!promotes || self.scaled[1] != Scaled::Lines || tile.consumers <= 2);
         let (store, cluster_split_k) = (self.store(), self.cluster_split_k());
-        self.main = self.main.fitted(store.shared_bytes() + cluster_split_k.map_or(0, |split_k| split_k.shared_bytes()), 0)?;
+        let beside_bytes = store.shared_bytes() + cluster_split_k.map_or(0, |split_k| split_k.shared_bytes());
+        if self.waiting > 0 {
+            let aligning = AligningSpec::fitted(self.main, beside_bytes)?;
+            (self.main, self.waiting) = (aligning.main, aligning.waiting);
+        } else {
+            self.main = self.main.fitted(beside_bytes, 0)?;
+        }
         (registers_fit && stores_whole_panels(&store)).then_some(self)
     }
 
