@@ -3,7 +3,7 @@
 use verdigris_graph::{ConvProblem, Direction};
 
 use super::kernel::{ENTRY_BYTES, SourceArgs, TapsArgs, TilesArgs, WARP_PIXELS, WINDOW};
-use super::{Spec, THREADS, WARPS};
+use super::{Order, Spec, THREADS, WARPS};
 use crate::conv::geometry::phases::{FilterWalkArguments, PixelGeometry};
 use crate::layout::images::StridedArguments;
 use crate::layout::space::divisor;
@@ -177,8 +177,8 @@ impl Cut {
     pub(super) fn chunk_issued(&self, spec: &Spec) -> f64 {
         let warps = f64::from(WARPS);
         let columns = self.line().div_ceil(1 << self.lanes_log2) as f64;
-        let patch = warps * (self.staging_turns(self.lanes_log2) as f64 * 9.0 + columns * 30.0);
-        let taps = self.chunk_windows() * (40.0 + 9.0 * f64::from(self.groups * spec.channels()) / 8.0);
+        let patch = warps * (self.staging_turns(self.lanes_log2) as f64 * 14.0 + columns * 45.0);
+        let taps = self.chunk_windows() * (45.0 + 13.0 * f64::from(self.groups * spec.channels()) / 8.0);
         let of_warp = self.chunk_windows() * (14.0 + 3.0 * f64::from(spec.rows())) + self.taps() * (4.0 + f64::from(spec.channels()) / 4.0);
         patch + taps + warps / f64::from(self.parts) * of_warp + warps * 30.0
     }
@@ -190,7 +190,10 @@ impl Cut {
 
     /// Instructions of a CTA's warps for what follows the sums.
     pub(super) fn tile_issued(&self, spec: &Spec) -> f64 {
-        f64::from(WARPS) * (f64::from(spec.sums()) * (1.0 + 9.0 / f64::from(self.parts)) + f64::from(spec.sums()) * 2.0 + 200.0)
+        let sums = f64::from(spec.sums());
+        let of_element = if spec.order == Order::ChannelsLast { 8.5 } else { 12.5 };
+        let added = 2.5 * f64::from(self.parts - 1);
+        f64::from(WARPS) * (sums * 0.5 + sums * (of_element + added) / f64::from(self.parts) + 200.0)
     }
 
     /// Instructions of a CTA's warps.

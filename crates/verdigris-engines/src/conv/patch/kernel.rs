@@ -12,6 +12,8 @@ use crate::layout::images::StridedArguments;
 pub(super) const WARP_PIXELS: u32 = 128;
 /// Taps of a window: so many follow each other in one quad of columns.
 pub(super) const WINDOW: u32 = 4;
+/// Rows of the result that a lane stores one behind the other: each warp has a multiple of them, whatever the width.
+const TALL: u32 = 8;
 /// Bytes that the table has of a window: where it lies in the patch, and which of its taps there are.
 pub(super) const ENTRY_BYTES: u32 = 8;
 
@@ -329,55 +331,55 @@ fn store<'k>(
     let first_channel = first_channel + share.group * spec.channels();
     let place_of =
         |pixel: Val<'k, u32>| [corner_row + share.first_row + pixel.shr(tiles.width_log2), corner_column + (pixel & (width - 1))];
-    let is_inside = |[row, column]: [Val<'k, u32>; 2]| row.lt(tiles.extents[0]) & column.lt(tiles.extents[1]);
-    // The values at an address and some bytes behind it, all parts added up in their order.
-    let added = |address: Val<'k, u32>, offsets: &[u32]| -> Vec<Var<'k, f32>> {
-        let values: Vec<Var<'k, f32>> = offsets.iter().map(|&offset| k.var(k.ld_shared::<f32>(address, i64::from(offset)))).collect();
+    // The values at addresses, all parts added up in their order.
+    let added = |addresses: &[Val<'k, u32>]| -> Vec<Var<'k, f32>> {
+        let values: Vec<Var<'k, f32>> = addresses.iter().map(|&address| k.var(k.ld_shared::<f32>(address, 0))).collect();
         k.range_step(1u32, parts, 1, |part| {
-            let further = address + part.shl(tiles.groups_log2) * warp_bytes;
-            for (value, &offset) in values.iter().zip(offsets) {
-                value.set(*value + k.ld_shared::<f32>(further, i64::from(offset)));
+            let further = part.shl(tiles.groups_log2) * warp_bytes;
+            for (value, &address) in values.iter().zip(addresses) {
+                value.set(*value + k.ld_shared::<f32>(address + further, 0));
             }
         });
         values
     };
-    k.range_step(share.part, spec.rows() * WARP_PIXELS / 32, parts, |block| match spec.order {
-        Order::ChannelsFirst => {
+    let blocks = spec.rows() * WARP_PIXELS * spec.channels() / 32;
+    match spec.order {
+        // A lane has all channels of a pixel.
+        Order::ChannelsFirst => k.range_step(share.part, blocks / spec.channels(), parts, |block| {
             let pixel = block * 32 + k.lane();
             let [row, column] = place_of(pixel);
-            let offsets: Vec<u32> = (0..spec.channels()).map(|channel| channel * plane_bytes).collect();
-            let values = added(kept + pixel * 4, &offsets);
-            k.when(is_inside([row, column]), || {
-                let place = epilogue.at_pixel([image, zero, row, column], first_channel);
-                for (right, value) in (0..).zip(&values) {
-                    k.when((first_channel + right).lt(tiles.channels), || place.store(place.apply(value.get(), right), right));
-                }
-            });
-        }
+            let addresses: Vec<_> = (0..spec.channels()).map(|channel| kept + pixel * 4 + channel * plane_bytes).collect();
+            let values = added(&addresses);
+            let is_inside = row.lt(tiles.extents[0]) & column.lt(tiles.extents[1]);
+            let channels = k.select(is_inside, tiles.channels.max(first_channel) - first_channel, 0u32);
+            let place = epilogue.at_pixel([image, zero, row, column], first_channel);
+            for (right, value) in (0..).zip(&values) {
+                k.when(channels.gt(right), || place.store(place.apply(value.get(), right), right));
+            }
+        }),
+        // A lane has one channel of eight rows; others beside it have the other channels, and the pixels beside its own.
         Order::ChannelsLast => {
             let own = k.lane() & (spec.channels() - 1);
             let channel = first_channel + own;
-            // Pixels beside each other at a time.
             let beside = 32 / spec.channels();
-            let first = block * 32 + (k.lane() >> spec.channels().ilog2());
-            let offsets: Vec<u32> = (0..spec.channels()).map(|step| step * beside * 4).collect();
-            let values = added(kept + own * plane_bytes + first * 4, &offsets);
-            let right = epilogue.width_step(k.constant(beside as i32));
-            let [row, column] = place_of(first);
-            let mut place = epilogue.at_pixel([image, zero, row, column], channel);
-            for (step, value) in (0..).zip(&values) {
-                let pixels = step * beside;
-                if step > 0 && pixels % 8 != 0 {
-                    place = place.along(&right);
-                } else if step > 0 {
-                    // Rows have 8, 16 or 32 columns; at a row's end the next one begins.
-                    let ends = width.le(if pixels % 16 == 0 { 16u32 } else { 8u32 });
-                    let columns = k.select(ends, k.constant(beside) - width, k.constant(beside)).signed();
-                    place = place.along(&epilogue.height_step(k.select(ends, 1i32, 0i32))).along(&epilogue.width_step(columns));
+            let strips_log2 = tiles.width_log2 - beside.ilog2();
+            let down = epilogue.height_step(k.constant(1));
+            k.range_step(share.part, blocks / TALL, parts, |block| {
+                let strip = block & (one.shl(strips_log2) - 1);
+                let pixel = (block.shr(strips_log2) * TALL).shl(tiles.width_log2) + strip * beside + (k.lane() >> spec.channels().ilog2());
+                let [row, column] = place_of(pixel);
+                let addresses: Vec<_> = (0..TALL).map(|step| kept + own * plane_bytes + (pixel + width * step) * 4).collect();
+                let values = added(&addresses);
+                let is_inside = column.lt(tiles.extents[1]) & channel.lt(tiles.channels);
+                let rows = k.select(is_inside, tiles.extents[0].max(row) - row, 0u32);
+                let mut place = epilogue.at_pixel([image, zero, row, column], channel);
+                for (step, value) in (0..).zip(&values) {
+                    if step > 0 {
+                        place = place.along(&down);
+                    }
+                    k.when(rows.gt(step), || place.store(place.apply(value.get(), 0), 0));
                 }
-                let at = place_of(first + pixels);
-                k.when(is_inside(at) & channel.lt(tiles.channels), || place.store(place.apply(value.get(), 0), 0));
-            }
+            });
         }
-    });
+    }
 }
