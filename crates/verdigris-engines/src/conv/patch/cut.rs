@@ -111,6 +111,8 @@ impl Cut {
         cut.plane_words = plane.checked_add(apart.wrapping_sub(plane) % 32)?;
         let channel_bytes = cut.channel_bytes(spec)?;
         let most = u64::from(spec.arena_bytes()) / channel_bytes;
+        // What does not fit at once is staged in two places by turns.
+        let most = if depth <= most { depth } else { most / 2 };
         if most == 0 {
             return None;
         }
@@ -141,6 +143,15 @@ impl Cut {
         let window_bytes = u64::from(WINDOW * 4 * self.groups * spec.channels() + ENTRY_BYTES);
         let windows = self.axes[0].taps.checked_mul(self.windows)?;
         self.plane_words.checked_mul(4)?.checked_add(windows.checked_mul(window_bytes)?)
+    }
+
+    fn patch_bytes(&self) -> u64 {
+        self.chunk * self.plane_words * 4
+    }
+
+    /// Bytes of a chunk's patch and taps.
+    fn stage_bytes(&self, spec: &Spec) -> u64 {
+        self.patch_bytes() + self.chunk * self.axes[0].taps * self.windows * u64::from(WINDOW * 4 * self.groups * spec.channels())
     }
 
     /// Elements of a line of a patch.
@@ -220,7 +231,7 @@ impl Cut {
         }
     }
 
-    pub(super) fn source_arguments(&self, p: &ConvProblem) -> SourceArgs {
+    pub(super) fn source_arguments(&self, p: &ConvProblem, spec: &Spec) -> SourceArgs {
         let columns = self.axes[1].step * self.residue_words;
         let is_first = is_channels_first(p);
         SourceArgs {
@@ -231,6 +242,8 @@ impl Cut {
             by_column_step: divisor(self.axes[1].step),
             channels: channels(p).0 as u32,
             chunk: self.chunk as u32,
+            chunks: self.chunks as u32,
+            stage_bytes: self.stage_bytes(spec) as u32,
             channels_first: u32::from(is_first),
             inner: divisor(if is_first { columns } else { self.chunk }),
             rows: self.rows as u32,
@@ -252,9 +265,6 @@ impl Cut {
                 *tap = tap.wrapping_neg();
             }
         }
-        let patch_bytes = self.chunk * self.plane_words * 4;
-        let windows = self.chunk * self.axes[0].taps * self.windows;
-        let taps_bytes = windows * u64::from(WINDOW * 4 * self.groups * spec.channels());
         TapsArgs {
             filter,
             rows: divisor(self.axes[0].taps),
@@ -263,8 +273,8 @@ impl Cut {
             right: divisor(self.axes[1].dilation),
             windows: divisor(self.windows),
             residue_windows: divisor(self.residue_windows),
-            start: patch_bytes as u32,
-            table_start: (patch_bytes + taps_bytes) as u32,
+            start: self.patch_bytes() as u32,
+            table_start: (self.stage_bytes(spec) * self.chunks.min(2)) as u32,
         }
     }
 }

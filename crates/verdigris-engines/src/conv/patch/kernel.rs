@@ -1,4 +1,4 @@
-//! The kernel: patches and filters staged chunk by chunk, sums in registers, results out through shared memory.
+//! The kernel: patches and taps staged chunk by chunk, one ahead, sums in registers, results out through shared memory.
 
 use verdigris_kir::face::{Kernel, Val, Var};
 use verdigris_kir::params::Divide;
@@ -62,6 +62,9 @@ verdigris_kir::parameters! {
         pub(super) channels: u32,
         /// Channels that are staged at a time.
         pub(super) chunk: u32,
+        pub(super) chunks: u32,
+        /// Of a chunk's patch and taps; the next one is on its way to the other of two places while one is worked on.
+        pub(super) stage_bytes: u32,
         /// Elements of a line are numbered channel by channel if so, else column by column; how many of the inner ones there are.
         pub(super) channels_first: u32,
         pub(super) inner: Divide,
@@ -243,27 +246,35 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
     let quads_log2 = tiles.width_log2 - 2;
     let (quad, lane_row) = (k.lane() & (one.shl(quads_log2) - 1), k.lane().shr(quads_log2));
     let own: Vec<_> = (0..spec.rows())
-        .map(|row| arena + (share.first_row + lane_row + thread_rows * row) * source.steps[0] * source.row_bytes + quad * 16)
+        .map(|row| (share.first_row + lane_row + thread_rows * row) * source.steps[0] * source.row_bytes + quad * 16)
         .collect();
     let sums: Sums<'k> =
         (0..spec.rows()).map(|_| (0..4).map(|_| (0..spec.channels()).map(|_| k.var(0.0f32)).collect()).collect()).collect();
 
     taps.tabulate(k, &source, arena);
-    k.range_step(0u32, source.channels, source.chunk, |first_depth| {
-        let depth = (source.channels - first_depth).min(source.chunk);
-        let windows = depth * taps.rows.value() * taps.windows.value();
-        // All are done with the chunk before.
-        k.when(first_depth.gt(0), || k.bar_sync());
-        source.stage(k, image, corner, first_depth, arena);
-        taps.stage(k, spec, &tiles, &source, [first_channel, first_depth], windows, arena);
-        k.cp_async_commit();
+    let stage_of = |chunk: Val<'k, u32>| arena + (chunk & 1u32) * source.stage_bytes;
+    let windows_of = |chunk: Val<'k, u32>| {
+        let depth = (source.channels - chunk * source.chunk).min(source.chunk);
+        depth * taps.rows.value() * taps.windows.value()
+    };
+    let fetch = |chunk: Val<'k, u32>| {
+        let (first_depth, stage) = (chunk * source.chunk, stage_of(chunk));
+        source.stage(k, image, corner, first_depth, stage);
+        taps.stage(k, spec, &tiles, &source, [first_channel, first_depth], windows_of(chunk), stage);
+    };
+    fetch(k.constant(0));
+    k.cp_async_commit();
+    k.range(source.chunks, |chunk| {
         k.cp_async_wait(0);
-        // Patch, taps and table are there.
+        // Patch, taps and table are there, and all are done with the chunk before.
         k.bar_sync();
-        k.range_step(part, windows, parts, |number| {
+        k.when((chunk + 1).lt(source.chunks), || fetch(chunk + 1));
+        k.cp_async_commit();
+        let stage = stage_of(chunk);
+        k.range_step(part, windows_of(chunk), parts, |number| {
             let entry = k.ld_shared_vector::<u32>(arena + taps.table_start + number * ENTRY_BYTES, 0, 2);
-            let factors = arena + taps.start + (number.shl(tiles.groups_log2) + group) * (4 * WINDOW * spec.channels());
-            add_window(k, spec, &own, [entry[0], entry[1]], factors, &sums);
+            let factors = stage + taps.start + (number.shl(tiles.groups_log2) + group) * (4 * WINDOW * spec.channels());
+            add_window(k, spec, &own, [stage + entry[0], entry[1]], factors, &sums);
         });
     });
     // All are done with the last chunk.

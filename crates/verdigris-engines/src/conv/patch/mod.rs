@@ -1,11 +1,11 @@
 //! `conv.patch`: convolutions of f32 with few channels on one side, out of patches in shared memory, without tensor cores.
 //!
 //! **What.** fprop of any stride and dgrad of stride 1, of one and two spatial dims and one group, f32 by f32 to f32, filters, dilations and padding of any size that leaves room for
-//! one channel's patch, any strides of tensors, every epilogue. Nothing bounds the channels but the estimate, which is for few of them. Refused are steps before the convolution.
+//! two channels' patches, any strides of tensors, every epilogue. Nothing bounds the channels but the estimate, which is for few of them. Refused are steps before the convolution.
 //!
 //! **Method.** A dgrad of stride 1 is an fprop with its taps reversed, so there is one [`kernel`]. A CTA of eight warps has a tile of pixels by a slice of the result's channels. It stages
-//! the patch of activations that the tile meets, with the zeros around it, and the slice's taps by `cp.async`, as many channels at a time as there is room for; from there on
-//! nothing asks for edges. A row of the patch lies in columns of each residue modulo the stride, so that any stride is read as stride 1 is; taps of a row come in *windows* of
+//! the patch of activations that the tile meets, with the zeros around it, and the slice's taps by `cp.async`, as many channels at a time as there is room for, the next ones while
+//! these are worked on; from there on nothing asks for edges. A row of the patch lies in columns of each residue modulo the stride, so that any stride is read as stride 1 is; taps of a row come in *windows* of
 //! four neighbouring columns of one residue, of which a table in shared memory says where they are and which of their taps there are (of dilated filters few). A thread has sums of
 //! 4 columns by 2 rows by 8 channels, or 4 or 2 rows by 4 channels: it reads the eight columns that its outputs meet in a window once, 16 bytes at a time without conflicts, and
 //! the taps of its channels, which are the same for a whole warp. For 3×3 these are 22 words of shared memory for 192 multiplications.
@@ -107,7 +107,7 @@ impl Algorithm for Patch {
         ID.require(
             !configs.is_empty(),
             Reason::SharedMemory,
-            format_args!("filters of {:?} with dilations {:?}, of which one channel leaves no room", p.filter, p.dilations),
+            format_args!("filters of {:?} with dilations {:?}, of which two channels leave no room", p.filter, p.dilations),
         )?;
         let most = configs.iter().map(|config| config.cut.grid()).max().unwrap_or(0);
         ID.require(most < COUNT_LIMIT, Reason::Extent, format_args!("{most} CTAs, taken below 2^30"))?;
@@ -154,8 +154,8 @@ impl Algorithm for Patch {
             tile_issued: cut.tile_issued(&spec) * ISSUE_SHARE,
             copy_bytes: 4.0,
             threads: f64::from(THREADS),
-            exposed: 1.0,
-            stages: 1.0,
+            exposed: if cut.chunks > 1 { 0.3 } else { 1.0 },
+            stages: 2.0,
             ..Loop::of_conv("conv.patch", p)
         };
         Work::of(main.in_waves(cut.ctas(), resident, cut.chunks as f64)).beside(statistics::work(p))
@@ -166,7 +166,7 @@ impl Algorithm for Patch {
         let mut program = empty_program(&p.slots());
         let args = PatchArgs {
             tiles: cut.tiles_arguments(p, &spec),
-            source: cut.source_arguments(p),
+            source: cut.source_arguments(p, &spec),
             taps: cut.taps_arguments(p, &spec),
             epilogue: spec.epilogue.conv_arguments(p),
         };
@@ -190,7 +190,7 @@ impl Algorithm for Patch {
 /// The configs for a problem: blocks by how many channels there are, and each way to give warps channels, rows and parts of the depth.
 fn configs(p: &ConvProblem, order: Order) -> Vec<Config> {
     let (_, channels) = cut::channels(p);
-    let blocks: &[Block] = if channels <= 4 { &[Block::Tall, Block::Short] } else { &[Block::Channels] };
+    let blocks: &[Block] = if channels <= 4 { &[Block::Tall, Block::Short] } else { &Block::ALL };
     let mut configs = Vec::new();
     for &block in blocks {
         let spec = Spec { block, order, epilogue: EpilogueSpec::plain(OperandSpec::strided(DType::F32)) };
