@@ -119,7 +119,7 @@ impl Cut {
         cut.chunks = depth.div_ceil(most);
         cut.chunk = depth.div_ceil(cut.chunks);
         cut.chunks = depth.div_ceil(cut.chunk);
-        cut.lanes_log2 = (3..=8).min_by_key(|&lanes_log2| cut.staging_turns(lanes_log2))?;
+        cut.lanes_log2 = (3..=8).min_by_key(|&lanes_log2| cut.staging_issued(lanes_log2))?;
         let slices = channels.div_ceil(u64::from(groups * spec.channels()));
         cut.tiles = [right.result.div_ceil(tile_width), down.result.div_ceil(tile_height), p.n, slices];
         Some(cut)
@@ -159,9 +159,9 @@ impl Cut {
         self.chunk * self.axes[1].step * self.residue_words
     }
 
-    /// Elements that a thread stages of a chunk.
-    fn staging_turns(&self, lanes_log2: u32) -> u64 {
-        self.line().div_ceil(1 << lanes_log2) * self.rows.div_ceil(u64::from(THREADS >> lanes_log2))
+    /// Instructions by which a thread stages its elements of a chunk's patch: columns, and each column's rows.
+    fn staging_issued(&self, lanes_log2: u32) -> u64 {
+        self.line().div_ceil(1 << lanes_log2) * (45 + 14 * self.rows.div_ceil(u64::from(THREADS >> lanes_log2)))
     }
 
     /// CTAs.
@@ -187,8 +187,7 @@ impl Cut {
     /// Instructions of a CTA's warps for a chunk beside the products.
     pub(super) fn chunk_issued(&self, spec: &Spec) -> f64 {
         let warps = f64::from(WARPS);
-        let columns = self.line().div_ceil(1 << self.lanes_log2) as f64;
-        let patch = warps * (self.staging_turns(self.lanes_log2) as f64 * 14.0 + columns * 45.0);
+        let patch = warps * self.staging_issued(self.lanes_log2) as f64;
         let taps = self.chunk_windows() * (45.0 + 13.0 * f64::from(self.groups * spec.channels()) / 8.0);
         let of_warp = self.chunk_windows() * (14.0 + 3.0 * f64::from(spec.rows())) + self.taps() * (4.0 + f64::from(spec.channels()) / 4.0);
         patch + taps + warps / f64::from(self.parts) * of_warp + warps * 30.0
