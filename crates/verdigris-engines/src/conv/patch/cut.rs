@@ -127,7 +127,7 @@ impl Cut {
 
     /// Rows of a tile.
     fn tile_height(&self, spec: &Spec) -> u64 {
-        u64::from(WARP_PIXELS * spec.rows() >> self.width_log2) * u64::from(WARPS / (self.groups * self.parts))
+        u64::from((WARP_PIXELS * spec.rows()) >> self.width_log2) * u64::from(WARPS / (self.groups * self.parts))
     }
 
     /// The most quads of one quarter of a warp that lie in the same banks.

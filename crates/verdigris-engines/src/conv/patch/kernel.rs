@@ -140,6 +140,7 @@ impl<'k> Taps<'k> {
     }
 
     /// Starts bringing the taps of a chunk to shared memory: windows by groups of channels, in each the taps one behind the other. A warp takes a window.
+    #[allow(clippy::too_many_arguments, reason = "each says one thing about which taps go where")]
     fn stage(
         &self,
         k: Kernel<'k>,
