@@ -435,6 +435,7 @@ const ALONE: &[(&str, &str)] = &[
         "conv_depthwise_planes_",
         "the lines of a share are staged between two barriers of the CTA, and no share is on its way while another is worked on",
     ),
+    ("conv_patch_", "a chunk is staged between two barriers of the CTA, and none is on its way while another is worked on"),
     ("_bulk1_", "a team takes one row, whose copy it waits for once"),
     ("reduce_short_rows_", "threads start the copies of all rows of the CTA, and wait for them once"),
     ("pool_planes_", "threads start the copies of all planes of the CTA, and wait for them once"),

@@ -8,6 +8,7 @@ mod grouped;
 mod halo;
 mod implicit_gemm;
 mod in_lines;
+mod patch;
 mod small_channels;
 
 use crate::algorithm::Listed;
@@ -21,6 +22,7 @@ pub static ENGINES: &[&dyn Engine] = &[
     &Listed::<grouped::Grouped>::new(),
     &Listed::<depthwise::Depthwise>::new(),
     &Listed::<depthwise_planes::DepthwisePlanes>::new(),
+    &Listed::<patch::Patch>::new(),
     &Listed::<direct::Direct>::new(),
 ];
 
