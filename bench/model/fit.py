@@ -107,7 +107,7 @@ class Data:
         return self
 
 
-def loss_of(nets, data, rows, temperature, teacher):
+def loss_of(nets, data, rows, temperature):
     """The sum of what each network's loss is, so that none has a share in another's."""
     x, kernel, mask = data.x[rows], data.kernel[rows], data.mask[rows]
     hidden = torch.rand(kernel.shape) < HIDE
@@ -116,20 +116,15 @@ def loss_of(nets, data, rows, temperature, teacher):
     weight = data.weight[rows] / data.weight[rows].sum()
     score = torch.log_softmax(torch.where(mask, -out / temperature, torch.tensor(-1e9)), -1)
 
-    def towards(times):
-        error = torch.where(mask, out - times.where(mask, torch.zeros(())), torch.zeros(()))
-        near = torch.nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none", delta=0.15) * weight
-        order = torch.softmax(torch.where(mask, -times / temperature, torch.tensor(-1e9)), -1)
-        return near.sum() * 20 - (order * score).sum(-1).mean(-1).sum()
-
-    measured = towards(data.time[rows])
-    # What several networks say in the mean has less of the chance of one, and of one trial of a config.
-    return measured if teacher is None else measured / 4 + towards(teacher[rows])
+    error = torch.where(mask, out - data.time[rows].where(mask, torch.zeros(())), torch.zeros(()))
+    near = torch.nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none", delta=0.15) * weight
+    order = torch.softmax(torch.where(mask, -data.time[rows] / temperature, torch.tensor(-1e9)), -1)
+    return near.sum() * 20 - (order * score).sum(-1).mean(-1).sum()
 
 
-def train(data, rows, options, count, seed, teacher=None):
-    torch.manual_seed(seed)
-    nets = Nets(len(data.names), len(data.kernels), options.hidden, count)
+def train(data, rows, options):
+    torch.manual_seed(options.seed)
+    nets = Nets(len(data.names), len(data.kernels), options.hidden, options.ensemble)
     optimizer = torch.optim.AdamW(nets.parameters(), lr=3e-3, weight_decay=options.decay)
     batch = 256
     steps = options.epochs * math.ceil(len(rows) / batch)
@@ -138,29 +133,28 @@ def train(data, rows, options, count, seed, teacher=None):
         order = rows[torch.randperm(len(rows))]
         for first in range(0, len(order), batch):
             optimizer.zero_grad()
-            loss_of(nets, data, order[first : first + batch], options.temperature, teacher).backward()
-            torch.nn.utils.clip_grad_norm_(nets.parameters(), math.sqrt(count))
+            loss_of(nets, data, order[first : first + batch], options.temperature).backward()
+            clip(nets)
             optimizer.step()
             schedule.step()
     return nets.eval()
 
 
-def fit(data, rows, options, judge):
-    """One network; or several, and one that learns from their mean. `judge` is told of each stage."""
-    if options.ensemble == 1:
-        return train(data, rows, options, 1, options.seed)
-    nets = train(data, rows, options, options.ensemble, options.seed)
-    estimates = torch.cat([predict(nets, data, part) for part in torch.arange(len(data.problems)).split(512)], 1)
-    judge("one of the networks", estimates[0])
-    teacher = estimates.mean(0)
-    judge("their mean", teacher)
-    return train(data, rows, options, 1, options.seed + 1, teacher)
+def clip(nets):
+    """Each network's gradient to a norm of 1 at most, whatever the others' are."""
+    gradients = [value.grad for value in nets.parameters()]
+    squares = sum(gradient.square().sum(tuple(range(1, gradient.dim()))) for gradient in gradients)
+    shares = (1 / squares.sqrt().clamp_min(1e-12)).clamp_max(1)
+    for gradient in gradients:
+        gradient.mul_(shares.reshape(-1, *[1] * (gradient.dim() - 1)))
 
 
-def predict(nets, data, rows):
-    """For each network."""
+def predict(nets, data, rows, own=False):
+    """What the networks say in the mean, which has less of the chance of one; `own`: what each does."""
     with torch.no_grad():
-        return torch.where(data.mask[rows], nets(data.x[rows], data.kernel[rows]) + data.base[rows], torch.tensor(math.inf))
+        estimates = [nets(data.x[part], data.kernel[part]) for part in rows.split(512)]
+        estimates = torch.cat(estimates, 1) + data.base[rows]
+        return torch.where(data.mask[rows], estimates if own else estimates.mean(0), torch.tensor(math.inf))
 
 
 def regret(data, rows, estimate):
@@ -187,7 +181,7 @@ def main():
     parser.add_argument("--folds", type=int, default=5, help="0 for none")
     parser.add_argument("--hold", help="samples to judge by that are not fitted to", nargs="*", default=[])
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--ensemble", type=int, default=1, help="networks from whose mean the one learns that is written; 1 for none")
+    parser.add_argument("--ensemble", type=int, default=4, help="networks whose mean is the estimate")
     parser.add_argument("--device", default="cpu", help="where the fit runs")
     arguments = parser.parse_args()
     data = Data(arguments.samples + arguments.hold).to(arguments.device)
@@ -208,18 +202,15 @@ def main():
     if arguments.folds:
         fold = torch.randperm(len(rows), generator=torch.Generator(arguments.device).manual_seed(7)) % arguments.folds
         for i in range(arguments.folds):
-            net = fit(data, rows[fold != i], arguments, lambda *_: None)
-            judged.append((rows[fold == i], predict(net, data, rows[fold == i])[0]))
+            net = train(data, rows[fold != i], arguments)
+            judged.append((rows[fold == i], predict(net, data, rows[fold == i])))
             print(f"fold {i}", file=sys.stderr)
-    held_rows = all_rows[is_held]
-
-    def judge(name, estimate):
-        if len(held_rows):
-            line(f"held out: {name}", regret(data, held_rows, estimate[held_rows]))
-
-    final = fit(data, rows, arguments, judge)
-    if len(held_rows):
-        line("held out", regret(data, held_rows, predict(final, data, held_rows)[0]))
+    final = train(data, rows, arguments)
+    if is_held.any():
+        held_rows = all_rows[is_held]
+        line("held out", regret(data, held_rows, predict(final, data, held_rows)))
+        for number, estimate in enumerate(predict(final, data, held_rows, own=True)):
+            line(f"  network {number} alone", regret(data, held_rows, estimate))
     if judged:
         seen, estimate = torch.cat([r for r, _ in judged]), torch.cat([e for _, e in judged])
         gaps = regret(data, seen, estimate)
@@ -258,34 +249,35 @@ def main():
 
 def write(net, data, rows, path):
     """The fit as Rust: statics that nobody has to read when a process starts."""
-    w1, b1, w2, b2, w3, b3, kernel = (value.detach()[0] for value in (net.w1, net.b1, net.w2, net.b2, net.w3, net.b3, net.kernel))
     inputs = len(data.names)
-    # What stands for a kernel comes to the same as biases of the first layer.
-    biases = b1 + kernel @ w1[inputs:]
-    # A kernel that was never seen has what the others have in common.
+    networks = []
+    values = [value.detach() for value in (net.w1, net.b1, net.w2, net.b2, net.w3, net.b3, net.kernel)]
+    for w1, b1, w2, b2, w3, b3, kernel in zip(*values):
+        # What stands for a kernel comes to the same as biases of the first layer. One that was never seen has what the others have in common.
+        biases = b1 + kernel @ w1[inputs:]
+        named = dict(zip(data.kernels, biases))
+        networks.append({"kernels": named, "w1": w1[:inputs], "b1": b1[0], "w2": w2, "b2": b2[0], "w3": w3[:, 0], "b3": b3[0, 0]})
     fields = {
         "#[cfg(test)]\n    features": data.names,
         "mean": data.mean,
         "scale": data.scale,
         "least": data.least,
         "most": data.most,
-        "kernels": dict(zip(data.kernels, biases)),
-        "w1": w1[:inputs],
-        "b1": b1[0],
-        "w2": w2,
-        "b2": b2[0],
-        "w3": w3[:, 0],
-        "b3": b3[0, 0],
         "limit": LIMIT,
     }
     seeds = ", ".join(sorted({data.problems[i][0]["problem"].rsplit("/", 2)[0] for i in rows.tolist()}))
     configs = int(data.mask[rows].sum())
     about = f"Fitted by `bench/model/fit.py` to {configs} configs of {len(rows)} problems ({seeds}), timed on NVIDIA H200s."
     with open(path, "w") as out:
-        out.write(f"//! {about}\n\nuse super::residual::Network;\n\n")
-        out.write("pub(super) static H200: Network = Network {\n")
+        out.write(f"//! {about}\n\nuse super::residual::{{Model, Network}};\n\n")
+        out.write("pub(super) static H200: Model = Model {\n")
         out.writelines(f"    {name}: {rust(value)},\n" for name, value in fields.items())
-        out.write("};\n")
+        out.write("    networks: &[\n")
+        for network in networks:
+            out.write("Network {\n")
+            out.writelines(f"    {name}: {rust(value)},\n" for name, value in network.items())
+            out.write("},\n")
+        out.write("    ],\n};\n")
 
 
 def rust(value):

@@ -1,4 +1,4 @@
-//! The learned part of an estimate: measured over analytic time, by a small network over a config's features.
+//! The learned part of an estimate: measured over analytic time, by small networks over a config's features.
 
 use super::analytic::Parts;
 use super::features;
@@ -11,9 +11,10 @@ const FEATURES: usize = features::NAMES.len();
 const FIRST: usize = 160;
 const SECOND: usize = 96;
 
-/// A network of two hidden layers: `out = relu(relu(x · w1 + kernel) · w2 + b2) · w3 + b3`, in f32, with x the features brought to their
-/// usual range. Its result is a natural logarithm. The numbers are statics of the program: a process that ranks once has nothing to read.
-pub(super) struct Network {
+/// Networks of two hidden layers, `out = relu(relu(x · w1 + kernel) · w2 + b2) · w3 + b3` in f32, with x the features brought to their usual range. A result is a
+/// natural logarithm; what counts is the mean of all, which has less of the chance of one. The numbers are statics of the program: a process that ranks once has
+/// nothing to read.
+pub(super) struct Model {
     /// Names of the features, which a test holds to be those of today.
     #[cfg(test)]
     pub(super) features: &'static [&'static str],
@@ -22,6 +23,13 @@ pub(super) struct Network {
     pub(super) scale: [f32; FEATURES],
     pub(super) least: [f32; FEATURES],
     pub(super) most: [f32; FEATURES],
+    /// The most that an estimate is changed by, as a logarithm.
+    pub(super) limit: f32,
+    pub(super) networks: &'static [Network],
+}
+
+/// One of them.
+pub(super) struct Network {
     /// Biases of the first layer for each kernel, in order of names, and for one that the fit never saw.
     pub(super) kernels: &'static [(&'static str, [f32; FIRST])],
     pub(super) b1: [f32; FIRST],
@@ -31,8 +39,6 @@ pub(super) struct Network {
     pub(super) b2: [f32; SECOND],
     pub(super) w3: [f32; SECOND],
     pub(super) b3: f32,
-    /// The most that an estimate is changed by, as a logarithm.
-    pub(super) limit: f32,
 }
 
 /// What the analytic estimate is multiplied by; 1 on chips that nothing was fitted to.
@@ -45,15 +51,23 @@ pub(super) fn factor(work: &Work, parts: &Parts, arch: &Arch) -> f64 {
     f64::from(pulp::Arch::new().dispatch(|| H200.apply(main.kernel, &features))).exp()
 }
 
-impl Network {
+impl Model {
     #[inline(always)]
     fn apply(&self, kernel: &str, features: &[f32; FEATURES]) -> f32 {
         let x: [f32; FEATURES] = std::array::from_fn(|i| (features[i].clamp(self.least[i], self.most[i]) - self.mean[i]) / self.scale[i]);
+        let sum: f32 = self.networks.iter().map(|network| network.apply(kernel, &x).clamp(-self.limit, self.limit)).sum();
+        sum / self.networks.len() as f32
+    }
+}
+
+impl Network {
+    #[inline(always)]
+    fn apply(&self, kernel: &str, x: &[f32; FEATURES]) -> f32 {
         let known = self.kernels.binary_search_by(|(name, _)| (*name).cmp(kernel));
         let biases = known.map_or(&self.b1, |at| &self.kernels[at].1);
-        let hidden = layer(&self.w2, &self.b2, &layer(&self.w1, biases, &x));
+        let hidden = layer(&self.w2, &self.b2, &layer(&self.w1, biases, x));
         let out: f32 = self.w3.iter().zip(&hidden).map(|(w, h)| w * h).sum();
-        (out + self.b3).clamp(-self.limit, self.limit)
+        out + self.b3
     }
 }
 
@@ -78,7 +92,7 @@ mod tests {
         assert_eq!(H200.features, features::NAMES);
         assert!([H200.mean, H200.scale, H200.least, H200.most].iter().flatten().all(|number| number.is_finite()));
         assert!(H200.scale.iter().all(|scale| *scale > 0.0));
-        assert!(H200.kernels.is_sorted_by(|(one, _), (next, _)| one < next));
+        assert!(H200.networks.iter().all(|network| network.kernels.is_sorted_by(|(one, _), (next, _)| one < next)));
     }
 
     #[test]
@@ -91,7 +105,7 @@ mod tests {
 
     #[test]
     fn wide_vectors_give_the_bits_of_plain_ones() {
-        for (kernel, _) in H200.kernels {
+        for (kernel, _) in H200.networks[0].kernels {
             let features = std::array::from_fn(|i| H200.least[i] + (H200.most[i] - H200.least[i]) * (i % 7) as f32 / 6.0);
             let wide = pulp::Arch::new().dispatch(|| H200.apply(kernel, &features));
             assert_eq!(wide.to_bits(), H200.apply(kernel, &features).to_bits(), "{kernel}");
