@@ -24,7 +24,7 @@ HIDE = 0.04
 
 
 class Nets(torch.nn.Module):
-    """So many networks side by side, which are trained at once and know nothing of each other: a GPU has room for many."""
+    """So many networks side by side, trained at once on the same batches: a GPU has room for many. They differ by their beginnings alone."""
 
     def __init__(self, features, kernels, hidden, count):
         super().__init__()
@@ -200,7 +200,7 @@ def main():
     line("analytic alone", regret(data, rows, base[rows]))
     judged = []
     if arguments.folds:
-        fold = torch.randperm(len(rows), generator=torch.Generator(arguments.device).manual_seed(7)) % arguments.folds
+        fold = (torch.randperm(len(rows), generator=torch.Generator("cpu").manual_seed(7), device="cpu") % arguments.folds).to(rows.device)
         for i in range(arguments.folds):
             net = train(data, rows[fold != i], arguments)
             judged.append((rows[fold == i], predict(net, data, rows[fold == i])))

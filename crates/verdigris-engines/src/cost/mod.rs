@@ -1,8 +1,8 @@
 //! What a config costs: an algorithm says its [`Work`] in counts, and the model of the chip, and only that, makes microseconds of it.
 //!
 //! The estimate is analytic first (`analytic`): cycles of the pipes that a step of the main loop asks for, the steps of the busiest CTA, bytes
-//! of device memory, launches. What that leaves out is learned (`residual`): the logarithm of measured over analytic time, as a small network
-//! reads it off the config's [`features`]. The network was fitted to problems drawn at random, never to a list; `bench/model` has the tool, and
+//! of device memory, launches. What that leaves out is learned (`residual`): the logarithm of measured over analytic time, as small networks
+//! read it off the config's [`features`], in the mean. They were fitted to problems drawn at random, never to a list; `bench/model` has the tool, and
 //! `bench/record/h200/README.md` says how far off the estimates are, by engine and by class. A kernel that the fit never saw has the analytic estimate and what all kernels have in
 //! common.
 
@@ -67,7 +67,7 @@ impl Bound {
     }
 }
 
-/// Estimates the time of each of several works for one problem, in their order. The network is asked about those alone that the analytic estimate
+/// Estimates the time of each of several works for one problem, in their order. The networks are asked about those alone that the analytic estimate
 /// puts among the first `MOST` and within `NEAR` times the least; the others keep the analytic one, scaled so that they stay behind.
 pub fn estimate(works: &[Work], arch: &Arch) -> Vec<Cost> {
     let parts: Vec<analytic::Parts> = works.iter().map(|work| analytic::Parts::of(work, arch)).collect();

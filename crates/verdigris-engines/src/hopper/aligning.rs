@@ -10,11 +10,11 @@
 //! under their swizzle. In which 16 bytes of the banks a line's window begins is settled by its place in its class, and where it is written by
 //! its class: eight lanes take lines of eight classes at eight places, so that neither reads nor writes wait for each other.
 //!
-//! **Cost.** A step passes shared memory three times more than by [`super::tiled`]: the windows in and out, and the tiles in. Of 128×128 that
+//! **Cost.** A step passes shared memory three times, where by [`super::tiled`] it does once: the windows in and out, and the tiles in. Of 128×128 that
 //! is 1216 cycles beside 512 of products, so products by copies are faster where there are enough of them to pay for the copies.
 //!
-//! The lines of one matrix are counted from its beginning, so those of a batch are a multiple of 16 bytes apart, and the operand's address is a
-//! multiple of 16.
+//! Lines are counted from the beginning of their matrix. So the matrices of a batch are a multiple of 16 bytes apart, and the operand's address is a
+//! multiple of 16: lines begin anywhere, operands do not.
 
 use std::panic::Location;
 
@@ -101,8 +101,10 @@ pub(crate) fn takes(operand: &Matrix, [rows, depth]: [u32; 2]) -> bool {
         Order::ColumnMajor => (depth, bytes == 2),
         Order::Strided => (0, false),
     };
-    fits && operand.leading_dimension().is_some_and(|leading| leading != 0)
-        && operand.batch_strides.iter().all(|stride| (stride * bytes).is_multiple_of(u64::from(CHUNK_BYTES)))
+    // What a map takes for a stride.
+    let is_near = |stride: u64, times: u64| stride.checked_mul(times * bytes).is_some_and(|stride| stride < 1 << 40);
+    fits && operand.leading_dimension().is_some_and(|leading| leading != 0 && is_near(leading, CLASSES.into()))
+        && operand.batch_strides.iter().all(|&stride| is_near(stride, 1) && (stride * bytes).is_multiple_of(u64::from(CHUNK_BYTES)))
         && lines >= CLASSES
 }
 
@@ -455,6 +457,9 @@ mod tests {
             (matrix(DType::Bf16, 65, 1, 6501), [100, 65], false),
             (matrix(DType::Bf16, 65, 1, 0), [7, 65], false),
             (matrix(DType::Bf16, 0, 1, 0), [100, 65], false),
+            (matrix(DType::Bf16, (1 << 36) - 1, 1, 0), [100, 65], true),
+            (matrix(DType::Bf16, (1 << 36) + 1, 1, 0), [100, 65], false),
+            (matrix(DType::Bf16, 65, 1, 1 << 39), [100, 65], false),
             (matrix(DType::Bf16, 130, 2, 0), [100, 65], false),
             (matrix(DType::F32, 65, 1, 6500), [100, 65], true),
             (matrix(DType::F32, 1, 101, 0), [101, 65], false),

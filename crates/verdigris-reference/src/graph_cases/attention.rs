@@ -15,7 +15,7 @@ pub(super) struct Group {
     id: String,
     types: Vec<DType>,
     out: Option<DType>,
-    /// Of the log-sum-exp, and of bias and sinks where `of_options` is not said, with the gradient of the bias.
+    /// Of the log-sum-exp, and of bias and sinks where `of_options` is not said, with their gradients.
     #[serde(default = "f32")]
     of_rows: DType,
     of_options: Option<DType>,

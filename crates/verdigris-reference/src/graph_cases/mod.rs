@@ -58,7 +58,7 @@
 //! so many, which the last one fills, as many pages as there are entries), `dropout=0.1` (with a random state in memory), `blocks=head/128` (a map of blocks of so many queries and keys, one for each of `scores`, `head`, `batch` or `one`, with three masks), `descales` (of 8-bit queries, keys and values, one of each batch and head of keys; `=one` for all), `latent` (values are a slice of the
 //! keys, their first elements), `score=given;query;key;sub(1,2);0.5;mul(3,4);add(0,5)` (a function of scores, its steps parted by semicolons, with `gather:f32:head:21:5` for the entry of a table `[1, h, 1, 21]` at the place that step 5 says: the scaled product, `batch`, `head`, `query`, `key`, numbers,
 //! `read:f32:key` of an operand of that type with the spread of a bias or `turned` with queries side by side, `cast(x,bf16)`, and functions of earlier steps by their positions); `of_rows` (the type of the
-//! log-sum-exp), `of_options` (of bias and sinks, and of their gradients). Layouts are `bhsd`, `bshd`, `packed`, `strided` and `reversed`.
+//! log-sum-exp), `of_options` (of bias and sinks, and of their gradients; that of `of_rows` where it is not said). Layouts are `bhsd`, `bshd`, `packed`, `strided` and `reversed`.
 //! **`resample.toml`**: `modes` (`nearest`, `nearest_exact`, `linear`, `cubic`, the latter two also with `_corners`, and the borders `reflect`, `replicate`,
 //! `circular`), `passes` (`forward`, `backward`; default both), `factors` (one for each spatial dim, default none), `shapes = ["n2 c3 i9x9 o4x12"]`, or
 //! `"n2 c3 i9x9 p2:1x0"` of a border. **`append.toml`**: `dims` (of what rows are appended to), `axis`, `rows` (how many), `of` (dims of which each index has its

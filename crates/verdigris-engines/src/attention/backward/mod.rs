@@ -11,13 +11,13 @@
 //! which the CTAs have added up in f32, rounded. Keys and values of heads of 64 elements stay in registers: out of shared memory the products of 64 by 64 were
 //! bound by it (one H100, 4,096 positions: 454 beside 422 TFLOP/s, causal 392 beside 367). Shares of the gradient of the queries are added as they come, or in one order: then the CTA of the last keys is first, and each waits
 //! for the one behind it. Of ragged tensors, keys, queries and gradients of results behind the end of a sequence become 0 in shared memory, and gradients are
-//! stored row by row there; CTAs beyond a sequence's end stop at once. The gradients of a bias, and of what a function of scores reads, are launches behind these ([`bias`]), and so is that of sinks ([`super::sinks`]); of ragged tensors they are refused.
+//! stored row by row there; CTAs beyond a sequence's end stop at once. The gradients of a bias, and of what a function of scores reads, are launches behind these ([`bias`]), and so is that of sinks ([`super::sinks`]); for ragged tensors all three are refused.
 //!
 //! **When it wins.** On compute capability 9.0, wherever it takes the problem.
 //!
 //! **Numbers.** Scores under a soft cap, of up to 4,096, are off by 2⁻²⁴ of the cap. Scores and sums are in f32; the probabilities and the gradients of the scores are rounded to the type of the queries before they are
-//! multiplied; one beyond the range of f16 is infinite there. Results repeat bit for bit where shares are added in order; elsewhere the gradients of keys, values and
-//! bias do. The latter is summed of scores that are not rounded. So are those of what a function of scores reads, but what it reads by query alone, and tables: their shares are added as they come.
+//! multiplied; one beyond the range of f16 is infinite there. Results repeat bit for bit where shares are added in order; elsewhere the gradients of keys, values,
+//! bias and sinks do. The latter is summed of scores that are not rounded. So are those of what a function of scores reads, but what it reads by query alone, and tables: their shares are added as they come.
 //!
 //! **Source.** Shah et al., "FlashAttention-3", 2024, appendix B; Dao, "FlashAttention-2", 2023, algorithm 2.
 

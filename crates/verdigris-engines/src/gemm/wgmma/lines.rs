@@ -11,8 +11,8 @@ use crate::hopper::spec::Split;
 use crate::hopper::sums::Keep;
 use crate::store::Out;
 
-/// The least parts of a tile that are added up later. A step takes about twice as long as by whole tiles, so that fewer parts pay for a launch.
-pub(super) const LEAST_PARTS: u32 = 3;
+/// The least parts of a tile that are added up later. By count a step takes about twice as long as by whole tiles, so that fewer parts pay for a launch.
+pub(super) const LEAST_PARTS_OF_LINES: u32 = 3;
 
 /// A tile by its number, and which kernels there are of it: whose depth is whole (or joined by a fixup), and whose parts are added up later.
 struct Offer {

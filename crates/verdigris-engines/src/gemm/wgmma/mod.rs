@@ -804,7 +804,7 @@ impl Wgmma {
 
     /// The configs of a spec whose parts are added up later.
     fn of_parts(&self, shape: u32, swap_ab: bool, spec: &Spec) -> Vec<Config> {
-        let least = if spec.waiting > 0 { lines::LEAST_PARTS } else { LEAST_PARTS };
+        let least = if spec.waiting > 0 { lines::LEAST_PARTS_OF_LINES } else { LEAST_PARTS };
         let parts = self.tile_grid(swap_ab, &spec.main).part_counts(MOST_WAVES, least);
         let knobs = ConfigKnobs { shape, swap_ab, split: 0, parts: 0, group: 8, along_columns: false, aligns: spec.waiting > 0 };
         parts.into_iter().filter_map(|parts| self.config(ConfigKnobs { parts, ..knobs }, spec.clone())).collect()

@@ -17,7 +17,7 @@
 //! **When it wins.** There is no other engine for these.
 //!
 //! **Numbers.** In f32 (f64 where an operand is f64); the maximum is taken off before exponentials, of which those below the normal numbers of f32
-//! (2⁻¹²⁶) become 0. Where maximum and sum are carried along together, sums so far are multiplied by `e^(M − M′)` at each new maximum. Results repeat bit
+//! (2⁻¹²⁶) become 0; of those that are stored in f32, what the rounding of the argument loses is put back, of those in sums not. Where maximum and sum are carried along together, sums so far are multiplied by `e^(M − M′)` at each new maximum. Results repeat bit
 //! for bit.
 
 mod cluster;

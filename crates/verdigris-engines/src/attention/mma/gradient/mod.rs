@@ -4,7 +4,7 @@
 //! gradient ([`super::super::sinks`]); a soft cap, a bias without its gradient, slopes, a mask and a factor that is given at execution; dropout; ragged tensors. Tensors of any strides that are multiples of
 //! 4 bytes, whose elements lie side by side. Not: the caller's functions, maps of blocks.
 //!
-//! **Method.** Three launches: two numbers of each query ([`rows`]); the gradients of keys and values, a CTA for each 64 or 128 keys, which goes through all queries that attend to
+//! **Method.** Three launches, and one of the sinks' gradient where it is asked for: two numbers of each query ([`rows`]); the gradients of keys and values, a CTA for each 64 or 128 keys, which goes through all queries that attend to
 //! them, of all heads that share them; the gradient of the queries, a CTA for each 64 or 128 of them, which goes through their keys ([`kernel`]). Scores and gradients of probabilities are
 //! made in both, 7 products in place of 5, so that no sum is shared among CTAs: there is no workspace but the numbers, and nothing is added in memory. Where heads are longer than
 //! registers have room for both sums of a key, keys and values are two launches, of 8 products in all.
