@@ -27,6 +27,19 @@ const OF_PRODUCTS: [Distribution; 9] = [
     Distribution::Edges,
     Distribution::Gaps,
 ];
+/// Attention. Behind large means, and where what is not finite stands at edges, little of a result is judged, and of one with dropout nothing: these two are never taken
+/// together.
+const OF_ATTENTION: [Distribution; 9] = [
+    Distribution::Normal,
+    Distribution::Denormals,
+    Distribution::Constant,
+    Distribution::Edges,
+    Distribution::LargeMean,
+    Distribution::Limits,
+    Distribution::Hundreds,
+    Distribution::SmallIntegers,
+    Distribution::Gaps,
+];
 /// Sums in f16 overflow with large terms, and convolutions may spread what is not finite: either way nothing would be judged.
 const OF_NARROW_SUMS: [Distribution; 4] = [Distribution::Normal, Distribution::Gaps, Distribution::SmallIntegers, Distribution::Denormals];
 const OF_SPREADING: [Distribution; 8] = [
@@ -68,7 +81,8 @@ const OF_CHANNELS: [Distribution; 7] = [
 pub fn of_problem(problem: &Problem) -> &'static [Distribution] {
     match problem {
         Problem::Gemm(gemm) if gemm.precision == Precision::F16 => &OF_NARROW_SUMS,
-        Problem::Gemm(_) | Problem::Conv(_) | Problem::Attention(_) => &OF_PRODUCTS,
+        Problem::Gemm(_) | Problem::Conv(_) => &OF_PRODUCTS,
+        Problem::Attention(_) => &OF_ATTENTION,
         Problem::BatchNorm(_) => &OF_CHANNELS,
         _ => &OF_ELEMENTS,
     }
@@ -81,7 +95,8 @@ pub fn of_graph(graph: &Graph) -> &'static [Distribution] {
             Op::Matmul(matmul) if matmul.precision == Precision::F16 => &OF_NARROW_SUMS,
             Op::Conv(conv) if conv.precision == Precision::F16 => &OF_NARROW_SUMS,
             Op::Conv(conv) if spreads(conv) => &OF_SPREADING,
-            Op::Matmul(_) | Op::Conv(_) | Op::Attention(_) | Op::AttentionBackward(_) => &OF_PRODUCTS,
+            Op::Matmul(_) | Op::Conv(_) => &OF_PRODUCTS,
+            Op::Attention(_) | Op::AttentionBackward(_) => &OF_ATTENTION,
             Op::BatchNorm(_) | Op::BatchNormBackward(_) | Op::BatchNormStatistics(_) => &OF_CHANNELS,
             _ => &OF_ELEMENTS,
         }
@@ -153,19 +168,28 @@ mod tests {
         matches!(kind, Distribution::Masked | Distribution::Special | Distribution::Edges | Distribution::Limits)
     }
 
+    /// Of attention, next to nothing is judged.
+    fn hides_all(kind: Distribution) -> bool {
+        matches!(kind, Distribution::LargeMean | Distribution::Edges)
+    }
+
     #[test]
     fn two_runs_of_a_case_differ_and_seeds_take_all_kinds() {
-        for kinds in [&OF_PRODUCTS[..], &OF_NARROW_SUMS, &OF_SPREADING, &OF_ELEMENTS, &OF_CHANNELS] {
+        for kinds in [&OF_PRODUCTS[..], &OF_ATTENTION, &OF_NARROW_SUMS, &OF_SPREADING, &OF_ELEMENTS, &OF_CHANNELS] {
             let drawn = |turn, nth| draw(Distribution::Normal, kinds, turn, nth);
             assert!((0..20).all(|turn| drawn(turn, 0) != drawn(turn, 1) && drawn(turn, 0) == drawn(turn, 2)));
             let all: BTreeSet<Distribution> = (0..kinds.len() as u64).map(|turn| drawn(turn, 0)).collect();
             assert_eq!(all.len(), kinds.len(), "each kind is listed once, and drawn");
         }
-        for kinds in [&OF_PRODUCTS[..], &OF_NARROW_SUMS, &OF_SPREADING, &OF_ELEMENTS, &OF_CHANNELS] {
+        for kinds in [&OF_PRODUCTS[..], &OF_ATTENTION, &OF_NARROW_SUMS, &OF_SPREADING, &OF_ELEMENTS, &OF_CHANNELS] {
             for turn in 0..kinds.len() as u64 {
                 let both = [0, 1].map(|nth| draw(Distribution::Normal, kinds, turn, nth));
                 assert!(!both.into_iter().all(hides_order) && !both.into_iter().all(hides_count), "{both:?} hide the same mistakes");
             }
+        }
+        for turn in 0..OF_ATTENTION.len() as u64 {
+            let both = [0, 1].map(|nth| draw(Distribution::Normal, &OF_ATTENTION, turn, nth));
+            assert!(!both.into_iter().all(hides_all), "nothing is judged of {both:?}");
         }
         assert_eq!(draw(Distribution::Zeros, &OF_ELEMENTS, 3, 1), Distribution::Zeros, "a case that was made for a kind keeps it");
     }

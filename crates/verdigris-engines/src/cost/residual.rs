@@ -3,6 +3,7 @@
 use super::analytic::Parts;
 use super::features;
 use super::h200::H200;
+use super::h200_unseen::H200_UNSEEN;
 use super::work::Work;
 use crate::arch::Arch;
 
@@ -48,10 +49,16 @@ pub(super) fn factor(work: &Work, parts: &Parts, arch: &Arch) -> f64 {
     }
     let (Some(main), Some(features)) = (&work.main, features::of(work, parts, arch)) else { return 1.0 };
     // Wider vectors of the processor give the same bits: each neuron's sum has one order.
-    f64::from(pulp::Arch::new().dispatch(|| H200.apply(main.kernel, &features))).exp()
+    let model = if H200.knows(main.kernel) { &H200 } else { &H200_UNSEEN };
+    f64::from(pulp::Arch::new().dispatch(|| model.apply(main.kernel, &features))).exp()
 }
 
 impl Model {
+    /// Whether the fit has samples of a kernel.
+    fn knows(&self, kernel: &str) -> bool {
+        self.networks.iter().all(|network| network.kernels.binary_search_by(|(name, _)| (*name).cmp(kernel)).is_ok())
+    }
+
     #[inline(always)]
     fn apply(&self, kernel: &str, features: &[f32; FEATURES]) -> f32 {
         let x: [f32; FEATURES] = std::array::from_fn(|i| (features[i].clamp(self.least[i], self.most[i]) - self.mean[i]) / self.scale[i]);
@@ -90,6 +97,8 @@ mod tests {
     #[test]
     fn the_fit_is_of_the_features_of_today() {
         assert_eq!(H200.features, features::NAMES);
+        assert_eq!(H200_UNSEEN.features, features::NAMES);
+        assert!(H200.knows("conv.halo") && !H200.knows("attention.forward"));
         assert!([H200.mean, H200.scale, H200.least, H200.most].iter().flatten().all(|number| number.is_finite()));
         assert!(H200.scale.iter().all(|scale| *scale > 0.0));
         assert!(H200.networks.iter().all(|network| network.kernels.is_sorted_by(|(one, _), (next, _)| one < next)));

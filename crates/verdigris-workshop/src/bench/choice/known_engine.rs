@@ -61,7 +61,7 @@ const KNOWN: &[Known] = &[
     tensor("attention/latent", &["attention.decode"]),
     // By `mma.sync`, with copies of 4 bytes.
     Known { most: 10.0, ..tensor("attention/copies", &["attention.mma"]) },
-    Known { most: 8.0, ..memory("attention/f32", &["attention.simt"]) },
+    Known { most: 7.0, ..memory("attention/f32", &["attention.simt"]) },
     Known { most: 7.0, ..memory("attention/odd", &["attention.simt"]) },
     memory("norm/rows", &["norm.rows"]),
     memory("norm/images-last", &["norm.groups"]),
