@@ -8,7 +8,7 @@
 //! **Method.** A thread stores a vector of `dx`: elements of one plane, or of two that follow each other; of one row, or of two. Of each it finds the window and reads its mean,
 //! which its neighbours have brought to L1.
 //!
-//! **When it wins.** Where it takes a problem: a map stores such planes element by element, and `pool.planes` has them wait in shared memory.
+//! **When it wins.** Where it takes a problem: a map stores such planes element by element, and `pool.planes` has them wait in shared memory. (Windows by count: they were not timed.)
 //!
 //! **Numbers.** `dy` times the rounded `1 / N`.
 
