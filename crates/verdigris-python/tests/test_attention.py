@@ -236,17 +236,90 @@ def test_gradcheck():
 def test_operators_are_what_they_declare():
     q, k = torch.randn(1, 4, 3, 8, requires_grad=True), torch.randn(1, 2, 5, 8, requires_grad=True)
     bias, slopes = torch.randn(3, 5), torch.rand(1, 4, 1, 1)
-    torch.library.opcheck(torch.ops.verdigris.attention.default, (q, k, k, bias, slopes, None, None, None, None, None, *NO_FACTORS, *NO_BLOCKS, "scale=0.5 causal=bottom_right left=2 cap=3.0"))
+    torch.library.opcheck(torch.ops.verdigris.attention.default, (q, k, k, bias, slopes, None, None, None, None, None, *NO_FACTORS, *NO_BLOCKS, None, "scale=0.5 causal=bottom_right left=2 cap=3.0"))
     inside = torch.randn(1, 3, 4, 8).transpose(1, 2).requires_grad_()
-    torch.library.opcheck(torch.ops.verdigris.attention.default, (inside, k, k, None, None, None, None, None, None, None, *NO_FACTORS, *NO_BLOCKS, "scale=0.5"))
-    o, total = torch.ops.verdigris.attention(q.detach(), k.detach(), k.detach(), bias, None, None, None, None, None, None, *NO_FACTORS, *NO_BLOCKS, "scale=0.5")
-    given = (torch.randn_like(o), q.detach(), k.detach(), k.detach(), o, total, bias, None, None, None, None, *NO_BLOCKS, "scale=0.5 wanted=1111")
+    torch.library.opcheck(torch.ops.verdigris.attention.default, (inside, k, k, None, None, None, None, None, None, None, *NO_FACTORS, *NO_BLOCKS, None, "scale=0.5"))
+    o, total = torch.ops.verdigris.attention(q.detach(), k.detach(), k.detach(), bias, None, None, None, None, None, None, *NO_FACTORS, *NO_BLOCKS, None, "scale=0.5")
+    given = (torch.randn_like(o), q.detach(), k.detach(), k.detach(), o, total, bias, None, None, None, None, *NO_BLOCKS, None, "scale=0.5 wanted=1111")
     torch.library.opcheck(torch.ops.verdigris.attention_backward.default, given)
     offsets = torch.tensor([0, 1, 3], dtype=torch.int32).reshape(3, 1, 1, 1)
     words = "scale=0.5 longest_q=2 longest_kv=2"
-    torch.library.opcheck(torch.ops.verdigris.attention.default, (q, q, q, None, None, offsets, offsets, None, None, None, *NO_FACTORS, *NO_BLOCKS, words))
+    torch.library.opcheck(torch.ops.verdigris.attention.default, (q, q, q, None, None, offsets, offsets, None, None, None, *NO_FACTORS, *NO_BLOCKS, None, words))
     state = torch.tensor([1, 2, 3, 4], dtype=torch.int32)
-    torch.library.opcheck(torch.ops.verdigris.attention.default, (q, k, k, None, None, None, None, None, None, state, *NO_FACTORS, *NO_BLOCKS, "scale=0.5 dropout=0.25"))
+    torch.library.opcheck(torch.ops.verdigris.attention.default, (q, k, k, None, None, None, None, None, None, state, *NO_FACTORS, *NO_BLOCKS, None, "scale=0.5 dropout=0.25"))
+
+
+    sinks = torch.randn(1, 4, 1, 1, requires_grad=True)
+    torch.library.opcheck(torch.ops.verdigris.attention.default, (q, k, k, None, None, None, None, None, None, None, *NO_FACTORS, *NO_BLOCKS, sinks, "scale=0.5"))
+    given = (*given[:-2], sinks.detach(), "scale=0.5 wanted=00001")
+    torch.library.opcheck(torch.ops.verdigris.attention_backward.default, given)
+
+
+def with_sinks(q, k, v, sinks, scale, causal=False):
+    """As a composition of PyTorch's: a column of sinks beside the scores, which is dropped behind the softmax."""
+    groups = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
+    scores = q @ k.mT * scale
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1 + k.shape[2] - q.shape[2]), -torch.inf)
+    column = sinks[None, :, None, None].expand(*scores.shape[:-1], 1)
+    return torch.cat([scores, column], -1).softmax(-1)[..., :-1] @ v
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("causal", [False, True])
+def test_sinks(dtype, causal):
+    inputs = [torch.randn(shape).to(dtype) for shape in ((2, 4, 7, 8), (2, 2, 7, 8), (2, 2, 7, 8), (4,))]
+    run = {"is_causal": causal, "enable_gqa": True}
+    compare(
+        lambda q, k, v, sinks: vt.scaled_dot_product_attention(q, k, v, **run, sinks=sinks),
+        lambda *x: with_sinks(*x, 8**-0.5, causal),
+        inputs,
+        4.0,
+    )
+    flash = lambda q, k, v, sinks: vt.flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), causal=causal, learnable_sink=sinks).transpose(1, 2)
+    compare(flash, lambda *x: with_sinks(*x, 8**-0.5, causal), inputs, 4.0)
+
+
+def test_sinks_of_other_types_and_places():
+    q, k = torch.randn(1, 4, 3, 8, dtype=torch.bfloat16), torch.randn(1, 2, 5, 8, dtype=torch.bfloat16)
+    run = {"enable_gqa": True}
+    for sinks in (torch.randn(4), torch.randn(4, dtype=torch.float16), torch.randn(9, dtype=torch.bfloat16)[1:5], torch.randn(4, 2)[:, 1], torch.full((4,), -torch.inf)):
+        sinks = sinks.detach().requires_grad_()
+        y = vt.scaled_dot_product_attention(q, k, k, **run, sinks=sinks)
+        wide = sinks.detach().double().requires_grad_()
+        truth = with_sinks(q.double(), k.double(), k.double(), wide, 8**-0.5)
+        close(y, truth, 4.0)
+        d = torch.randn_like(truth)
+        y.backward(d.to(y.dtype)), truth.backward(d.to(y.dtype).double())
+        assert sinks.grad.dtype == sinks.dtype
+        if wide.grad.abs().max() > 0:
+            # Computed from results of bf16, whatever the sinks are of.
+            close(sinks.grad.to(torch.bfloat16), wide.grad, 4.0)
+        else:
+            assert sinks.grad.abs().max() == 0
+    for wrong in (torch.randn(2), torch.randn(1, 4), torch.ones(4, dtype=torch.int32)):
+        with pytest.raises(vd.GraphError, match="for 4 heads of queries"):
+            vt.scaled_dot_product_attention(q, k, k, **run, sinks=wrong)
+
+
+def test_sinks_of_sequences_and_caches():
+    rows, keys, sinks = torch.randn(5, 4, 8), torch.randn(7, 2, 8), torch.randn(4)
+    of_q, of_k = (torch.tensor(x, dtype=torch.int32) for x in ([0, 2, 5], [0, 3, 7]))
+    o = vt.flash_attn_varlen_func(rows, keys, keys, of_q, of_k, 3, 4, learnable_sink=sinks)
+    cache = torch.zeros(2, 6, 2, 8)
+    for n, (first, last, begin, end) in enumerate([(0, 2, 0, 3), (2, 5, 3, 7)]):
+        q, k = rows[first:last].transpose(0, 1)[None].double(), keys[begin:end].transpose(0, 1)[None].double()
+        close(o[first:last].transpose(0, 1)[None], with_sinks(q, k, k, sinks.double(), 8**-0.5), 4.0)
+        cache[n, : end - begin] = keys[begin:end]
+    one = torch.stack([rows[0], rows[2]])[:, None]
+    told = {"cache_seqlens": torch.tensor([3, 4], dtype=torch.int32), "learnable_sink": sinks}
+    o = vt.flash_attn_with_kvcache(one, cache, cache, **told)
+    padded = vt.flash_attn_with_kvcache(one, cache, cache, cache_leftpad=torch.tensor([0, 1], dtype=torch.int32), **told)
+    for n, length in enumerate((3, 4)):
+        q, k = one[n].transpose(0, 1)[None].double(), cache[n, :length].transpose(0, 1)[None].double()
+        close(o[n].transpose(0, 1)[None], with_sinks(q, k, k, sinks.double(), 8**-0.5), 4.0)
+        close(padded[n].transpose(0, 1)[None], with_sinks(q, k[:, :, n:], k[:, :, n:], sinks.double(), 8**-0.5), 4.0)
 
 
 def test_autocast():

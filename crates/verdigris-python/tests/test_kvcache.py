@@ -356,5 +356,5 @@ def test_what_is_refused():
 def test_operators_are_what_they_declare():
     q, pool = torch.randn(2, HEADS, 1, ELEMENTS), torch.randn(5, OF_KEYS, 8, ELEMENTS)
     lengths, table = torch.tensor([3, 9], dtype=torch.int32).reshape(2, 1, 1, 1), torch.tensor([[4, 0], [1, 3]], dtype=torch.int32)
-    given = (q, pool, pool, None, None, None, None, lengths, table[:, :, None, None], *[None] * 6, "scale=0.5 causal=bottom_right")
+    given = (q, pool, pool, None, None, None, None, lengths, table[:, :, None, None], *[None] * 7, "scale=0.5 causal=bottom_right")
     torch.library.opcheck(torch.ops.verdigris.attention.default, given)

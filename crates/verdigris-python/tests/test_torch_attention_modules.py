@@ -12,6 +12,7 @@ from conftest import close
 
 import verdigris as vd
 import verdigris.torch as vt
+from verdigris.torch import _sdpa
 from torch import nn
 from torch.nn import functional as F
 
@@ -231,3 +232,51 @@ def test_transformers_with_dropout():
     draw = lambda seed: (torch.manual_seed(seed), model(tokens).logits)[1]
     first = draw(1)
     assert torch.equal(draw(1), first) and not torch.equal(draw(2), first)
+
+
+def test_transformers_with_sinks():
+    transformers = pytest.importorskip("transformers")
+    if not hasattr(transformers, "GptOssForCausalLM"):
+        pytest.skip("not in this transformers")
+    vt.register_transformers()
+    sizes = dict(vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8)
+    config = transformers.GptOssConfig(**sizes, num_local_experts=2, num_experts_per_tok=2, sliding_window=4, pad_token_id=0, attn_implementation="eager", experts_implementation="eager")
+    model = transformers.GptOssForCausalLM(config).eval()
+    for layer in model.model.layers:
+        layer.self_attn.sinks.data.normal_()
+    wide = copy.deepcopy(model).double()
+    model.set_attn_implementation("verdigris")
+    tokens = torch.randint(1, 50, (2, 9))
+    got, want = model(tokens, labels=tokens), wide(tokens, labels=tokens)
+    close(got.logits, want.logits, 20.0)
+    got.loss.backward(), want.loss.backward()
+    for (name, parameter), right in zip(model.named_parameters(), wide.parameters()):
+        if right.grad is not None and right.grad.abs().max() > 1e-12:
+            assert (parameter.grad.double() - right.grad).abs().max() <= 1e-4 * right.grad.abs().max(), name
+    # Tokens one by one, behind caches that grow and that do not.
+    with torch.no_grad():
+        assert calls_of(lambda: model(tokens)).count("verdigris::attention") == 2
+        for cache in ("dynamic", "static"):
+            made = model.generate(tokens, max_new_tokens=4, do_sample=False, cache_implementation=cache)
+            assert torch.equal(made, wide.generate(tokens, max_new_tokens=4, do_sample=False))
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("kind", [None, torch.bool, torch.float32])
+def test_biases_of_positions_beside_a_mask(kind, is_causal):
+    q, k, bias = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 8), torch.randn(1, 4, 5, 5)
+    mask = None if kind is None else torch.ones(2, 1, 5, 5).tril().bool()
+    left_out = torch.zeros(5, 5, dtype=torch.bool) if mask is None else ~mask
+    if kind is torch.float32:
+        mask = torch.zeros(2, 1, 5, 5).masked_fill(~mask, torch.finfo(torch.float32).min)
+    if kind is None and is_causal:
+        left_out = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    inputs = [x.clone().requires_grad_() for x in (q, k, bias)]
+    o, _ = _sdpa.transformers_attention(nn.Module(), inputs[0], inputs[1], inputs[1], mask, is_causal=is_causal, position_bias=inputs[2])
+    wide = [x.double().requires_grad_() for x in (q, k, bias)]
+    truth = ((wide[0] @ wide[1].mT * 8**-0.5 + wide[2]).masked_fill(left_out, -torch.inf).softmax(-1) @ wide[1]).transpose(1, 2)
+    close(o, truth, 4.0)
+    d = torch.randn_like(truth)
+    o.backward(d.float()), truth.backward(d)
+    for one, right in zip(inputs, wide):
+        close(one.grad, right.grad, 4.0)

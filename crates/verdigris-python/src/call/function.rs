@@ -68,12 +68,12 @@ pub(crate) enum Function {
     /// a 1 in `wanted=11110`. As `ConvBatchNorm`, `result=1` where the last tensor is y, and `filter=` with the element type of the filter's gradient where it is
     /// not the filter's.
     ConvBatchNormBackward,
-    /// `q [b, h, s_q, d], k [b, h_kv, s_kv, d], v [b, h_kv, s_kv, d_v], bias or mask?, slopes?, q_offsets?, kv_offsets?, kv_lengths?, page_table?, dropout state?, q_descale?, k_descale?, v_descale?, block_map?, mask_blocks?` → o, in bf16 of queries of 8 bits, and each
+    /// `q [b, h, s_q, d], k [b, h_kv, s_kv, d], v [b, h_kv, s_kv, d_v], bias or mask?, slopes?, q_offsets?, kv_offsets?, kv_lengths?, page_table?, dropout state?, q_descale?, k_descale?, v_descale?, block_map?, mask_blocks?, sinks?` → o, in bf16 of queries of 8 bits, and each
     /// query's log-sum-exp. Paged keys and values are `[pages, h_kv, page_size, …]`.
     /// `scale=`, `causal=none|top_left|bottom_right left= right= cap= longest_q= longest_kv= dropout=`, each left out where there is none. With `values=` in
     /// the place of `v`, values are so many elements of the keys, the first ones.
     Attention,
-    /// `d_o, q, k, v, o, log_sum_exp, bias or mask?, slopes?, q_offsets?, kv_offsets?, dropout state?, block_map?, mask_blocks?` → the gradients of `q`, `k`, `v` and the bias, each with a 1 in `wanted=1110`. As `Attention`.
+    /// `d_o, q, k, v, o, log_sum_exp, bias or mask?, slopes?, q_offsets?, kv_offsets?, dropout state?, block_map?, mask_blocks?, sinks?` → the gradients of `q`, `k`, `v`, the bias and the sinks, each with a 1 in `wanted=11100`. As `Attention`.
     AttentionBackward,
     /// `x, state` → x with elements dropped. `p=`, `channels=1` for whole channels, `moments=1` where mean and variance stay. Its gradient is the same call with dy in the
     /// place of x and `gradient=1`.
@@ -225,8 +225,9 @@ impl Function {
             }
             Function::ConvNorm | Function::ConvBatchNormBackward | Function::GatedMlpBackward => (8, false),
             Function::ConvBatchNorm => (7, false),
-            Function::Attention => (15, false),
-            Function::AttentionBlock | Function::AttentionBackward => (13, false),
+            Function::Attention => (16, false),
+            Function::AttentionBlock => (13, false),
+            Function::AttentionBackward => (14, false),
             Function::LinearLoss => (12, false),
             Function::ElementLoss => (4, false),
             Function::MlpInference | Function::Mlp | Function::GatedMlpInference | Function::GatedMlp => (5, false),

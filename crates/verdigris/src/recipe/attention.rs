@@ -22,7 +22,7 @@ use crate::error::Error;
 ///
 /// // d_o, q, k, v, o, log-sum-exp: the gradients of q and v.
 /// let total = tensor(DType::F32, &[2, 8, 100, 1])?;
-/// let gradient = AttentionGradient { spec, wanted: [true, false, true, false] };
+/// let gradient = AttentionGradient { spec, wanted: [true, false, true, false, false] };
 /// let recipe = draw(&Function::AttentionBackward(gradient), &[q, q, k, k, q, total])?;
 /// assert_eq!((recipe.results.len(), recipe.graph.nodes.len()), (2, 1));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -31,8 +31,8 @@ use crate::error::Error;
 pub struct AttentionGradient {
     /// That of the forward call.
     pub spec: AttentionSpec,
-    /// Of queries, keys, values, and the bias.
-    pub wanted: [bool; 4],
+    /// Of queries, keys, values, the bias, and the sinks.
+    pub wanted: [bool; 5],
 }
 
 impl Drawing {
@@ -91,7 +91,8 @@ impl Drawing {
         let plain = Attention { dropout_state: self.told(9, "dropout_state")?, ..Attention::new(spec, q, k, v) };
         let [q_descale, k_descale, v_descale] = [self.told(10, "q_descale")?, self.told(11, "k_descale")?, self.told(12, "v_descale")?];
         let (block_map, mask_blocks) = (self.told(13, "block_map")?, self.told(14, "mask_blocks")?);
-        let plain = Attention { q_descale, k_descale, v_descale, block_map, mask_blocks, ..plain };
+        let sinks = self.told(15, "sinks")?;
+        let plain = Attention { q_descale, k_descale, v_descale, block_map, mask_blocks, sinks, ..plain };
         let attention = Attention { bias, mask, slopes, q_offsets, kv_offsets, kv_lengths, page_table, ..plain };
         let made = self.g.attention("attention", attention)?;
         let wide = self.g.described(made.log_sum_exp).map_or(DType::F32, |tensor| tensor.dtype);
@@ -112,12 +113,16 @@ impl Drawing {
         let [q_offsets, kv_offsets] = self.offsets(8)?;
         let dropout_state = self.told(10, "dropout_state")?;
         let (block_map, mask_blocks) = (self.told(11, "block_map")?, self.told(12, "mask_blocks")?);
-        let plain = AttentionBackward { dropout_state, block_map, mask_blocks, ..AttentionBackward::new(spec, read, o, total, d_o) };
+        let sinks = self.told(13, "sinks")?;
+        if wanted[4] && sinks.is_none() {
+            return Err(unfit("the gradient of sinks that are not given", "sinks are the fourteenth tensor"));
+        }
+        let plain = AttentionBackward { dropout_state, block_map, mask_blocks, sinks, ..AttentionBackward::new(spec, read, o, total, d_o) };
         let back = AttentionBackward { bias, mask, slopes, q_offsets, kv_offsets, ..plain };
         let made = self.g.attention_backward("attention_backward", back)?;
-        let gradients = [Some(made.dq), Some(made.dk), Some(made.dv), made.dbias];
+        let gradients = [Some(made.dq), Some(made.dk), Some(made.dv), made.dbias, made.dsinks];
         for ((gradient, place), (wanted, name)) in
-            gradients.into_iter().zip([1, 2, 3, 6]).zip(wanted.into_iter().zip(["dq", "dk", "dv", "dbias"]))
+            gradients.into_iter().zip([1, 2, 3, 6, 13]).zip(wanted.into_iter().zip(["dq", "dk", "dv", "dbias", "dsinks"]))
         {
             if let Some(gradient) = gradient.filter(|_| wanted) {
                 let given = self.given(place)?;
@@ -161,7 +166,7 @@ mod tests {
         assert_eq!(recipe.results[1].layout.dims(), [1, 4, 20, 1]);
         let total = input(DType::F32, Layout::row_major(&[1, 4, 20, 1]).unwrap());
         let o = ragged(20, 4, 16);
-        let gradient = AttentionGradient { spec, wanted: [true, true, true, false] };
+        let gradient = AttentionGradient { spec, wanted: [true, true, true, false, false] };
         let recipe = draw(&Function::AttentionBackward(gradient), &[o, q, k, v, o, total, None, None, offsets, offsets]).unwrap();
         assert_eq!(recipe.results.iter().map(|result| result.layout.dims()[2]).collect::<Vec<_>>(), [20, 30, 30]);
         let lone = draw(&Function::Attention(spec), &[q, k, v, None, None, offsets]).unwrap_err().to_string();
@@ -209,7 +214,7 @@ mod tests {
             let verdigris_graph::Op::Attention(op) = &recipe.graph.nodes[0].op else { panic!("an attention") };
             assert_eq!((op.mask.is_some(), op.bias.is_some()), (is_mask, !is_mask));
         }
-        let gradient = AttentionGradient { spec: AttentionSpec::new(0.5), wanted: [false, false, false, true] };
+        let gradient = AttentionGradient { spec: AttentionSpec::new(0.5), wanted: [false, false, false, true, false] };
         let total = input(DType::F32, rows(&[1, 1, 3, 1]));
         let given = [x, x, x, x, x, total, input(DType::U8, rows(&[3, 3]))];
         assert!(draw(&Function::AttentionBackward(gradient), &given).unwrap_err().to_string().contains("a bias is the seventh tensor"));

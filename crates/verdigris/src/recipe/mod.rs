@@ -98,7 +98,7 @@ pub(crate) use view::layout_error;
 use view::{View, in_format, in_order_of, is_channels_last, like};
 
 /// Most tensors that a function reads.
-pub const MAX_INPUTS: usize = 15;
+pub const MAX_INPUTS: usize = 16;
 
 /// A function of tensors, with its attributes.
 #[derive(Clone, PartialEq, Debug)]

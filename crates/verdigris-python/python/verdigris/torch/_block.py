@@ -72,7 +72,7 @@ def _composed(x, weight, bias, last_weight, last_bias, residual, rope, beside, s
     both, v = made.split((heads + kv_heads, kv_heads), dim=2)
     q, k = _turned(both, rope, interleaved).split((heads, kv_heads), dim=2)
     q, k, v = (y.transpose(1, 2) for y in (q, k, v))
-    o = _ops.attention(q, k, v, beside, slopes, None, None, None, None, None, *F._NO_DESCALES, *F._NO_BLOCKS, attention)[0]
+    o = _ops.attention(q, k, v, beside, slopes, None, None, None, None, None, *F._NO_DESCALES, *F._NO_BLOCKS, None, attention)[0]
     y = F.linear(o.transpose(1, 2).flatten(2), last_weight, last_bias)
     return y if residual is None else y + residual
 

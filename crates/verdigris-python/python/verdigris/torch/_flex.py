@@ -281,7 +281,7 @@ class _WithTotal(torch.autograd.Function):
         if wants_most:
             o, total, most = _with_most(words, q, k, v, beside, slopes, None, blocks)
         else:
-            (o, total), most = _ops.attention(q, k, v, beside, slopes, *[None] * 5, *_NO_DESCALES, *blocks, words), None
+            (o, total), most = _ops.attention(q, k, v, beside, slopes, *[None] * 5, *_NO_DESCALES, *blocks, None, words), None
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, o, total, beside, slopes, *blocks)
         ctx.words, ctx.policy = words, _ops._current_policy()
@@ -311,7 +311,7 @@ class _WithTotal(torch.autograd.Function):
         wanted = needs[2:6]
         words = f"{ctx.words} wanted={''.join('01'[want] for want in wanted)}"
         policy = _ops._made_deterministic(ctx.policy) if torch.are_deterministic_algorithms_enabled() else ctx.policy
-        found = _ops._each_result(_ops.attention_backward.again(policy, d_o, q, k, v, o, total, beside, slopes, None, None, None, *blocks, words))
+        found = _ops._each_result(_ops.attention_backward.again(policy, d_o, q, k, v, o, total, beside, slopes, None, None, None, *blocks, None, words))
         found = iter(found)
         gradients[2:6] = [next(found) if want else None for want in wanted]
         if gradients[4] is not None:
@@ -351,7 +351,7 @@ class _Options:
         lengths = None if length is None else computed.of(length).to(torch.int64).clamp(0, keys).to(torch.int32).expand(b, 1, 1, 1).contiguous()
         if wants_most:
             return _with_most(self.words, q, k, v, beside, slopes, lengths, blocks or _NO_BLOCKS)
-        return *_ops.attention(q, k, v, beside, slopes, None, None, lengths, None, None, *_NO_DESCALES, *(blocks or _NO_BLOCKS), self.words), None
+        return *_ops.attention(q, k, v, beside, slopes, None, None, lengths, None, None, *_NO_DESCALES, *(blocks or _NO_BLOCKS), None, self.words), None
 
 
 class _InSteps:

@@ -4,7 +4,7 @@ import torch
 
 from .._errors import GraphError, UnsupportedError
 from . import _ops
-from .functional import _NO_BLOCKS, _NO_DESCALES, _descales, _flash_words
+from .functional import _NO_BLOCKS, _NO_DESCALES, _descales, _flash_words, _sinks
 
 
 def _rotated(x, cos, sin, positions, interleaved):
@@ -42,7 +42,7 @@ def _as_rows(k_cache, v_cache):
     return (*views, pitch)
 
 
-def _behind_padding(q, k_cache, v_cache, lengths, index, leftpad, slopes, descales, words):
+def _behind_padding(q, k_cache, v_cache, lengths, index, leftpad, slopes, descales, sinks, words):
     """Attention to what is behind the padding of each cache: rows of sequences that begin where their padding ends."""
     (batch, count), positions, device = q.shape[:2], k_cache.shape[1], q.device
     k, v, pitch = _as_rows(k_cache, v_cache)
@@ -62,7 +62,7 @@ def _behind_padding(q, k_cache, v_cache, lengths, index, leftpad, slopes, descal
         slopes, *descales = (x if x is None or x.shape[0] == 1 else x.repeat_interleave(2, 0)[:-1] for x in (slopes, *descales))
     given = (x if x is None else x[:, None, None, None] for x in (of_q, of_k, used))
     rows = q.reshape(batch * count, *q.shape[2:]).transpose(0, 1)[None]
-    o, total = _ops.attention(rows, k, v, None, slopes, *given, None, None, *descales, *_NO_BLOCKS, f"{words} longest_q={count} longest_kv={positions}")
+    o, total = _ops.attention(rows, k, v, None, slopes, *given, None, None, *descales, *_NO_BLOCKS, sinks, f"{words} longest_q={count} longest_kv={positions}")
     o = o[0].transpose(0, 1).reshape(batch, count, *o.shape[1::2])
     return o, total.reshape(total.shape[1], batch, count, 1).transpose(0, 1)
 
@@ -102,6 +102,7 @@ def flash_attn_with_kvcache(
     q_descale=None,
     k_descale=None,
     v_descale=None,
+    learnable_sink=None,
 ):
     """Attention of `q [batch, positions, heads, elements]` to a cache of keys and values, as the function of this name in the package flash-attn.
 
@@ -111,7 +112,7 @@ def flash_attn_with_kvcache(
     `[batch, new positions, heads of keys, elements]` are written into the caches behind those, in place, and count too; `rotary_cos` and `rotary_sin`
     `[positions, half of the elements that are turned]` turn them and `q` before, `q` by its own position where `causal` or `window_size` is given and by the first new
     one elsewhere. `causal` and `window_size` count from the diagonal that ends at the last query and the last key. `softcap`, `alibi_slopes` and
-    `softmax_scale` are as in `flash_attn_func`. `num_splits` is taken and not used: the plan chooses. With `return_softmax_lse`: `(o, log_sum_exp)`, the second
+    `softmax_scale`, and `learnable_sink`, are as in `flash_attn_func`. `num_splits` is taken and not used: the plan chooses. With `return_softmax_lse`: `(o, log_sum_exp)`, the second
     `[batch, heads, positions]`. `cache_leftpad` (int32 `[batch]`) says how many positions at the begin of each sequence's cache are padding, which is not attended: a sequence
     begins behind them, and `cache_seqlens` counts them. With a `block_table` it is refused.
 
@@ -196,13 +197,14 @@ def flash_attn_with_kvcache(
             lengths = cache_seqlens + k.shape[1]
 
     words, alibi_slopes = _flash_words(q, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    sinks = _sinks(q, q.shape[2], learnable_sink)
     if cache_leftpad is not None and batch and k_cache.shape[0]:
-        o, total = _behind_padding(q, k_cache, v_cache, lengths, cache_batch_idx, cache_leftpad, alibi_slopes, descales, words)
+        o, total = _behind_padding(q, k_cache, v_cache, lengths, cache_batch_idx, cache_leftpad, alibi_slopes, descales, sinks, words)
         return (o, total.squeeze(-1)) if return_softmax_lse else o
     beside = (None, alibi_slopes, None, None)
     lengths = None if lengths is None else lengths[:, None, None, None]
     table = None if table is None else table[:, :, None, None]
-    o, total = _ops.attention(*(x.transpose(1, 2) for x in (q, k_cache, v_cache)), *beside, lengths, table, None, *descales, *_NO_BLOCKS, words)
+    o, total = _ops.attention(*(x.transpose(1, 2) for x in (q, k_cache, v_cache)), *beside, lengths, table, None, *descales, *_NO_BLOCKS, sinks, words)
     o = o.transpose(1, 2)
     return (o, total.squeeze(-1)) if return_softmax_lse else o
 
@@ -230,6 +232,6 @@ def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, s
         _told("block_table", block_table, ["batch", "pages of a sequence"], batch, device)
         block_table = block_table[:, :, None, None]
     words, _ = _flash_words(q, softmax_scale, causal, (-1, -1), 0.0, None)
-    tensors = (q.transpose(1, 2), k_cache.transpose(1, 2), None, None, None, None, None, cache_seqlens, block_table, None, *_NO_DESCALES, *_NO_BLOCKS)
+    tensors = (q.transpose(1, 2), k_cache.transpose(1, 2), None, None, None, None, None, cache_seqlens, block_table, None, *_NO_DESCALES, *_NO_BLOCKS, None)
     o, total = _ops.attention(*tensors, f"{words} values={int(head_dim_v)}")
     return o.transpose(1, 2), total.squeeze(-1)

@@ -11,6 +11,7 @@ fake tensors, subclasses, modes, transforms) goes through the dispatcher to the 
 
 import contextlib
 import functools
+import itertools
 import operator
 import types
 
@@ -998,7 +999,7 @@ def _in_order_of(x, shape):
     return torch.empty_permuted(shape, order, dtype=x.dtype, device=x.device)
 
 
-def _attention_fake(q, k, v, beside, slopes, q_offsets, kv_offsets, kv_lengths, page_table, state, q_descale, k_descale, v_descale, block_map, mask_blocks, attributes):
+def _attention_fake(q, k, v, beside, slopes, q_offsets, kv_offsets, kv_lengths, page_table, state, q_descale, k_descale, v_descale, block_map, mask_blocks, sinks, attributes):
     wide = torch.float64 if torch.float64 in (q.dtype, beside.dtype if beside is not None else None) else torch.float32
     elements = int(parse(attributes)["values"]) if v is None else v.shape[3]
     o = _in_order_of(q, (*q.shape[:3], elements))
@@ -1010,14 +1011,14 @@ def _attention_fake(q, k, v, beside, slopes, q_offsets, kv_offsets, kv_lengths, 
 OF_8_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
-def _attention_backward_fake(d_o, q, k, v, o, total, beside, slopes, q_offsets, kv_offsets, state, block_map, mask_blocks, attributes):
-    return [_in_order_of(of, of.shape) for of, wanted in zip((q, k, v, beside), parse(attributes)["wanted"]) if wanted == "1"]
+def _attention_backward_fake(d_o, q, k, v, o, total, beside, slopes, q_offsets, kv_offsets, state, block_map, mask_blocks, sinks, attributes):
+    return [_in_order_of(of, of.shape) for of, wanted in zip((q, k, v, beside, sinks), parse(attributes)["wanted"]) if wanted == "1"]
 
 
 def _keep_of_attention(ctx, inputs, used, output):
-    q, k, v, beside, slopes, q_offsets, kv_offsets, kv_lengths, page_table, state, *_, block_map, mask_blocks, attributes = inputs
+    q, k, v, beside, slopes, q_offsets, kv_offsets, kv_lengths, page_table, state, *_, block_map, mask_blocks, sinks, attributes = inputs
     # The state draws the same mask again.
-    ctx.save_for_backward(q, k, v, *output, beside, slopes, q_offsets, kv_offsets, state, block_map, mask_blocks)
+    ctx.save_for_backward(q, k, v, *output, beside, slopes, q_offsets, kv_offsets, state, block_map, mask_blocks, sinks)
     ctx.attributes, ctx.policy = attributes, _current_policy()
     ctx.is_of_8_bits = k.dtype in OF_8_BITS
     ctx.reads_cache, ctx.is_latent = kv_lengths is not None or page_table is not None, v is None
@@ -1039,13 +1040,15 @@ def _attention_gradients(ctx, d_o, *_):
         raise UnsupportedError("attention to a cache of keys and values has no gradient in this package; use flash_attn_func where one is wanted")
     if needs[4]:
         raise UnsupportedError("the slopes of attention have no gradient in this package; they are no variables")
-    wanted = needs[:4]
+    # Queries, keys, values, the bias, and the sinks.
+    wanted, places = (*needs[:4], needs[15]), (0, 1, 2, 3, 15)
     gradients = [None] * len(needs)
     if any(wanted):
         words = f"{ctx.attributes} wanted={''.join('01'[want] for want in wanted)}"
         policy = _made_deterministic(ctx.policy) if torch.are_deterministic_algorithms_enabled() else ctx.policy
         found = iter(_each_result(attention_backward.again(policy, d_o, *ctx.saved_tensors, words)))
-        gradients[:4] = [next(found) if want else None for want in wanted]
+        for place in itertools.compress(places, wanted):
+            gradients[place] = next(found)
     return tuple(gradients)
 
 
@@ -1071,6 +1074,7 @@ attention = _operator(
         "Tensor? v_descale",
         "Tensor? block_map",
         "Tensor? mask_blocks",
+        "Tensor? sinks",
     ],
     "(Tensor, Tensor)",
     False,
@@ -1093,6 +1097,7 @@ attention_backward = _operator(
         "Tensor? state",
         "Tensor? block_map",
         "Tensor? mask_blocks",
+        "Tensor? sinks",
     ],
     "Tensor[]",
     False,

@@ -6,7 +6,6 @@ import threading
 
 import torch
 
-from .._errors import UnsupportedError
 from . import _ops, functional
 
 _theirs = torch.nn.functional.scaled_dot_product_attention
@@ -54,23 +53,32 @@ def sdpa_kernel():
 
 def transformers_attention(module, query, key, value, attention_mask, dropout=0.0, scaling=None, is_causal=None, **options):
     """What transformers calls of an attention implementation: tensors `[batch, heads, positions, elements]` give `[batch, positions, heads, elements]`."""
-    if options.get("s_aux") is not None or options.get("position_bias") is not None:
-        raise UnsupportedError("sinks and position biases beside the mask of transformers; use another attn_implementation")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    lengths = getattr(attention_mask, "verdigris_lengths", None)
-    is_first = lengths is not None and query.shape[2] == 1 and key.shape[2] == attention_mask.shape[-1] and not dropout
-    if is_first and not (torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))):
+    lengths, sinks = getattr(attention_mask, "verdigris_lengths", None), options.get("s_aux")
+    position_bias = options.get("position_bias")
+    is_first = lengths is not None and query.shape[2] == 1 and key.shape[2] == attention_mask.shape[-1] and not dropout and position_bias is None
+    if is_first and not (torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value, sinks) if x is not None)):
         # The kernels that decode read no mask, and no keys behind the length.
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         words = functional._attention_words(scale, None, None, None, options.get("softcap"))
-        o = _ops.attention(query, key, value, None, None, None, None, lengths[:, None, None, None], None, None, *functional._NO_DESCALES, *functional._NO_BLOCKS, words)[0]
+        none, sinks = (*functional._NO_DESCALES, *functional._NO_BLOCKS), functional._sinks(query, query.shape[1], sinks)
+        o = _ops.attention(query, key, value, None, None, None, None, lengths[:, None, None, None], None, None, *none, sinks, words)[0]
         return o.transpose(1, 2).contiguous(), None
     # Without a mask, one query attends to all keys that there are.
     causal = bool(causal) and attention_mask is None and query.shape[2] > 1
     if attention_mask is not None:
         attention_mask = attention_mask[:, :, :, : key.shape[2]]
-    o = functional.attention_of_heads(query, key, value, attention_mask, causal, scaling, options.get("softcap"), dropout)
+    if position_bias is not None:
+        attention_mask = _biased(attention_mask, position_bias)
+    o = functional.attention_of_heads(query, key, value, attention_mask, causal, scaling, options.get("softcap"), dropout, sinks=sinks)
     return o.transpose(1, 2).contiguous(), None
+
+
+def _biased(mask, position_bias):
+    """What is added to scores where a mask stands beside learned biases of positions."""
+    if mask is None:
+        return position_bias
+    return torch.where(mask, position_bias, -torch.inf) if mask.dtype == torch.bool else position_bias + mask
 
 
 def _with_lengths(theirs, causal):
@@ -93,7 +101,7 @@ def _with_lengths(theirs, causal):
 
 def register_transformers(name="verdigris"):
     """Makes attention of this package known to Hugging Face's transformers: `model.set_attn_implementation("verdigris")`, or `attn_implementation=` of
-    `from_pretrained`. Grouped heads, masks, soft caps and dropout are computed as they are; sinks are refused by `UnsupportedError`. One new token behind a static
+    `from_pretrained`. Grouped heads, masks, biases of positions, soft caps, sinks (`s_aux`) and dropout are computed as they are. One new token behind a static
     cache reads the keys before it alone where no mask of padding is given, and all keys with their mask where one is.
 
     Raises `ImportError` without transformers, or with one that has no attention interface (before 4.48).

@@ -994,7 +994,7 @@ def attention_dropout_mask(state, dims, dropout_p):
     q, k = (torch.zeros(shape, device=state.device) for shape in ((b, h, s_q, 1), (b, h, s_kv, 1)))
     v = torch.eye(s_kv, device=state.device).expand(b, h, s_kv, s_kv)
     words = _attention_words(1.0, None, None, None, None, float(dropout_p))
-    return _ops.attention(q, k, v, None, None, None, None, None, None, state, *_NO_DESCALES, *_NO_BLOCKS, words)[0] != 0
+    return _ops.attention(q, k, v, None, None, None, None, None, None, state, *_NO_DESCALES, *_NO_BLOCKS, None, words)[0] != 0
 
 
 def _in_heads(x):
@@ -1007,7 +1007,7 @@ def _in_heads(x):
 
 
 def scaled_dot_product_attention(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False, *, state=None
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False, *, state=None, sinks=None
 ):
     """`softmax(query @ key.mT * scale + mask) @ value`; see `torch.nn.functional.scaled_dot_product_attention`.
 
@@ -1017,9 +1017,10 @@ def scaled_dot_product_attention(
 
     With `dropout_p` each probability is 0 with that probability, and the others are divided by `1 - dropout_p`; which ones follows from `state` and the place of query
     and key alone (`attention_dropout_mask`), and is drawn again in the gradient. States are as in `dropout`: without one PyTorch's generator draws it, in
-    a captured CUDA graph anew in every replay. What `torch.compile` compiles is PyTorch's own attention where there is dropout and no state.
+    a captured CUDA graph anew in every replay. `sinks` `[heads]` are one more score of each query of a head, that of no key: it takes its share of the probabilities and adds
+    nothing to the result, of f32 or the type of `query`, with its gradient. What `torch.compile` compiles is PyTorch's own attention where there is dropout and no state.
     """
-    if dropout_p > 0.0 and state is None and torch.compiler.is_compiling():
+    if dropout_p > 0.0 and state is None and sinks is None and torch.compiler.is_compiling():
         return _their_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if attn_mask is not None and is_causal:
         raise GraphError("attn_mask with is_causal; one of both says which keys are attended")
@@ -1041,20 +1042,21 @@ def scaled_dot_product_attention(
             raise GraphError(f"attn_mask of {attn_mask.dtype}; it is of bool or added to the scores")
     # Of three dims the first is that of heads where heads are shared, and else whatever it is.
     heads = [x.unsqueeze(0) if enable_gqa and rank == 3 else _in_heads(x) for x in (query, key, value)]
-    o = attention_of_heads(*heads, attn_mask, is_causal, scale, dropout_p=dropout_p, state=state)
+    o = attention_of_heads(*heads, attn_mask, is_causal, scale, dropout_p=dropout_p, state=state, sinks=sinks)
     return o if rank == 4 else o.reshape(*lead, *o.shape[-2:])
 
 
-def attention_of_heads(query, key, value, mask=None, is_causal=False, scale=None, soft_cap=None, dropout_p=0.0, state=None):
+def attention_of_heads(query, key, value, mask=None, is_causal=False, scale=None, soft_cap=None, dropout_p=0.0, state=None, sinks=None):
     """Attention of `[batch, heads, positions, elements]`, heads of `query` being a multiple of the others': with a mask of bool or one that is added to the
-    scores, and scores kept below `soft_cap` before. Dropout is as in `scaled_dot_product_attention`."""
+    scores, and scores kept below `soft_cap` before. Dropout and sinks are as in `scaled_dot_product_attention`."""
     dropout, state = _dropout_of(dropout_p, state, query)
     if mask is not None:
         mask = _rows_of_keys(mask.view(torch.uint8) if mask.dtype == torch.bool else mask, key.shape[-2])
     scale = query.shape[-1] ** -0.5 if scale is None and query.shape[-1] else scale
     causal, cap = "top_left" if is_causal else None, float(soft_cap) if soft_cap else None
     words = _attention_words(1.0 if scale is None else scale, causal, None, None, cap, dropout)
-    return _ops.attention(query, key, value, mask, None, None, None, None, None, state, *_NO_DESCALES, *_NO_BLOCKS, words)[0]
+    sinks = _sinks(query, query.shape[1], sinks)
+    return _ops.attention(query, key, value, mask, None, None, None, None, None, state, *_NO_DESCALES, *_NO_BLOCKS, sinks, words)[0]
 
 
 #: PyTorch's own, whose name within `sdpa_kernel` is ours.
@@ -1079,6 +1081,18 @@ def _descales(q, k, given):
             raise GraphError(f"{name} of {tuple(descale.shape)}; it is f32, [batch, heads of keys] = {list(shape)}, or one number")
         made.append(None if descale is None else descale[:, :, None, None])
     return tuple(made)
+
+
+def _sinks(q, heads, sinks):
+    """The sinks of each head as the operator takes them: of f32 or the type of `q`."""
+    if sinks is None:
+        return None
+    if tuple(sinks.shape) != (heads,) or not sinks.is_floating_point():
+        raise GraphError(f"sinks of {sinks.dtype} and {tuple(sinks.shape)} for {heads} heads of queries; there is one of a floating-point type for each head")
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    # Kernels read them where a word of 4 bytes begins, which the first element of a part of another tensor need not.
+    sinks = sinks if sinks.dtype in (wide, q.dtype) and sinks.storage_offset() * sinks.element_size() % 4 == 0 else sinks.to(wide)
+    return sinks[None, :, None, None]
 
 
 def _rows_of_keys(mask, keys):
@@ -1118,13 +1132,14 @@ def flash_attn_func(
     q_descale=None,
     k_descale=None,
     v_descale=None,
+    learnable_sink=None,
 ):
     """Attention of `q [batch, positions, heads, elements]`, as the function of this name in the package flash-attn.
 
     Heads of `q` are a multiple of those of `k` and `v`. `causal` and `window_size` (left, right; -1 for no bound) count from the diagonal that ends at the last
     query and the last key. `softcap` above 0 keeps scores below it. `alibi_slopes` are f32, `[heads]` or `[batch, heads]`. With `deterministic` the gradients
     repeat bit for bit, as all else does. With `return_attn_probs`: `(o, log_sum_exp, None)`, the second `[batch, heads, positions]`.
-    `dropout_p` and `state` are as in `scaled_dot_product_attention`.
+    `dropout_p` and `state` are as in `scaled_dot_product_attention`, and `learnable_sink` as `sinks` there.
 
     Of `torch.float8_e4m3fn` or `float8_e5m2` the result is bf16, and there are no gradients. `q_descale`, `k_descale` and `v_descale` (f32 `[batch, heads of keys]`, or
     one number, on the device; above 0) are what such tensors are multiplied by, a head of `q` by that of the head of keys that it reads. On Hopper's tensor cores:
@@ -1134,9 +1149,10 @@ def flash_attn_func(
         raise GraphError("flash_attn_func of tensors that have not four dims: [batch, positions, heads, elements]")
     dropout, state = _dropout_of(dropout_p, state, q)
     words, alibi_slopes = _flash_words(q, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout)
+    sinks = _sinks(q, q.shape[-2], learnable_sink)
     with _policy.policy(_policy.get_policy().made_deterministic()) if deterministic else contextlib.nullcontext():
         descales = _descales(q, k, (q_descale, k_descale, v_descale))
-        o, total = _ops.attention(*(x.transpose(1, 2) for x in (q, k, v)), None, alibi_slopes, None, None, None, None, state, *descales, *_NO_BLOCKS, words)
+        o, total = _ops.attention(*(x.transpose(1, 2) for x in (q, k, v)), None, alibi_slopes, None, None, None, None, state, *descales, *_NO_BLOCKS, sinks, words)
     o = o.transpose(1, 2)
     return (o, total.squeeze(-1), None) if return_attn_probs else o
 
@@ -1168,6 +1184,7 @@ def flash_attn_varlen_func(
     *,
     seqused_k=None,
     state=None,
+    learnable_sink=None,
 ):
     """Attention of sequences of different lengths behind each other, as the function of this name in the package flash-attn.
 
@@ -1176,7 +1193,7 @@ def flash_attn_varlen_func(
     `max_seqlen_q` queries and `max_seqlen_k` keys: rows beyond belong to none. What belongs to no sequence is not written on a GPU, whatever the offsets; a
     sequence without keys gives 0. `causal`, `window_size`, `softcap`, `alibi_slopes` and `deterministic` are as in `flash_attn_func`, the diagonal
     ending at the last query and key of each sequence. With `return_attn_probs`: `(o, log_sum_exp, None)`, the second `[heads, rows]`. `dropout_p` and `state`
-    are as in `scaled_dot_product_attention`, a sequence being a batch. With `seqused_k` (int32 `[sequences]`) the first so many of a sequence's keys count.
+    are as in `scaled_dot_product_attention`, a sequence being a batch, and `learnable_sink` as `sinks` there. With `seqused_k` (int32 `[sequences]`) the first so many of a sequence's keys count.
 
     With a `block_table` (int32 `[sequences, pages of a sequence]`) keys are paged, as a serving engine keeps them: `k` and `v` are
     `[pages, page size, heads of keys, elements]`, pages of multiples of 8 positions on tensor cores. How many keys a sequence has is told by `seqused_k` or by the
@@ -1214,9 +1231,10 @@ def flash_attn_varlen_func(
     lengths = None if lengths is None else lengths[:, None, None, None]
     dropout, state = _dropout_of(dropout_p, state, q)
     words, alibi_slopes = _flash_words(q, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout)
+    sinks = _sinks(q, q.shape[-2], learnable_sink)
     with _policy.policy(_policy.get_policy().made_deterministic()) if deterministic else contextlib.nullcontext():
         q = q.transpose(0, 1)[None]
-        o, total = _ops.attention(q, k, v, None, alibi_slopes, of_q, of_k, lengths, table, state, *_NO_DESCALES, *_NO_BLOCKS, words + longest)
+        o, total = _ops.attention(q, k, v, None, alibi_slopes, of_q, of_k, lengths, table, state, *_NO_DESCALES, *_NO_BLOCKS, sinks, words + longest)
     o = o[0].transpose(0, 1)
     return (o, total[0].squeeze(-1), None) if return_attn_probs else o
 
