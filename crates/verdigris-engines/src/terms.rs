@@ -23,13 +23,13 @@ use crate::cost::{Stream, Traffic};
 use crate::fuse::compute;
 use crate::fuse::prologue::{PrologueArgs, PrologueSpec};
 use crate::layout::batch::{BatchIndexArgs, BatchStridesBytes, Chunk};
-use crate::layout::repack::{Lines, packed_tensor};
+use crate::layout::repack::{Lines, Slots, packed_tensor};
 
 /// Threads of a CTA.
 const THREADS: u32 = 256;
 /// Pairs of channels that a thread has on their way at a time.
 const UNROLL: u32 = 2;
-/// Lines of a tile that is transposed, bytes of each, and their distance: one word more keeps columns on different banks.
+/// Pieces of lines of a tile that is transposed, bytes of each, and their distance: one word more keeps columns on different banks.
 const TILE_LINES: u32 = 64;
 const TILE_BYTES: u32 = 128;
 const TILE_PITCH_BYTES: u32 = TILE_BYTES + 4;
@@ -197,8 +197,8 @@ impl Terms {
         let (from_bytes, to_bytes) = (self.spec.from.bytes() as u64, self.spec.to.bytes() as u64);
         let across = self.spec.walk == Walk::Across;
         let pieces = if across { self.length.div_ceil(u64::from(self.spec.tile_channels())) } else { self.length.div_ceil(2) };
-        let shared = if across { u64::from(TILE_LINES) } else { 1 };
-        let lines_at_once = ((LAUNCH_PIECES / pieces.max(1)).max(1) * shared).min(LAUNCH_PIECES);
+        let of_cta = u64::from(if across { TILE_LINES } else { THREADS * UNROLL });
+        let lines_at_once = (LAUNCH_PIECES / pieces.max(1)).max(1);
         let mut launches = Vec::new();
         for chunk in Chunk::all(&self.batch) {
             for first_line in (0..self.lines).step_by(lines_at_once as usize) {
@@ -222,7 +222,7 @@ impl Terms {
                     target_batch: chunk.strides_bytes(&self.packed),
                     prologue: self.prologue.clone(),
                 };
-                let ctas = if across { lines.div_ceil(shared) * pieces } else { (lines * pieces).div_ceil(u64::from(THREADS * UNROLL)) };
+                let ctas = (lines * pieces).div_ceil(of_cta);
                 let [y, z] = chunk.grid();
                 launches.push(Launch::new(self.spec.clone().kernel(), [ctas as u32, y, z], args.bound(&self.spec)).overlapping());
             }
@@ -242,9 +242,9 @@ verdigris_kir::parameters! {
         /// From a line of a term to the next, and from a term.
         pitch_bytes: u64,
         term_bytes: u64,
-        lines: u32,
+        lines: Divide,
         channels: u32,
-        /// Pairs, or tiles, of a line.
+        /// Pairs, or pieces of a tile, of a line.
         pieces: Divide,
         batch: BatchIndexArgs = (),
         source_batch: BatchStridesBytes = (),
@@ -327,7 +327,7 @@ fn along<'k>(k: Kernel<'k>, spec: &Spec) {
     // What is in front of this launch may still run: nothing of it is touched above.
     k.griddep_wait();
     k.griddep_launch();
-    let count = params.values.lines * params.values.pieces.value();
+    let count = params.values.lines.value() * params.values.pieces.value();
     let first = k.cta() * (THREADS * UNROLL) + k.thread();
     let element = spec.from.bytes() as u32;
     // All loads stand before the first use, so that they are on their way together.
@@ -379,20 +379,20 @@ fn across<'k>(k: Kernel<'k>, spec: &Spec) {
     k.griddep_launch();
     let tile_bytes = TILE_LINES * TILE_PITCH_BYTES;
     let tiles = k.shared("tiles", spec.terms * tile_bytes, 4).address();
-    let (tile_line, tile_piece) = params.values.pieces.split(k.cta());
-    let (first_line, first_channel) = (tile_line * TILE_LINES, tile_piece * spec.tile_channels());
+    let values = &params.values;
+    let slots = Slots { lines: values.lines, pieces: values.pieces.value(), first: k.cta() * TILE_LINES, length: spec.tile_channels() };
     let thread = k.thread();
 
     // In: a warp takes 32 neighbouring lines at one channel; a thread every fourth pair of channels of its line.
-    let line = k.lane() + (k.warp() & 1u32) * 32;
+    let place = k.lane() + (k.warp() & 1u32) * 32;
+    let slot = slots.at(place);
     let first_pair = k.warp() >> 1;
-    let line_exists = (first_line + line).lt(params.values.lines);
-    let from = params.source + (first_line + line).widen() * params.values.line_bytes;
+    let from = params.source + slot.line.widen() * params.values.line_bytes;
     let pairs: Vec<Pair<'k>> = (0..spec.tile_channels() / 8)
         .map(|turn| {
-            let channel = first_channel + (first_pair + turn * 4) * 2;
+            let channel = slot.along + (first_pair + turn * 4) * 2;
             let values = [k.var(0.0f32), k.var(0.0f32)];
-            let exists = [0, 1].map(|i| line_exists & (channel + i as u32).lt(params.values.channels));
+            let exists = [0, 1].map(|i| slot.exists & (channel + i as u32).lt(params.values.channels));
             for (i, value) in values.iter().enumerate() {
                 let at = from + (channel + i as u32).widen() * params.values.channel_bytes;
                 k.when(exists[i], || value.set(compute::load::<f32>(k, spec.from, at, 0)));
@@ -401,30 +401,31 @@ fn across<'k>(k: Kernel<'k>, spec: &Spec) {
         })
         .collect();
     let pair_bytes = 2 * spec.to.bytes() as u32;
-    let place = tiles + line * TILE_PITCH_BYTES + first_pair * pair_bytes;
+    let at = tiles + place * TILE_PITCH_BYTES + first_pair * pair_bytes;
     for (turn, Pair { values, exists, channel }) in pairs.into_iter().enumerate() {
         params.prepare(k, &values, exists, channel);
         for (term, words) in terms(k, spec, [values[0].get(), values[1].get()]).into_iter().enumerate() {
             for (i, word) in words.into_iter().enumerate() {
                 let offset = term as i64 * i64::from(tile_bytes) + turn as i64 * 4 * i64::from(pair_bytes) + 4 * i as i64;
-                k.st_shared(place, offset, word);
+                k.st_shared(at, offset, word);
             }
         }
     }
     k.bar_sync();
 
     // Out: eight threads write a line.
-    for term in 0..spec.terms {
-        for turn in 0..TILE_LINES / (THREADS / 8) {
-            let line = (thread >> 3) + turn * (THREADS / 8);
-            let chunk = thread & 7;
-            let channel = first_channel + chunk * (spec.tile_channels() / 8);
-            k.when((first_line + line).lt(params.values.lines) & channel.lt(params.values.channels), || {
-                let from = tiles + line * TILE_PITCH_BYTES + chunk * 16;
+    for turn in 0..TILE_LINES / (THREADS / 8) {
+        let place = (thread >> 3) + turn * (THREADS / 8);
+        let slot = slots.at(place);
+        let chunk = thread & 7;
+        let channel = slot.along + chunk * (spec.tile_channels() / 8);
+        k.when(slot.exists & channel.lt(params.values.channels), || {
+            let from = tiles + place * TILE_PITCH_BYTES + chunk * 16;
+            let to = params.target + slot.line.widen() * params.values.pitch_bytes + channel.mul_wide(spec.to.bytes() as u32);
+            for term in 0..spec.terms {
                 let words: Vec<Val<'k, u32>> = (0..4).map(|i| k.ld_shared(from, i64::from(term * tile_bytes) + 4 * i)).collect();
-                let to = params.target + (first_line + line).widen() * params.values.pitch_bytes + channel.mul_wide(spec.to.bytes() as u32);
                 k.st_global_vector(to + params.values.term_bytes * u64::from(term), 0, &words, Cache::Default);
-            });
-        }
+            }
+        });
     }
 }

@@ -47,6 +47,7 @@ const PROBLEMS: &[(&str, &str, &str)] = &[
     ("pool.direct", "pool", include_str!("../../../cases/catalog/pool.direct.toml")),
     ("pool.flat", "pool", include_str!("../../../cases/catalog/pool.flat.toml")),
     ("pool.planes", "pool", include_str!("../../../cases/catalog/pool.planes.toml")),
+    ("pool.windows", "pool", include_str!("../../../cases/catalog/pool.windows.toml")),
     ("resample.gather", "resample", include_str!("../../../cases/catalog/resample.gather.toml")),
     ("norm.rows", "norm", include_str!("../../../cases/catalog/norm.rows.toml")),
     ("norm.groups", "norm", include_str!("../../../cases/catalog/norm.groups.toml")),

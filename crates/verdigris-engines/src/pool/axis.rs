@@ -63,7 +63,7 @@ impl Axis {
 /// The elements of a window along a dim, of so many taps and steps.
 pub(super) fn elements_along<'k>(
     window: Val<'k, u32>,
-    [taps, stride]: [u32; 2],
+    [taps, stride]: [impl AsVal<'k, u32>; 2],
     pad: impl AsVal<'k, u32>,
     extent: Val<'k, u32>,
 ) -> Val<'k, u32> {

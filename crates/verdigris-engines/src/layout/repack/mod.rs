@@ -10,6 +10,7 @@
 
 mod lines;
 mod pack;
+mod slots;
 mod unpack;
 
 use verdigris_graph::{Matrix, Order, Tensor};
@@ -21,6 +22,7 @@ use super::batch::Chunk;
 use crate::cost::{Stream, Traffic};
 
 pub(crate) use lines::{Lines, packed_tensor};
+pub(crate) use slots::Slots;
 
 /// Threads of a CTA.
 const THREADS: u32 = 256;
@@ -28,7 +30,7 @@ const THREADS: u32 = 256;
 const CHUNK_BYTES: u32 = 16;
 /// Chunks, or elements, that a copying thread has on their way at a time.
 const PIECES: u32 = 4;
-/// Lines of a transposed tile, and bytes of each.
+/// Pieces of lines of a transposed tile, and bytes of each.
 const TILE_LINES: u32 = 64;
 const TILE_BYTES: u32 = 128;
 /// One word beyond a line of the tile keeps columns of words, and groups of four of them, on different banks.
@@ -233,14 +235,14 @@ impl Repack {
     pub(crate) fn launches(&self, from: Address, to: Address) -> Vec<Launch> {
         let Spec { bytes, transpose, back } = self.spec;
         let [loose, packed] = if back { [to, from] } else { [from, to] };
-        // Elements of a piece of a line, and lines that share one.
-        let (piece, shared) = match (transpose, back) {
+        // Elements of a piece of a line, and pieces of a CTA.
+        let (piece, of_cta) = match (transpose, back) {
             (true, _) => (self.spec.tile_length(), TILE_LINES),
-            (false, true) => (1, 1),
-            (false, false) => (self.spec.chunk(), 1),
+            (false, true) => (1, THREADS * PIECES),
+            (false, false) => (self.spec.chunk(), THREADS * PIECES),
         };
         let pieces = self.length.div_ceil(u64::from(piece));
-        let lines_at_once = ((LAUNCH_PIECES / pieces.max(1)).max(1) * u64::from(shared)).min(LAUNCH_PIECES);
+        let lines_at_once = (LAUNCH_PIECES / pieces.max(1)).max(1);
         let mut launches = Vec::new();
         for chunk in Chunk::all(&self.batch) {
             for first_line in (0..self.lines).step_by(lines_at_once as usize) {
@@ -250,10 +252,7 @@ impl Repack {
                     let offset = matrix.offset(&chunk.first, row, column) * u64::from(bytes);
                     Address { offset_bytes: base.offset_bytes + offset, ..base }
                 };
-                let ctas = match transpose {
-                    true => lines.div_ceil(u64::from(TILE_LINES)) * pieces,
-                    false => (lines * pieces).div_ceil(u64::from(THREADS * PIECES)),
-                };
+                let ctas = (lines * pieces).div_ceil(u64::from(of_cta));
                 let [y, z] = chunk.grid();
                 let part = Part {
                     ends: [at(&self.loose, loose), at(&self.packed, packed)],

@@ -5,13 +5,15 @@
 //! not read; what they would bring is loaded element by element.
 //!
 //! **Transposing** makes another index contiguous. A CTA takes a tile through shared memory: element by element in, 16 bytes out. It takes
-//! any two strides, also where neither index is contiguous.
+//! any two strides, also where neither index is contiguous. A tile has pieces of neighbouring lines, and where these are few (the taps of a filter) the next
+//! pieces of the same ones.
 
 use verdigris_kir::face::{Kernel, Val, Var};
 use verdigris_kir::inst::Cache;
 use verdigris_kir::params::{Divide, Read, Write};
 use verdigris_kir::program::Launch;
 
+use super::slots::Slots;
 use super::{CHUNK_BYTES, PIECES, Part, Repack, Spec, THREADS, TILE_BYTES, TILE_LINES, TILE_PITCH_BYTES, begin};
 use crate::layout::batch::{BatchIndexArgs, BatchStridesBytes};
 
@@ -51,9 +53,9 @@ verdigris_kir::parameters! {
         packed: Write = CHUNK_BYTES,
         line_stride: u64,
         pitch: u64,
-        lines: u32,
+        lines: Divide,
         length: u32,
-        /// Chunks, or tiles, of a line.
+        /// Chunks, or pieces of a tile, of a line.
         pieces: Divide,
         batch: BatchIndexArgs = (),
         source_batch: BatchStridesBytes = (),
@@ -131,7 +133,7 @@ pub(super) fn copy<'k>(k: Kernel<'k>, spec: Spec) {
     let [fence_stride, fence_bytes] = params.fence.expect("copying kernels have it");
     begin(k);
     let [source, packed] = params.matrices();
-    let count = params.lines * params.pieces.value();
+    let count = params.lines.value() * params.pieces.value();
     let first = k.cta() * (THREADS * PIECES) + k.thread();
     let window_of = |address: Val<'k, u64>| address & !u64::from(CHUNK_BYTES - 1);
     let piece = |index: Val<'k, u32>| {
@@ -201,26 +203,25 @@ pub(super) fn transpose<'k>(k: Kernel<'k>, spec: Spec) {
     begin(k);
     let tile = k.shared("tile", TILE_LINES * TILE_PITCH_BYTES, 4).address();
     let [source, packed] = params.matrices();
-    let (tile_line, tile_piece) = params.pieces.split(k.cta());
-    let (first_line, first_along) = (tile_line * TILE_LINES, tile_piece * spec.tile_length());
+    let slots = Slots { lines: params.lines, pieces: params.pieces.value(), first: k.cta() * TILE_LINES, length: spec.tile_length() };
 
     // In: a warp takes 32 neighbouring lines at one depth; a thread takes the elements of every fourth word of its line.
     let (thread, warp) = (k.thread(), k.warp());
-    let line = k.lane() + (warp & 1u32) * 32;
+    let place = k.lane() + (warp & 1u32) * 32;
+    let slot = slots.at(place);
     let first_word = warp >> 1;
     let per_word = 4 / spec.bytes;
-    let along = first_along + first_word * per_word;
-    let line_inside = (first_line + line).lt(params.lines);
-    let start = source + (first_line + line).widen() * params.line_stride + along.widen() * along_stride;
+    let along = slot.along + first_word * per_word;
+    let start = source + slot.line.widen() * params.line_stride + along.widen() * along_stride;
     let words = TILE_BYTES / 4 / 4;
     let elements: Vec<Element<'k>> = (0..words * per_word)
         .map(|i| {
             let ahead = i / per_word * (4 * per_word) + i % per_word;
-            let inside = line_inside & (along + ahead).lt(params.length);
+            let inside = slot.exists & (along + ahead).lt(params.length);
             Element::load(k, spec, inside, start + along_stride * u64::from(ahead), 0)
         })
         .collect();
-    let at = tile + line * TILE_PITCH_BYTES + first_word * 4;
+    let at = tile + place * TILE_PITCH_BYTES + first_word * 4;
     for (i, part) in elements.chunks(per_word as usize).enumerate() {
         k.st_shared(at, 16 * i as i64, Element::word(k, part));
     }
@@ -228,13 +229,14 @@ pub(super) fn transpose<'k>(k: Kernel<'k>, spec: Spec) {
 
     // Out: eight threads write a line.
     for turn in 0..TILE_LINES / (THREADS / 8) {
-        let line = (thread >> 3) + turn * (THREADS / 8);
+        let place = (thread >> 3) + turn * (THREADS / 8);
+        let slot = slots.at(place);
         let chunk = thread & 7;
-        let inside = (first_line + line).lt(params.lines) & (first_along + chunk * spec.chunk()).lt(params.length);
-        k.when(inside, || {
-            let from = tile + line * TILE_PITCH_BYTES + chunk * CHUNK_BYTES;
+        let along = slot.along + chunk * spec.chunk();
+        k.when(slot.exists & along.lt(params.length), || {
+            let from = tile + place * TILE_PITCH_BYTES + chunk * CHUNK_BYTES;
             let words: Vec<Val<'k, u32>> = (0..4).map(|i| k.ld_shared(from, 4 * i)).collect();
-            let to = packed + (first_line + line).widen() * params.pitch + tile_piece.mul_wide(TILE_BYTES) + chunk.mul_wide(CHUNK_BYTES);
+            let to = packed + slot.line.widen() * params.pitch + along.mul_wide(spec.bytes);
             k.st_global_vector(to, 0, &words, Cache::Default);
         });
     }

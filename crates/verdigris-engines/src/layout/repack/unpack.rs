@@ -9,6 +9,7 @@ use verdigris_kir::inst::{Cache, CvtRound};
 use verdigris_kir::params::{Divide, Read, Write};
 use verdigris_kir::program::Launch;
 
+use super::slots::Slots;
 use super::{CHUNK_BYTES, PIECES, Part, Repack, Spec, THREADS, TILE_LINES, TILE_PITCH_BYTES, begin};
 use crate::layout::batch::{BatchIndexArgs, BatchStridesBytes};
 
@@ -41,9 +42,9 @@ verdigris_kir::parameters! {
         pitch: u64,
         line_stride: u64,
         along_stride: u64,
-        lines: u32,
+        lines: Divide,
         length: u32,
-        /// Elements, or tiles, of a line.
+        /// Elements, or pieces of a tile, of a line.
         pieces: Divide,
         batch: BatchIndexArgs = (),
         packed_batch: BatchStridesBytes = (),
@@ -63,7 +64,7 @@ pub(super) fn spread<'k>(k: Kernel<'k>, spec: Spec) {
     let params = Params::declare(k, &spec);
     let [packed, target] = params.matrices();
     begin(k);
-    let count = params.lines * params.pieces.value();
+    let count = params.lines.value() * params.pieces.value();
     let first = k.cta() * (THREADS * PIECES) + k.thread();
     // All loads stand before the first store, so that they are on their way together.
     let elements: Vec<(Val<'k, bool>, Val<'k, u64>, Var<'k, u32>)> = (0..PIECES)
@@ -103,19 +104,19 @@ pub(super) fn transpose<'k>(k: Kernel<'k>, spec: Spec) {
     let [packed, target] = params.matrices();
     begin(k);
     let tile = k.shared("tile", TILE_LINES * TILE_PITCH_BYTES, 4).address();
-    let (tile_line, tile_piece) = params.pieces.split(k.cta());
     let tile_length = spec.tile_length();
-    let (first_line, first_along) = (tile_line * TILE_LINES, tile_piece * tile_length);
+    let slots = Slots { lines: params.lines, pieces: params.pieces.value(), first: k.cta() * TILE_LINES, length: tile_length };
     let thread = k.thread();
 
     // In: eight threads read a line, 16 bytes each; what lies beyond the line's elements is not read.
     for turn in 0..TILE_LINES / (THREADS / 8) {
-        let line = (thread >> 3) + turn * (THREADS / 8);
+        let place = (thread >> 3) + turn * (THREADS / 8);
+        let slot = slots.at(place);
         let chunk = thread & 7;
-        let element = first_along + chunk * (CHUNK_BYTES / spec.bytes);
-        let from = packed + (first_line + line).widen() * params.pitch + element.mul_wide(spec.bytes);
-        let to = tile + line * TILE_PITCH_BYTES + chunk * CHUNK_BYTES;
-        k.when((first_line + line).lt(params.lines), || {
+        let element = slot.along + chunk * (CHUNK_BYTES / spec.bytes);
+        let from = packed + slot.line.widen() * params.pitch + element.mul_wide(spec.bytes);
+        let to = tile + place * TILE_PITCH_BYTES + chunk * CHUNK_BYTES;
+        k.when(slot.exists, || {
             k.when_else(
                 (element + CHUNK_BYTES / spec.bytes).le(params.length),
                 || {
@@ -140,16 +141,16 @@ pub(super) fn transpose<'k>(k: Kernel<'k>, spec: Spec) {
     k.bar_sync();
 
     // Out: a warp takes neighbouring lines at one element.
-    let line = k.lane() + (k.warp() & 1u32) * 32;
-    let inside = (first_line + line).lt(params.lines);
-    let to = target + (first_line + line).widen() * params.line_stride;
+    let place = k.lane() + (k.warp() & 1u32) * 32;
+    let slot = slots.at(place);
+    let to = target + slot.line.widen() * params.line_stride;
     for turn in 0..tile_length / (THREADS / 64) {
         let along = (k.warp() >> 1) + turn * (THREADS / 64);
-        k.when(inside & (first_along + along).lt(params.length), || {
-            let to = to + (first_along + along).widen() * params.along_stride;
+        k.when(slot.exists & (slot.along + along).lt(params.length), || {
+            let to = to + (slot.along + along).widen() * params.along_stride;
             // The word that the element stands in.
             let bit = (along * (8 * spec.bytes)) & 31u32;
-            let word = k.ld_shared::<u32>(tile + line * TILE_PITCH_BYTES + ((along * spec.bytes) & !3u32), 0);
+            let word = k.ld_shared::<u32>(tile + place * TILE_PITCH_BYTES + ((along * spec.bytes) & !3u32), 0);
             store(k, spec, to, word.shr(bit));
         });
     }

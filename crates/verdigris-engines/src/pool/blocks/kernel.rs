@@ -5,9 +5,10 @@ use verdigris_kir::inst::Cache;
 use verdigris_kir::params::Divide;
 
 use crate::fuse::value::{AnyVal, elements_of, load_words, store_values};
-use crate::layout::space::{Access, Memory};
+use crate::layout::space::Access;
 
 use super::super::axis::{elements_along, share_of};
+use super::super::tensor::TensorArgs;
 use super::{Along, Spec, THREADS};
 
 verdigris_kir::parameters! {
@@ -23,29 +24,6 @@ verdigris_kir::parameters! {
         pub(super) out: [u32; 2],
         pub(super) dy: TensorArgs = Access { written: false, bytes: spec.together * spec.lanes() * spec.dtype.bytes() as u32 },
         pub(super) dx: TensorArgs = Access { written: true, bytes: spec.along.vector() * spec.dtype.bytes() as u32 },
-    }
-}
-
-verdigris_kir::parameters! {
-    /// A tensor, and how far its images, channels (or vectors of them), rows and columns are from each other.
-    #[derive(Clone, Copy)]
-    pub(super) struct Tensor / TensorArgs of Access as access {
-        pub(super) memory: Memory = *access,
-        pub(super) image_bytes: u64,
-        pub(super) channel_bytes: u64,
-        pub(super) row_bytes: u32,
-        pub(super) column_bytes: u32,
-    }
-}
-
-impl<'k> Tensor<'k> {
-    /// A channel's plane, or that of a vector of them.
-    fn plane(&self, image: Val<'k, u32>, channel: Val<'k, u32>) -> Val<'k, u64> {
-        self.memory.moved(image.widen() * self.image_bytes + channel.widen() * self.channel_bytes).address()
-    }
-
-    fn element(&self, plane: Val<'k, u64>, row: Val<'k, u32>, column: Val<'k, u32>) -> Val<'k, u64> {
-        plane + row.mul_wide(self.row_bytes) + column.mul_wide(self.column_bytes)
     }
 }
 

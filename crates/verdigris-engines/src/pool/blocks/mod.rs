@@ -33,7 +33,8 @@ use crate::fuse::compute;
 use crate::fuse::strided::neighbours_of;
 use crate::layout::space::element;
 
-use kernel::{GradientArgs, TensorArgs};
+use super::tensor::TensorArgs;
+use kernel::GradientArgs;
 
 const THREADS: u32 = 256;
 /// Bytes of the largest access, and of the smallest that is worth a thread.

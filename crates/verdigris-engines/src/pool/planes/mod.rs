@@ -38,6 +38,8 @@ use kernel::{BackwardArgs, PlanesArgs, StripsArgs, TensorArgs};
 const THREADS: u32 = 256;
 /// CTAs for each SM below which planes are not taken together.
 const CTAS_OF_SM: u64 = 16;
+/// CTAs that an H200 runs at once.
+const CTAS_AT_ONCE: u32 = 8 * 132;
 /// Rows below which a plane is not cut for more CTAs: bands read the rows between them twice.
 const FEW_ROWS: u32 = 8;
 
@@ -149,7 +151,12 @@ impl Algorithm for Planes {
         let taps = f64::from(self.spec.taps[1]);
         let of_elements = if self.spec.kind.is_backward() { elements(p.x_dims()) * 16.0 } else { 0.0 };
         let issued = (elements(p.y_dims()) * (8.0 + 8.0 * taps) + of_elements) / 32.0;
-        Work::default().beside([Stream::new(Traffic::Lines, bytes).issuing(issued).of_ctas(f64::from(self.ctas(share)))])
+        let ctas = f64::from(self.ctas(share));
+        // Forward, CTAs wait for their planes, and then each strip of windows for the one before it (`bench/record/h200/2026-11-29-pool-configs.jsonl`).
+        let strips = elements(p.y_dims()) / ctas.max(1.0) / f64::from(kernel::STRIP);
+        let waves = (ctas / f64::from(CTAS_AT_ONCE)).ceil();
+        let turns = if self.spec.kind.is_backward() { 0.0 } else { waves * (12.0 + 5.0 * (strips / f64::from(THREADS)).ceil()) };
+        Work::default().beside([Stream::new(Traffic::Lines, bytes).issuing(issued).of_ctas(ctas).in_turns(turns)])
     }
 
     fn lower(&self, &share: &Share) -> Result<Program, Refusal> {
