@@ -65,7 +65,8 @@ fn mma_is_right_where_it_takes_a_case() {
 #[test]
 fn lines_that_begin_anywhere_meet_in_no_bank_on_their_way() {
     let engine = verdigris_engines::engine("gemm.wgmma").expect("the engine is registered");
-    let of_group: Vec<Case> = cases().into_iter().filter(|case| case.id.contains("bf16-anywhere-deep")).collect();
+    let groups = ["bf16-anywhere-deep", "tf32-anywhere-rows-deep"];
+    let of_group: Vec<Case> = cases().into_iter().filter(|case| groups.iter().any(|group| case.id.contains(group))).collect();
     let mut seen = 0;
     for case in of_group {
         let problem = &case.problem;
@@ -84,7 +85,7 @@ fn lines_that_begin_anywhere_meet_in_no_bank_on_their_way() {
         assert_eq!(counted.bank_conflicts, 0, "{}: of {} turns", case.id, counted.shared_wavefronts);
         seen += 1;
     }
-    assert!(seen > 0, "none is offered in parts");
+    assert!(seen > 4, "{seen} are offered in parts");
 }
 
 /// On a machine of more SMs than the cases see elsewhere, where tiles are few enough to be split so.

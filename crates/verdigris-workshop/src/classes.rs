@@ -99,6 +99,8 @@ pub(crate) fn class(kernel: &str) -> String {
             break;
         }
     }
+    // Stages that threads write, in place of copies.
+    words.extend(kernel.split('_').any(|word| word.starts_with("aligns")).then_some("aligns"));
     words.extend(["split", "parts", "part"].into_iter().find(|way| kernel.split('_').any(|word| word == *way)));
     words.join("_")
 }
@@ -269,6 +271,7 @@ mod tests {
             ("gemm_simt_f32_f32_ieee_128x128x16_d", "gemm_simt"),
             ("gemm_repack_copy_b16", "gemm_repack_copy"),
             ("conv_gather2_bf16_bf16_t_128x128_s4_c2_split_d", "conv_gather_split"),
+            ("gemm_wgmma_bf16_bf16_kk_128x128_s4_c2_aligns3_parts", "gemm_wgmma_aligns_parts"),
             ("reduce_add_row32_k1r1_part", "reduce_add_row_part"),
             ("pool_max_sss_ndhwc_f32_f32", "pool_max_sss_ndhwc"),
         ] {

@@ -1,17 +1,23 @@
-//! The source of lines that begin anywhere: matrices of 16-bit elements, and of f32 along the depth, whose lines are no multiple of 16 bytes apart,
-//! which no tensor map takes as they lie.
+//! The source of operands whose lines begin anywhere: matrices of 16 bits and of f32 whose lines are no multiple of 16 bytes apart, which no tensor
+//! map takes as they lie; and of f32 along the rows, which the tensor cores do not take.
 //!
-//! **Every eighth line.** Lines that are eight apart begin at the same place within 16 bytes, whatever their pitch. So eight maps, one for each
-//! class of lines, map an operand exactly: each begins at the 16 bytes in which the first line of its class begins, and its lines end where the
-//! operand's do, so that the end of the depth is filled with zeros and nothing beyond a matrix's last element is read. By them the loading warp
-//! brings *windows* into a ring of its own: the pieces of lines that a step multiplies, with what lies in front of them in 16 bytes.
+//! **Every eighth line.** Lines of 16 bits that are eight apart (of f32, four) begin at the same place within 16 bytes, whatever their pitch. So eight
+//! maps, one for each class of lines, map an operand exactly: each begins at the 16 bytes in which the first line of its class begins, and its lines
+//! end where the operand's do, so that the end of the depth is filled with zeros and nothing beyond a matrix's last element is read. By them the
+//! warps that load bring *windows* into a ring of its own: the pieces of lines that a step multiplies, with what lies in front of them in 16 bytes.
 //!
 //! **Into place.** [`ALIGNERS`] warps read the windows, move each line's elements to its beginning, and write them to the stages of the main loop
 //! under their swizzle. In which 16 bytes of the banks a line's window begins is settled by its place in its class, and where it is written by
-//! its class: eight lanes take lines of eight classes at eight places, so that neither reads nor writes wait for each other.
+//! its number among eight: eight lanes take lines that differ in both, so that neither reads nor writes wait for each other.
+//! Lines along the rows of an operand that is to lie along the depth are **transposed**: 32 lanes read neighbouring elements of a line, word by word, wherever
+//! it begins, and each writes what it has read of 16 lines as the depth of its row. Nothing has to be moved within words.
 //!
-//! **Cost.** A step passes shared memory three times, where by [`super::tiled`] it does once: the windows in and out, and the tiles in. Of 128×128 that
-//! is 1216 cycles beside 512 of products, so products by copies are faster where there are enough of them to pay for the copies.
+//! **Straight.** An operand that a map takes as it lies goes to its stage at once, while the other one is aligned: the stage is full when its bytes have
+//! arrived and the aligners have.
+//!
+//! **Cost.** An operand passes shared memory three times, where by [`super::tiled`] it does once: the windows in and out, and the tiles in. Of 128×128
+//! that is 1216 cycles of a step beside 512 of products (928 where one operand goes straight), so products by copies are faster where there are enough
+//! of them to pay for the copies.
 //!
 //! Lines are counted from the beginning of their matrix. So the matrices of a batch are a multiple of 16 bytes apart, and the operand's address is a
 //! multiple of 16: lines begin anywhere, operands do not.
@@ -19,38 +25,87 @@
 use std::panic::Location;
 
 use verdigris_graph::{Matrix, Order};
-use verdigris_kir::face::{Kernel, LoadOptions, Role, SharedPiece, Val};
+use verdigris_kir::face::{Kernel, LoadOptions, Role, SharedPiece, TensorMap, Val};
 use verdigris_kir::ir::{Access, MapDecl, Swizzle};
 use verdigris_kir::params::Map;
 use verdigris_kir::program::{Address, MapSpec};
+use verdigris_kir::tile::clip::{Clip, ClipArgs, ClippedTile};
 use verdigris_kir::tile::operand::{Major, OperandTile, ROW_BYTES};
 use verdigris_kir::tile::ring::{Cursor, Ring, RingScope};
 use verdigris_kir::tile::schedule::Work;
 
-use super::SHARED_BYTES;
 use super::spec::{MainLoopSpec, Operand};
 use super::stages::Stages;
-use super::tiled::matrix_map;
+use super::tiled::{TiledArgs, matrix_map};
+use super::{SHARED_BYTES, WARPGROUP};
 use crate::fuse::formats::map_type;
 
-/// Warps that align: those of the producer's warpgroup beside the one that loads.
-pub(crate) const ALIGNERS: u32 = 3;
-/// Lines after which one begins at the same place within 16 bytes.
-const CLASSES: u32 = 8;
+/// Warpgroups of producers: of one, what is left beside the warps that load would take longer to align a step than the tensor cores and shared memory
+/// need for it.
+pub(crate) const PRODUCERS: u32 = 2;
+/// Warps that load: one each operand. A step of sixteen loads by one thread would take as long as all the rest of it.
+const LOADERS: u32 = 2;
+/// Warps that align: the others of the producers' warpgroups.
+const ALIGNERS: u32 = 4 * PRODUCERS - LOADERS;
 const CHUNK_BYTES: u32 = 16;
 /// Lines of 128 bytes of a tile that make a block: a panel, or as many rows along the depth.
 const BLOCK: u32 = 64;
 /// Those of a warp.
 const LANES: u32 = 32;
+/// Lines of a tile after which the swizzle repeats.
+const OCTET: u32 = 8;
+/// What a thread takes of a line at once: half of it, so that the warps have more equal shares.
+const PIECE_BYTES: u32 = ROW_BYTES / 2;
 /// Shared memory of a ring's stage beside its bytes: barriers, and room to align.
 const BESIDE_STAGE: u32 = 16 + 128;
 /// The most stages of either ring: three turns of windows are on their way from memory while one is aligned.
 const MOST_STAGES: u32 = 4;
+/// The same where an operand goes straight: it needs a stage from its load on, not only from when the other has been aligned.
+const MOST_STAGES_STRAIGHT: [u32; 2] = [6, 3];
+
+/// How an operand comes to its stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Way {
+    /// By a tensor map, as it lies.
+    Straight,
+    /// Its lines are moved into place.
+    Moved,
+    /// Its lines run along the rows, and are transposed.
+    Transposed,
+}
+
+impl Way {
+    /// Of an operand of `rows` by `depth`, which a tensor map takes as it lies or does not; `None` where there is no way.
+    pub(crate) fn of(operand: &Matrix, [rows, depth]: [u32; 2], is_mapped: bool) -> Option<Way> {
+        match operand.order() {
+            _ if is_mapped => Some(Way::Straight),
+            _ if !has_windows(operand, [rows, depth]) => None,
+            // The tensor cores take no f32 along the rows.
+            Order::ColumnMajor if operand.dtype.bytes() == 4 => Some(Way::Transposed),
+            _ => Some(Way::Moved),
+        }
+    }
+
+    /// What is contiguous in the stages, of an operand whose lines run along `lines`.
+    pub(crate) fn arrives(self, lines: Major) -> Major {
+        if self == Way::Transposed { Major::Depth } else { lines }
+    }
+
+    /// In a kernel's name.
+    pub(crate) fn letter(self) -> char {
+        match self {
+            Way::Straight => 's',
+            Way::Moved => 'm',
+            Way::Transposed => 't',
+        }
+    }
+}
 
 /// What shapes a main loop of such operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct AligningSpec {
     pub(crate) main: MainLoopSpec,
+    pub(crate) ways: [Way; 2],
     /// Stages of the ring of windows.
     pub(crate) waiting: u32,
 }
@@ -58,6 +113,10 @@ pub(crate) struct AligningSpec {
 /// The windows of an operand in a stage: class by class, and in each line by line.
 #[derive(Clone, Copy)]
 struct Windows {
+    /// Lines after which one begins at the same place within 16 bytes.
+    classes: u32,
+    /// What the lines run along.
+    along: Major,
     lines_of_class: u32,
     line_bytes: u32,
     /// From one block of the tile to the next: further lines of each class, or further along its lines.
@@ -65,21 +124,23 @@ struct Windows {
 }
 
 impl Windows {
-    fn of(tile: &OperandTile) -> Windows {
-        match tile.major {
+    fn of(tile: &OperandTile, way: Way) -> Windows {
+        let classes = CHUNK_BYTES / tile.ty.bytes();
+        let along = if way == Way::Transposed { Major::Rows } else { tile.major };
+        match along {
             Major::Depth => {
                 let line_bytes = ROW_BYTES + CHUNK_BYTES;
-                Windows { lines_of_class: tile.rows / CLASSES, line_bytes, block_bytes: BLOCK / CLASSES * line_bytes }
+                Windows { classes, along, lines_of_class: tile.rows / classes, line_bytes, block_bytes: BLOCK / classes * line_bytes }
             }
             Major::Rows => {
                 let line_bytes = tile.rows * tile.ty.bytes() + CHUNK_BYTES;
-                Windows { lines_of_class: tile.depth() / CLASSES, line_bytes, block_bytes: ROW_BYTES }
+                Windows { classes, along, lines_of_class: tile.depth() / classes, line_bytes, block_bytes: ROW_BYTES }
             }
         }
     }
 
     fn loaded_bytes(&self) -> u32 {
-        CLASSES * self.lines_of_class * self.line_bytes
+        self.classes * self.lines_of_class * self.line_bytes
     }
 
     /// Loads begin at multiples of 128 bytes.
@@ -88,102 +149,125 @@ impl Windows {
     }
 
     fn bytes(&self) -> u32 {
-        CLASSES * self.class_bytes()
+        self.classes * self.class_bytes()
     }
 }
 
 /// Whether windows of an operand of `rows` by `depth` can be loaded.
-pub(crate) fn takes(operand: &Matrix, [rows, depth]: [u32; 2]) -> bool {
+fn has_windows(operand: &Matrix, [rows, depth]: [u32; 2]) -> bool {
     let bytes = operand.dtype.bytes() as u64;
-    let (lines, fits) = match operand.order() {
-        Order::RowMajor => (rows, matches!(bytes, 2 | 4)),
-        // The tensor cores take no others along the rows.
-        Order::ColumnMajor => (depth, bytes == 2),
-        Order::Strided => (0, false),
+    let lines = match operand.order() {
+        Order::RowMajor => rows,
+        Order::ColumnMajor => depth,
+        Order::Strided => 0,
     };
+    let chunk = u64::from(CHUNK_BYTES);
     // What a map takes for a stride.
     let is_near = |stride: u64, times: u64| stride.checked_mul(times * bytes).is_some_and(|stride| stride < 1 << 40);
-    fits && operand.leading_dimension().is_some_and(|leading| leading != 0 && is_near(leading, CLASSES.into()))
-        && operand.batch_strides.iter().all(|&stride| is_near(stride, 1) && (stride * bytes).is_multiple_of(u64::from(CHUNK_BYTES)))
-        && lines >= CLASSES
+    matches!(bytes, 2 | 4)
+        && operand.leading_dimension().is_some_and(|leading| leading != 0 && is_near(leading, chunk / bytes))
+        && operand.batch_strides.iter().all(|&stride| is_near(stride, 1) && (stride * bytes).is_multiple_of(chunk))
+        && u64::from(lines) >= chunk / bytes
 }
 
 impl AligningSpec {
     /// With as many stages as shared memory holds beside `beside_bytes`; nothing where that is less than two of either ring, or the tile is not
     /// made of whole blocks that one CTA loads.
-    pub(crate) fn fitted(main: MainLoopSpec, beside_bytes: u32) -> Option<AligningSpec> {
+    pub(crate) fn fitted(main: MainLoopSpec, ways: [Way; 2], beside_bytes: u32) -> Option<AligningSpec> {
         let tile = &main.tile;
         let whole = tile.peers() == 1 && tile.m.is_multiple_of(BLOCK) && tile.n.is_multiple_of(BLOCK) && tile.m.max(tile.n) <= 192;
         let plain = main.terms == 1 && !main.promotes() && !tile.ping_pong && main.a == main.b && matches!(main.a.bytes(), 2 | 4);
-        if !whole || !plain {
+        if !whole || !plain || ways == [Way::Straight; 2] {
             return None;
         }
-        let of_windows = AligningSpec { main, waiting: 1 }.window_bytes() + BESIDE_STAGE;
+        let [most_stages, most_waiting] = if ways.contains(&Way::Straight) { MOST_STAGES_STRAIGHT } else { [MOST_STAGES; 2] };
+        let of_windows = AligningSpec { main, ways, waiting: 1 }.window_bytes() + BESIDE_STAGE;
         let of_tiles = (tile.m + tile.n) * ROW_BYTES + BESIDE_STAGE;
         let room = SHARED_BYTES.checked_sub(beside_bytes + 2 * of_tiles)?;
-        let waiting = (room / of_windows).min(MOST_STAGES);
+        let waiting = (room / of_windows).min(most_waiting);
         let main = main.fitted(beside_bytes + waiting * of_windows, BESIDE_STAGE)?;
-        let main = MainLoopSpec { stages: main.stages.min(MOST_STAGES), ..main };
-        (waiting >= 2).then_some(AligningSpec { main, waiting })
+        let main = MainLoopSpec { stages: main.stages.min(most_stages), ..main };
+        (waiting >= 2).then_some(AligningSpec { main, ways, waiting })
     }
 
-    fn windows(&self) -> [Windows; 2] {
-        [Operand::A, Operand::B].map(|operand| Windows::of(&self.main.operand(operand)))
+    fn way(&self, operand: Operand) -> Way {
+        self.ways[operand as usize]
+    }
+
+    /// Of the operands that come by windows.
+    fn windows(&self, operand: Operand) -> Option<Windows> {
+        (self.way(operand) != Way::Straight).then(|| Windows::of(&self.main.operand(operand), self.way(operand)))
     }
 
     /// Bytes of the windows in a stage.
     fn window_bytes(&self) -> u32 {
-        self.windows().iter().map(Windows::bytes).sum()
+        BOTH.iter().filter_map(|&operand| self.windows(operand)).map(|windows| windows.bytes()).sum()
     }
 
-    /// The lines of a step's tiles, of 128 bytes.
-    fn lines(&self) -> u32 {
-        self.main.tile.m + self.main.tile.n
+    /// Parts of a step: 32 lines of an operand's tile, of each a piece.
+    fn parts(&self, operand: Operand) -> u32 {
+        if self.way(operand) == Way::Straight { 0 } else { self.main.tile.extent(operand) / LANES * (ROW_BYTES / PIECE_BYTES) }
+    }
+
+    /// Who fills a stage together: those who align, and who loads the operand that goes straight.
+    pub(crate) fn fillers(&self) -> u32 {
+        ALIGNERS + u32::from(self.ways.contains(&Way::Straight))
     }
 
     /// Registers of a thread of the producers, and of a consumer's.
     pub(crate) fn registers(&self) -> [u32; 2] {
-        [120, if self.main.tile.consumers == 1 { 232 } else { 192 }]
+        if self.main.tile.consumers == 1 { [120, 232] } else { [104, 152] }
+    }
+
+    /// Threads of a CTA.
+    pub(crate) fn threads(&self) -> u32 {
+        self.main.tile.threads() + WARPGROUP * (PRODUCERS - 1)
     }
 
     /// Of a step: bytes that are loaded, bytes that pass shared memory beside the tensor cores' reads, and instructions of warps.
     pub(crate) fn step(&self) -> AligningStep {
-        let loaded = self.windows().map(|windows| f64::from(windows.loaded_bytes()));
-        let tiles = f64::from(self.lines() * ROW_BYTES);
-        // Of 32 lines: 9 loads, 8 stores with their addresses, and three instructions for each of 32 words.
-        let issued = f64::from(self.lines() / LANES) * (9.0 + 16.0 + 99.0 + 16.0);
-        AligningStep { loaded, passed: 2.0 * loaded.iter().sum::<f64>() + tiles, issued }
+        let tiles = BOTH.map(|operand| f64::from(self.main.tile.extent(operand) * ROW_BYTES));
+        let windows = BOTH.map(|operand| self.windows(operand).map(|windows| f64::from(windows.loaded_bytes())));
+        let loaded = [0, 1].map(|i| windows[i].unwrap_or(tiles[i]));
+        let through = windows.iter().flatten().sum::<f64>();
+        // Of a part: loads and stores with their addresses, and of words that are moved three instructions each.
+        let issued = BOTH.map(|operand| match self.way(operand) {
+            Way::Straight => 0.0,
+            Way::Moved => 5.0 + 8.0 + 51.0 + 8.0,
+            Way::Transposed => 16.0 + 8.0 + 8.0,
+        });
+        // As many as the warp that has the most parts: the others wait for it.
+        let parts = BOTH.map(|operand| self.parts(operand));
+        let mean = [0, 1].map(|i| f64::from(parts[i]) * issued[i]).iter().sum::<f64>() / f64::from(parts[0] + parts[1]);
+        let longest = f64::from((parts[0] + parts[1]).div_ceil(ALIGNERS));
+        AligningStep { loaded, passed: 2.0 * through + tiles.iter().sum::<f64>(), issued: longest * mean * f64::from(ALIGNERS) }
     }
 
-    fn map(&self, operand: Operand) -> MapDecl {
-        let (tile, windows) = (self.main.operand(operand), Windows::of(&self.main.operand(operand)));
-        let box_dims = vec![windows.line_bytes / tile.ty.bytes(), windows.lines_of_class, 1];
-        MapDecl { ty: tile.ty, rank: 3, box_dims, im2col: false, swizzle: Swizzle::None, access: Access::Read }
+    fn lines(&self, operand: Operand) -> Option<LinesOf> {
+        let windows = self.windows(operand)?;
+        let ty = self.main.operand(operand).ty;
+        let box_dims = vec![windows.line_bytes / ty.bytes(), windows.lines_of_class, 1];
+        let map = MapDecl { ty, rank: 3, box_dims, im2col: false, swizzle: Swizzle::None, access: Access::Read };
+        Some(LinesOf { classes: windows.classes, map })
     }
 
-    /// What a launch gives for an operand of `rows` by `depth` and `batch` at `place`.
-    pub(crate) fn arguments(&self, operand: Operand, place: Address, matrix: &Matrix, [rows, depth, batch]: [u32; 3]) -> LinesArgs {
-        debug_assert_eq!(map_type(matrix.dtype), self.map(operand).ty);
-        let (lines, length) = if matrix.order() == Order::RowMajor { (rows, depth) } else { (depth, rows) };
-        let pitch = matrix.leading_dimension().unwrap_or(1);
-        let bytes = matrix.dtype.bytes() as u64;
-        let chunk = u64::from(CHUNK_BYTES) / bytes;
-        let strides_bytes = match matrix.batch_strides.first().copied().unwrap_or(0) {
-            0 => [u64::from(CLASSES) * pitch * bytes; 2],
-            stride => [u64::from(CLASSES) * pitch * bytes, stride * bytes],
+    fn straight(&self, operand: Operand) -> Option<ClippedTile> {
+        (self.way(operand) == Way::Straight).then(|| self.main.clipped(operand))
+    }
+
+    /// What a launch gives for operands of so many rows and so much depth, of `batch` matrices; `tiled` is how a map takes each, if one does.
+    pub(crate) fn arguments(&self, tiled: TiledArgs, matrices: [&Matrix; 2], rows: [u32; 2], depth: u32, batch: u32) -> AligningArgs {
+        let TiledArgs { a, b, a_batches, b_batches, a_clip, b_clip, .. } = tiled;
+        let source = |operand: Operand, (place, map), batches, clip| {
+            let extents = [rows[operand as usize], depth, batch];
+            let lines = self.lines(operand).map(|lines| lines.arguments(place, matrices[operand as usize], extents));
+            SourceArgs { lines, straight: self.straight(operand).map(|_| StraightArgs { map: (place, map), batches, clip }) }
         };
-        let batches = u32::from(matrix.batch_strides.first().is_some_and(|&stride| stride != 0));
-        let map = |class: u32| {
-            let begins = u64::from(class) * pitch;
-            let shift = begins % chunk;
-            let count = (lines - class).div_ceil(CLASSES);
-            let dims = [shift + u64::from(length), u64::from(count), u64::from(if batches == 1 { batch } else { 1 })];
-            let at = Address { offset_bytes: place.offset_bytes + (begins - shift) * bytes, ..place };
-            (at, matrix_map(self.map(operand), dims, strides_bytes)) as (Address, MapSpec)
-        };
-        LinesArgs { classes: std::array::from_fn(|class| map(class as u32)), pitch: (pitch % chunk) as u32, batches }
+        AligningArgs { a: source(Operand::A, a, a_batches, a_clip), b: source(Operand::B, b, b_batches, b_clip) }
     }
 }
+
+const BOTH: [Operand; 2] = [Operand::A, Operand::B];
 
 /// What a step asks beside its products.
 pub(crate) struct AligningStep {
@@ -192,17 +276,41 @@ pub(crate) struct AligningStep {
     pub(crate) issued: f64,
 }
 
-/// An operand of which it is declared.
-#[derive(Clone, Copy)]
+/// The windows' maps of an operand.
+#[derive(Clone)]
 pub(crate) struct LinesOf {
-    spec: AligningSpec,
-    operand: Operand,
+    classes: u32,
+    map: MapDecl,
+}
+
+impl LinesOf {
+    /// What a launch gives for an operand of `rows` by `depth` and `batch` at `place`.
+    fn arguments(&self, place: Address, matrix: &Matrix, [rows, depth, batch]: [u32; 3]) -> LinesArgs {
+        debug_assert_eq!(map_type(matrix.dtype), self.map.ty);
+        let (lines, length) = if matrix.order() == Order::RowMajor { (rows, depth) } else { (depth, rows) };
+        let pitch = matrix.leading_dimension().unwrap_or(1);
+        let (bytes, chunk) = (matrix.dtype.bytes() as u64, u64::from(self.classes));
+        let strides_bytes = match matrix.batch_strides.first().copied().unwrap_or(0) {
+            0 => [chunk * pitch * bytes; 2],
+            stride => [chunk * pitch * bytes, stride * bytes],
+        };
+        let batches = u32::from(matrix.batch_strides.first().is_some_and(|&stride| stride != 0));
+        let map = |class: u32| {
+            let begins = u64::from(class) * pitch;
+            let shift = begins % chunk;
+            let count = (lines - class).div_ceil(self.classes);
+            let dims = [shift + u64::from(length), u64::from(count), u64::from(if batches == 1 { batch } else { 1 })];
+            let at = Address { offset_bytes: place.offset_bytes + (begins - shift) * bytes, ..place };
+            (at, matrix_map(self.map.clone(), dims, strides_bytes)) as (Address, MapSpec)
+        };
+        LinesArgs { classes: (0..self.classes).map(map).collect(), pitch: (pitch % chunk) as u32, batches }
+    }
 }
 
 verdigris_kir::parameters! {
     /// An operand's lines.
     pub(crate) struct LinesValues / LinesArgs of LinesOf as lines {
-        classes: [Map; CLASSES as usize] = lines.spec.map(lines.operand),
+        classes: Vec<Map> = vec![lines.map.clone(); lines.classes as usize],
         /// Elements from a line to the next, of those of 16 bytes.
         pitch: u32,
         /// 1 for an operand with a matrix for each of the batch, 0 for one that all share.
@@ -211,25 +319,71 @@ verdigris_kir::parameters! {
 }
 
 verdigris_kir::parameters! {
+    /// An operand that goes straight to its stage.
+    pub(crate) struct StraightValues / StraightArgs of ClippedTile as tile {
+        map: Map = tile.map(),
+        batches: u32,
+        clip: ClipArgs = (),
+    }
+}
+
+/// An operand of which it is declared.
+pub(crate) struct SourceOf {
+    spec: AligningSpec,
+    operand: Operand,
+}
+
+verdigris_kir::parameters! {
+    /// An operand, as it is loaded.
+    pub(crate) struct SourceValues / SourceArgs of SourceOf as source {
+        lines: Option<LinesArgs> = source.spec.lines(source.operand),
+        straight: Option<StraightArgs> = source.spec.straight(source.operand),
+    }
+}
+
+verdigris_kir::parameters! {
     /// Where the operands are.
     pub(crate) struct AligningValues / AligningArgs of AligningSpec as spec {
-        pub(crate) a: LinesArgs = LinesOf { spec: *spec, operand: Operand::A },
-        pub(crate) b: LinesArgs = LinesOf { spec: *spec, operand: Operand::B },
+        a: SourceArgs = SourceOf { spec: *spec, operand: Operand::A },
+        b: SourceArgs = SourceOf { spec: *spec, operand: Operand::B },
     }
+}
+
+/// How an operand is loaded.
+enum Source<'k> {
+    Lines(Lines<'k>),
+    Straight(Straight<'k>),
+}
+
+/// An operand that comes by windows.
+struct Lines<'k> {
+    windows: Windows,
+    /// Where its windows begin in a stage of them.
+    begins: u32,
+    values: LinesValues<'k>,
+}
+
+/// One that goes straight.
+struct Straight<'k> {
+    map: TensorMap<'k>,
+    batches: Val<'k, u32>,
+    clip: Clip<'k>,
 }
 
 /// The operands in memory, and their windows in shared memory.
 pub(crate) struct Aligning<'k> {
     kernel: Kernel<'k>,
     spec: AligningSpec,
-    operands: [LinesValues<'k>; 2],
+    /// Of A and of B.
+    sources: Vec<Source<'k>>,
     windows: SharedPiece<'k>,
     pub(crate) waiting: Ring<'k>,
 }
 
-/// The role of the warps that align.
-pub(crate) fn align(body: &dyn Fn()) -> Role<'_> {
-    Role { name: "align", warps: ALIGNERS, registers: None, body }
+/// The roles of the producers: the warps that load A and B, and those that align.
+pub(crate) fn roles<'b>(load_a: &'b dyn Fn(), load_b: &'b dyn Fn(), align: &'b dyn Fn()) -> [Role<'b>; 1 + LOADERS as usize] {
+    let role = |name, warps, body| Role { name, warps, registers: None, body };
+    [role("load a", 1, load_a), role("load b", 1, load_b), role("align", ALIGNERS, align)]
 }
 
 impl<'k> Aligning<'k> {
@@ -237,41 +391,80 @@ impl<'k> Aligning<'k> {
     #[track_caller]
     pub(crate) fn new(k: Kernel<'k>, spec: AligningSpec, values: AligningValues<'k>) -> Self {
         let AligningValues { a, b } = values;
+        let mut begins = 0;
+        let mut sources = Vec::new();
+        for (operand, SourceValues { lines, straight }) in BOTH.into_iter().zip([a, b]) {
+            if let Some((values, windows)) = lines.zip(spec.windows(operand)) {
+                sources.push(Source::Lines(Lines { windows, begins, values }));
+                begins += windows.bytes();
+            }
+            sources.extend(straight.map(|StraightValues { map, batches, clip }| {
+                Source::Straight(Straight { map, batches, clip: Clip::new(spec.main.clipped(operand), clip) })
+            }));
+        }
         let windows = k.shared("windows", spec.waiting * spec.window_bytes(), 128);
-        let waiting = k.scope(Location::caller(), || Ring::new(k, spec.waiting, ALIGNERS, RingScope::Cta));
-        Aligning { kernel: k, spec, operands: [a, b], windows, waiting }
+        let loaders = spec.ways.iter().filter(|&&way| way != Way::Straight).count() as u32;
+        let waiting = k.scope(Location::caller(), || Ring::filled_by(k, spec.waiting, loaders, ALIGNERS, RingScope::Cta));
+        Aligning { kernel: k, spec, sources, windows, waiting }
     }
 
-    /// Brings the tensor maps near: by one thread.
+    /// Before the roles begin: clears what no load will write, and brings each operand's tensor maps near, by the warp that will load it. By all
+    /// threads, in front of a barrier.
     #[track_caller]
-    pub(crate) fn prefetch_maps(&self) {
-        self.kernel.scope(Location::caller(), || {
-            self.operands.iter().flat_map(|operand| &operand.classes).for_each(|map| self.kernel.prefetch_tensormap(map));
+    pub(crate) fn begin(&self, stages: &Stages<'k>) {
+        let (k, main) = (self.kernel, &self.spec.main);
+        k.scope(Location::caller(), || {
+            for operand in BOTH {
+                k.when(k.thread().eq(LANES * operand as u32), || match &self.sources[operand as usize] {
+                    Source::Lines(lines) => lines.values.classes.iter().for_each(|map| k.prefetch_tensormap(map)),
+                    Source::Straight(straight) => k.prefetch_tensormap(&straight.map),
+                });
+                if let Source::Straight(Straight { clip, .. }) = &self.sources[operand as usize] {
+                    clip.clear(stages.slots[operand as usize].address(), main.stages, k.thread(), self.spec.threads());
+                }
+            }
         });
     }
 
-    /// Loads the windows of a piece of work, step by step: by one thread.
+    /// Where the warp that loads an operand begins: in the ring of the windows, or that of the stages.
     #[track_caller]
-    pub(crate) fn load(&self, work: &Work<'k>, waiting: &Cursor<'k>) {
-        let (k, main) = (self.kernel, &self.spec.main);
+    pub(crate) fn cursor(&self, operand: Operand, stages: &Stages<'k>) -> Cursor<'k> {
+        self.kernel.scope(Location::caller(), || match self.sources[operand as usize] {
+            Source::Lines(_) => self.waiting.cursor(),
+            Source::Straight(_) => stages.ring.cursor(),
+        })
+    }
+
+    /// Loads an operand's part of a piece of work, step by step: by one thread.
+    #[track_caller]
+    pub(crate) fn load(&self, operand: Operand, work: &Work<'k>, cursor: &Cursor<'k>, stages: &Stages<'k>) {
+        let (k, main, i) = (self.kernel, &self.spec.main, operand as usize);
         k.scope(Location::caller(), || {
-            let first = [work.row * main.tile.m, work.column * main.tile.n];
-            let windows = self.spec.windows();
-            let bytes = windows.iter().map(Windows::loaded_bytes).sum::<u32>();
-            k.range(work.steps, |step| {
-                let depth = (work.first_step + step) * main.depth();
-                let full = waiting.acquire(bytes);
-                let mut to = self.windows.address() + waiting.stage() * self.spec.window_bytes();
-                for (i, operand) in self.operands.iter().enumerate() {
-                    let (along, line) = if main.majors[i] == Major::Depth { (depth, first[i]) } else { (first[i], depth) };
-                    let at = [along.signed(), (line >> CLASSES.ilog2()).signed(), (work.batch * operand.batches).signed()];
-                    for (class, map) in (0..).zip(&operand.classes) {
-                        k.tma_load(to + class * windows[i].class_bytes(), map, &at, full, LoadOptions::default());
+            let first = [work.row, work.column][i] * main.tile.extent(operand);
+            let depth = |step| (work.first_step + step) * main.depth();
+            match &self.sources[i] {
+                Source::Lines(Lines { windows, begins, values }) => k.range(work.steps, |step| {
+                    let full = cursor.acquire(windows.loaded_bytes());
+                    let to = self.windows.address() + cursor.stage() * self.spec.window_bytes();
+                    let (along, line) = if windows.along == Major::Depth { (depth(step), first) } else { (first, depth(step)) };
+                    let at = [along.signed(), (line >> windows.classes.ilog2()).signed(), (work.batch * values.batches).signed()];
+                    for (class, map) in (0..).zip(&values.classes) {
+                        k.tma_load(to + (*begins + class * windows.class_bytes()), map, &at, full, LoadOptions::default());
                     }
-                    to = to + windows[i].bytes();
+                    cursor.advance();
+                }),
+                Source::Straight(Straight { map, batches, clip }) => {
+                    let rows = clip.rows(first);
+                    let bytes = clip.bytes(rows);
+                    k.range(work.steps, |step| {
+                        let full = cursor.acquire(bytes);
+                        let to = stages.slots[i].address() + cursor.stage() * stages.tiles[i].bytes();
+                        let (begins, options) = (k.constant(0), LoadOptions::default());
+                        clip.load(to, begins, rows, map, first, depth(step), work.batch * *batches, full, options);
+                        cursor.advance();
+                    });
                 }
-                waiting.advance();
-            });
+            }
         });
     }
 
@@ -280,65 +473,89 @@ impl<'k> Aligning<'k> {
     pub(crate) fn aligner(&self, stages: &Stages<'k>) -> Aligner<'k, '_> {
         let k = self.kernel;
         k.scope(Location::caller(), || {
-            let warp = k.uniform(k.warp()) - 1;
-            let warps = self.spec.lines() / LANES;
-            let parts = (0..warps.div_ceil(ALIGNERS)).map(|turn| {
-                let number = warp + turn * ALIGNERS;
-                let exists = ((turn + 1) * ALIGNERS > warps).then(|| number.lt(warps));
-                let number = if exists.is_some() { number.min(warps - 1) } else { number };
-                self.part(stages, number, exists)
-            });
-            Aligner { source: self, parts: parts.collect() }
+            let warp = k.uniform(k.warp()) - LOADERS;
+            let mut parts = Vec::new();
+            // Who has one part more of an operand has one less of the next.
+            let mut before = 0;
+            for operand in BOTH {
+                let Source::Lines(lines) = &self.sources[operand as usize] else { continue };
+                let count = self.spec.parts(operand);
+                let own = match before % ALIGNERS {
+                    0 => warp,
+                    more => k.select(warp.lt(more), warp + (ALIGNERS - more), warp - more),
+                };
+                parts.extend((0..count.div_ceil(ALIGNERS)).map(|turn| {
+                    let number = own + turn * ALIGNERS;
+                    let exists = ((turn + 1) * ALIGNERS > count).then(|| number.lt(count));
+                    self.part(stages, operand, lines, number, exists)
+                }));
+                before += count;
+            }
+            Aligner { source: self, parts }
         })
     }
 
-    /// Part `number` of a step: 32 lines of a tile, one a lane.
-    fn part(&self, stages: &Stages<'k>, number: Val<'k, u32>, exists: Option<Val<'k, bool>>) -> Part<'k> {
-        let (k, spec) = (self.kernel, &self.spec);
-        let of_a = spec.main.tile.m / LANES;
-        let is_b = number.ge(of_a);
-        let of = |[a, b]: [u32; 2]| k.select(is_b, k.constant(b), k.constant(a));
-        let windows = spec.windows();
-        let number = number - of([0, of_a]);
-        let (block, half) = (number >> 1, number & 1u32);
-        // Eight lanes have a line of each class, at eight places in their classes.
-        let class = k.lane() & (CLASSES - 1);
-        let place = (half * (LANES / CLASSES) + (k.lane() >> CLASSES.ilog2()) + class) & (BLOCK / CLASSES - 1);
-        let from = of([0, windows[0].bytes()])
-            + class * of(windows.map(|windows| windows.class_bytes()))
-            + place * of(windows.map(|windows| windows.line_bytes))
-            + block * of(windows.map(|windows| windows.block_bytes));
-        let slot = k.select(is_b, stages.slots[1].address(), stages.slots[0].address());
-        let line = class + place * CLASSES;
+    /// Part `number` of an operand's step: 32 lines of its tile, one a lane, of each a piece.
+    fn part(
+        &self,
+        stages: &Stages<'k>,
+        operand: Operand,
+        lines: &Lines<'k>,
+        number: Val<'k, u32>,
+        exists: Option<Val<'k, bool>>,
+    ) -> Part<'k> {
+        let (k, windows, pitch) = (self.kernel, &lines.windows, lines.values.pitch);
+        let tile = &stages.tiles[operand as usize];
+        let (slot, element_bytes) = (stages.slots[operand as usize].address(), tile.ty.bytes());
+        let (group, piece) = (number >> 1, number & 1u32);
+        let octet_line = k.lane() & (OCTET - 1);
+        let shift_bytes = |class: Val<'k, u32>| ((class * pitch) & (windows.classes - 1)) * element_bytes;
+        let (line, from, moves) = match self.spec.way(operand) {
+            Way::Transposed => {
+                let line = group * LANES + k.lane();
+                let from = line * element_bytes + piece * (PIECE_BYTES / element_bytes / windows.classes * windows.line_bytes);
+                (line, from, Moves::Across((0..windows.classes).map(|class| shift_bytes(k.constant(class))).collect()))
+            }
+            _ => {
+                let (block, half) = (group >> 1, group & 1u32);
+                // Eight lanes have eight lines under the swizzle, at eight places of the banks in their classes.
+                let class = octet_line & (windows.classes - 1);
+                let octet = (half * (LANES / OCTET) + (k.lane() >> OCTET.ilog2()) + class) & (BLOCK / OCTET - 1);
+                let place = octet * (OCTET / windows.classes) + (octet_line >> windows.classes.ilog2());
+                let from = class * windows.class_bytes() + place * windows.line_bytes + block * windows.block_bytes + piece * PIECE_BYTES;
+                let shift_bytes = shift_bytes(class);
+                let moves = Moves::Along {
+                    by_two_words: (shift_bytes & 8u32).ne(0),
+                    by_a_word: (shift_bytes & 4u32).ne(0),
+                    selector: (element_bytes == 2).then(|| (shift_bytes & 2u32) * 0x1111u32 + 0x3210u32),
+                };
+                (block * BLOCK + octet * OCTET + octet_line, from, moves)
+            }
+        };
         // Chunks of a line stand where their number and the line's, of eight, differ in.
-        let to = slot + block * (BLOCK * ROW_BYTES) + line * ROW_BYTES + class * CHUNK_BYTES;
-        let pitch = k.select(is_b, self.operands[1].pitch, self.operands[0].pitch);
-        let element_bytes = spec.main.operand(Operand::A).ty.bytes();
-        let shift_bytes = ((class * pitch) & (CHUNK_BYTES / element_bytes - 1)) * element_bytes;
-        Part {
-            exists,
-            from,
-            to,
-            stage_bytes: of(stages.tiles.map(|tile| tile.bytes())),
-            by_two_words: (shift_bytes & 8u32).ne(0),
-            by_a_word: (shift_bytes & 4u32).ne(0),
-            selector: (element_bytes == 2).then(|| (shift_bytes & 2u32) * 0x1111u32 + 0x3210u32),
-        }
+        let to = slot + line * ROW_BYTES + (octet_line ^ (piece * (PIECE_BYTES / CHUNK_BYTES))) * CHUNK_BYTES;
+        Part { exists, from: from + lines.begins, to, stage_bytes: tile.bytes(), windows: *windows, moves }
     }
 }
 
-/// A thread's line of 128 bytes.
+/// A thread's piece of a line of 128 bytes.
 struct Part<'k> {
-    /// Where not every warp has such a line.
+    /// Where not every warp has such a piece.
     exists: Option<Val<'k, bool>>,
     /// Where its window begins in a stage of windows, and its first chunk in the first stage of tiles.
     from: Val<'k, u32>,
     to: Val<'k, u32>,
-    stage_bytes: Val<'k, u32>,
-    /// Of how many words and bytes its elements stand behind the window's beginning.
-    by_two_words: Val<'k, bool>,
-    by_a_word: Val<'k, bool>,
-    selector: Option<Val<'k, u32>>,
+    stage_bytes: u32,
+    windows: Windows,
+    moves: Moves<'k>,
+}
+
+/// How a thread gets its piece.
+enum Moves<'k> {
+    /// From one window, whose elements stand so many words and bytes behind its beginning.
+    Along { by_two_words: Val<'k, bool>, by_a_word: Val<'k, bool>, selector: Option<Val<'k, u32>> },
+    /// Word by word across windows, whose elements stand so many bytes behind their beginnings, class by class.
+    Across(Vec<Val<'k, u32>>),
 }
 
 /// Moves lines into place.
@@ -356,18 +573,23 @@ impl<'k> Aligner<'k, '_> {
             k.range(work.steps, |_| {
                 waiting.wait();
                 let windows = self.source.windows.address() + waiting.stage() * self.source.spec.window_bytes();
+                let (every, some): (Vec<&Part<'k>>, Vec<&Part<'k>>) = self.parts.iter().partition(|part| part.exists.is_none());
                 // The windows of the next part are on their way to registers while this one is moved.
-                let mut next = self.parts.first().map(|part| self.window(part, windows));
+                let mut next = every.first().map(|part| part.read(k, windows));
                 cursor.claim();
-                for (number, part) in self.parts.iter().enumerate() {
-                    let window = next.take();
-                    next = self.parts.get(number + 1).map(|part| self.window(part, windows));
-                    let words = window.map(|window| part.moved(k, window)).unwrap_or_default();
+                let write = |part: &Part<'k>, window| {
                     let to = part.to + cursor.stage() * part.stage_bytes;
-                    match part.exists {
-                        Some(exists) => k.when(exists, || write(k, to, &words)),
-                        None => write(k, to, &words),
+                    for (chunk, words) in (0..).zip(part.moved(k, window).chunks(4)) {
+                        k.st_shared_vector(to ^ (chunk * CHUNK_BYTES), 0, words);
                     }
+                };
+                for (number, part) in every.iter().enumerate() {
+                    let window = next.take().unwrap_or_default();
+                    next = every.get(number + 1).map(|part| part.read(k, windows));
+                    write(part, window);
+                }
+                for (part, exists) in some.iter().filter_map(|part| Some((part, part.exists?))) {
+                    k.when(exists, || write(part, part.read(k, windows)));
                 }
                 k.fence_proxy_async();
                 k.warp_sync();
@@ -378,28 +600,33 @@ impl<'k> Aligner<'k, '_> {
             });
         });
     }
-
-    /// The words of a part's window.
-    fn window(&self, part: &Part<'k>, windows: Val<'k, u32>) -> Vec<Val<'k, u32>> {
-        let chunks = ROW_BYTES / CHUNK_BYTES + 1;
-        (0..chunks).flat_map(|chunk| self.source.kernel.ld_shared_vector(windows + part.from, i64::from(chunk * CHUNK_BYTES), 4)).collect()
-    }
-}
-
-/// Writes the words of a line whose first chunk stands at `to`.
-fn write<'k>(k: Kernel<'k>, to: Val<'k, u32>, words: &[Val<'k, u32>]) {
-    for (chunk, words) in (0..).zip(words.chunks(4)) {
-        k.st_shared_vector(to ^ (chunk * CHUNK_BYTES), 0, words);
-    }
 }
 
 impl<'k> Part<'k> {
-    /// The words of the line out of those of its window.
+    /// The words that it reads of a stage of windows.
+    fn read(&self, k: Kernel<'k>, windows: Val<'k, u32>) -> Vec<Val<'k, u32>> {
+        let from = windows + self.from;
+        match &self.moves {
+            Moves::Along { .. } => {
+                let chunks = PIECE_BYTES / CHUNK_BYTES + 1;
+                (0..chunks).flat_map(|chunk| k.ld_shared_vector(from, i64::from(chunk * CHUNK_BYTES), 4)).collect()
+            }
+            Moves::Across(shifts) => {
+                let from: Vec<Val<'k, u32>> = shifts.iter().map(|&shift| from + shift).collect();
+                let Windows { classes, line_bytes, .. } = self.windows;
+                let offset = |line: u32| i64::from(line % classes * self.windows.class_bytes() + line / classes * line_bytes);
+                (0..PIECE_BYTES / 4).map(|line| k.ld_shared(from[(line % classes) as usize], offset(line))).collect()
+            }
+        }
+    }
+
+    /// The words of the piece out of those that were read.
     fn moved(&self, k: Kernel<'k>, mut words: Vec<Val<'k, u32>>) -> Vec<Val<'k, u32>> {
-        for (by, moves) in [(2, self.by_two_words), (1, self.by_a_word)] {
+        let Moves::Along { by_two_words, by_a_word, selector } = self.moves else { return words };
+        for (by, moves) in [(2, by_two_words), (1, by_a_word)] {
             words = (0..words.len() - by).map(|i| k.select(moves, words[i + by], words[i])).collect();
         }
-        (0..(ROW_BYTES / 4) as usize).map(|i| self.selector.map_or(words[i], |selector| words[i].prmt(words[i + 1], selector))).collect()
+        (0..(PIECE_BYTES / 4) as usize).map(|i| selector.map_or(words[i], |selector| words[i].prmt(words[i + 1], selector))).collect()
     }
 }
 
@@ -418,27 +645,33 @@ mod tests {
 
     #[test]
     fn windows_and_tiles_fit_beside_each_other() {
-        for majors in [[Major::Depth; 2], [Major::Rows; 2], [Major::Depth, Major::Rows]] {
+        let (moved, straight) = ([Way::Moved; 2], [Way::Straight, Way::Moved]);
+        for (majors, ways) in [([Major::Depth; 2], moved), ([Major::Rows; 2], moved), ([Major::Depth, Major::Rows], straight)] {
             for (m, n, beside_bytes) in [(128, 128, 0), (128, 128, 32_768), (128, 64, 16_384), (64, 64, 8_192), (128, 192, 0)] {
-                let fitted = AligningSpec::fitted(spec(m, n, majors), beside_bytes).expect("fits");
+                let fitted = AligningSpec::fitted(spec(m, n, majors), ways, beside_bytes).expect("fits");
                 let bytes = fitted.main.stages * (m + n) * ROW_BYTES + fitted.waiting * fitted.window_bytes();
                 assert!(bytes + beside_bytes + 1024 <= SHARED_BYTES, "{fitted:?}");
                 assert!(fitted.main.stages >= 2 && fitted.waiting >= 2, "{fitted:?}");
             }
+            assert_eq!(AligningSpec::fitted(spec(128, 128, majors), [Way::Straight; 2], 0), None, "nothing is to be aligned");
             // Neither half panels nor boxes of more than 256 elements, and not without two stages of either.
             for (m, n, beside_bytes) in [(128, 96, 0), (128, 256, 0), (128, 128, 120_000)] {
-                assert_eq!(AligningSpec::fitted(spec(m, n, majors), beside_bytes), None, "{m}x{n}");
+                assert_eq!(AligningSpec::fitted(spec(m, n, majors), moved, beside_bytes), None, "{m}x{n}");
             }
         }
     }
 
     #[test]
     fn windows_of_a_step_have_a_chunk_in_front() {
-        let windows = |major| Windows::of(&OperandTile { rows: 128, ty: map_type(DType::F16), major });
-        let [depth, rows] = [Major::Depth, Major::Rows].map(windows);
-        assert_eq!([depth.loaded_bytes(), rows.loaded_bytes()], [128 * 144, 64 * 272]);
-        // Eight lines of a class begin in eight different chunks of the banks, and classes in the same.
-        assert!([depth, rows].iter().all(|windows| windows.line_bytes % 32 == 16 && windows.class_bytes() % 128 == 0));
+        let windows = |dtype, major, way| Windows::of(&OperandTile { rows: 128, ty: map_type(dtype), major }, way);
+        let depth = [DType::F16, DType::F32].map(|dtype| windows(dtype, Major::Depth, Way::Moved));
+        let (rows, transposed) = (windows(DType::F16, Major::Rows, Way::Moved), windows(DType::F32, Major::Depth, Way::Transposed));
+        assert_eq!(depth.map(|windows| windows.loaded_bytes()), [128 * 144; 2]);
+        assert_eq!([rows.loaded_bytes(), transposed.loaded_bytes()], [64 * 272, 32 * 528]);
+        assert_eq!([depth[0], depth[1], rows, transposed].map(|windows| windows.classes), [8, 4, 8, 4]);
+        // Lines of a class that follow each other begin in eight different chunks of the banks, and classes in the same.
+        let moved = [depth[0], depth[1], rows];
+        assert!(moved.iter().all(|windows| windows.line_bytes % 32 == 16 && windows.class_bytes() % 128 == 0));
     }
 
     #[test]
@@ -462,10 +695,12 @@ mod tests {
             (matrix(DType::Bf16, 65, 1, 1 << 39), [100, 65], false),
             (matrix(DType::Bf16, 130, 2, 0), [100, 65], false),
             (matrix(DType::F32, 65, 1, 6500), [100, 65], true),
-            (matrix(DType::F32, 1, 101, 0), [101, 65], false),
+            (matrix(DType::F32, 1, 101, 0), [101, 65], true),
+            (matrix(DType::F32, 65, 1, 0), [4, 65], true),
+            (matrix(DType::F32, 65, 1, 0), [3, 65], false),
             (matrix(DType::E4m3, 65, 1, 0), [100, 65], false),
         ] {
-            assert_eq!(takes(&operand, extents), taken, "{operand:?}");
+            assert_eq!(has_windows(&operand, extents), taken, "{operand:?}");
         }
     }
 }

@@ -41,16 +41,17 @@ pub(crate) fn load(body: &dyn Fn()) -> Role<'_> {
     Role { name: "load", warps: 1, registers: None, body }
 }
 
-/// Runs the roles: the warps of the producer's warpgroup, and the consumers; with the registers of a thread of each.
+/// Runs the roles: the warps of the producers' warpgroups, one or more, and the consumers; with the registers of a thread of each.
 #[track_caller]
 pub(crate) fn run(k: Kernel<'_>, tile: TileShape, [few, many]: [u32; 2], producers: &[Role<'_>], multiply: &dyn Fn()) {
     k.scope_around(Location::caller(), |caller| {
         let bodies: Vec<_> = producers.iter().map(|role| || caller.run(role.body)).collect();
         let producers: Vec<_> = producers.iter().zip(&bodies).map(|(role, body)| Role { body, ..*role }).collect();
+        let warps = producers.iter().map(|role| role.warps).sum::<u32>().next_multiple_of(4);
         let produce = || k.warp_roles(&producers);
         let multiply = || caller.run(multiply);
         k.warp_roles(&[
-            Role { name: "producer", warps: 4, registers: Some(few), body: &produce },
+            Role { name: "producer", warps, registers: Some(few), body: &produce },
             Role { name: "consumer", warps: 4 * tile.consumers, registers: Some(many), body: &multiply },
         ]);
     });

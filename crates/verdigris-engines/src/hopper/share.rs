@@ -18,15 +18,29 @@ pub(crate) struct Consumer<'k> {
     pub(crate) warpgroup: Val<'k, u32>,
     /// The first row of a tile that the warpgroup has.
     pub(crate) first_row: Val<'k, u32>,
+    /// Warpgroups in front of the consumers.
+    producers: u32,
 }
 
 impl<'k> Consumer<'k> {
     #[track_caller]
     pub(crate) fn new(k: Kernel<'k>, tile: TileShape) -> Self {
+        Consumer::behind(k, tile, 1)
+    }
+
+    /// Behind so many warpgroups of producers.
+    #[track_caller]
+    pub(crate) fn behind(k: Kernel<'k>, tile: TileShape, producers: u32) -> Self {
         let thread = k.thread() & (WARPGROUP - 1);
-        let warpgroup = k.uniform(k.thread() >> 7) - 1;
+        let warpgroup = k.uniform(k.thread() >> 7) - producers;
         let first_row = if tile.ping_pong { k.constant(0) } else { warpgroup * (64 * tile.blocks()) };
-        Consumer { thread, warpgroup, first_row }
+        Consumer { thread, warpgroup, first_row, producers }
+    }
+
+    /// The thread's index among those of all consumers.
+    #[track_caller]
+    pub(crate) fn index(&self) -> Val<'k, u32> {
+        self.thread.kernel().thread() - WARPGROUP * self.producers
     }
 }
 

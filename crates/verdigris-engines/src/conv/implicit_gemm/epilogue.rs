@@ -62,7 +62,7 @@ impl<'k> TileEpilogue<'k> {
         own: Consumer<'k>,
         pixels: impl FnOnce() -> Val<'k, u32>,
     ) {
-        let (k, Consumer { thread, warpgroup, first_row }) = (self.kernel, own);
+        let (k, Consumer { thread, warpgroup, first_row, .. }) = (self.kernel, own);
         if let Some(parts) = &self.parts {
             let place = [share.row(work), share.column(work), target.batch, work.part];
             parts.keep(results.iter().flat_map(|sum| sum.registers()).copied(), place, warpgroup, thread);

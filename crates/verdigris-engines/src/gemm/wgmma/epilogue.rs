@@ -5,9 +5,9 @@ use verdigris_kir::tile::fragment::Fragment;
 use verdigris_kir::tile::schedule::Work;
 
 use super::spec::Spec;
+use crate::hopper::FIRST_BARRIER;
 use crate::hopper::share::{Consumer, Share};
 use crate::hopper::spec::TileShape;
-use crate::hopper::{FIRST_BARRIER, WARPGROUP};
 use crate::layout::batch::BatchIndex;
 use crate::split_k::cluster::ClusterSplitK;
 use crate::split_k::fixup::{Fixup, FixupValues};
@@ -115,7 +115,7 @@ impl<'k> TileEpilogue<'k> {
             }
             SplitReduction::Cluster { exchange, columns, .. } => {
                 let tile = tile();
-                exchange.sum(results, &kept.slice_sums, kept.turn, k.thread() - WARPGROUP);
+                exchange.sum(results, &kept.slice_sums, kept.turn, by.index());
                 write(&kept.slice_sums, &Tile { column: column + share.depth_rank * *columns, ..tile });
             }
             SplitReduction::Later(parts) => {

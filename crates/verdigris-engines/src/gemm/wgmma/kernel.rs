@@ -11,11 +11,11 @@ use super::super::factors::FactorsArgs;
 use super::block_factors::{BlockFactors, Scaled};
 use super::epilogue::{Place, TileEpilogue};
 use super::spec::Spec;
-use crate::hopper::aligning::{self, ALIGNERS, Aligning, AligningArgs};
+use crate::hopper::aligning::{self, Aligning, AligningArgs, PRODUCERS};
 use crate::hopper::main_loop::MainLoop;
 use crate::hopper::roles;
 use crate::hopper::share::{Consumer, Share};
-use crate::hopper::spec::Split;
+use crate::hopper::spec::{Operand, Split};
 use crate::hopper::stages::Stages;
 use crate::hopper::tiled::{Tiled, TiledArgs};
 use crate::layout::batch::BatchIndexArgs;
@@ -47,17 +47,20 @@ pub(super) fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     let epilogue = TileEpilogue::new(k, spec, batch, store, fixup, parts);
     let operands = operands.map(|operands| Tiled::new(k, main, operands));
     let lines = spec.aligning().zip(lines).map(|(aligning, lines)| Aligning::new(k, aligning, lines));
-    let stages = if lines.is_some() { Stages::filled_by(k, main, ALIGNERS, tile.sharers()) } else { Stages::new(k, main) };
+    let stages = match spec.aligning() {
+        None => Stages::new(k, main),
+        Some(aligning) => Stages::filled_by(k, main, aligning.fillers(), tile.sharers()),
+    };
     let init = || {
         stages.ring.init();
         epilogue.init();
         operands.iter().for_each(|operands| operands.prefetch_maps());
-        lines.iter().for_each(|lines| {
-            lines.waiting.init();
-            lines.prefetch_maps();
-        });
+        lines.iter().for_each(|lines| lines.waiting.init());
     };
-    roles::start(k, init, || operands.iter().for_each(|operands| operands.clear(&stages)));
+    roles::start(k, init, || {
+        operands.iter().for_each(|operands| operands.clear(&stages));
+        lines.iter().for_each(|lines| lines.begin(&stages));
+    });
     let share = Share::new(k, tile);
 
     let load = || {
@@ -66,11 +69,15 @@ pub(super) fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
             let loader = operands.loader(&stages, share);
             roles::load_each(k, tile, schedule, cursor, |work| loader.load(&work, &cursor));
         }
+    };
+
+    let load_lines = |operand| {
         if let Some(lines) = &lines {
-            let waiting = lines.waiting.cursor();
-            roles::load_each(k, tile, schedule, waiting, |work| lines.load(&share.own(work), &waiting));
+            let cursor = lines.cursor(operand, &stages);
+            roles::load_each(k, tile, schedule, cursor, |work| lines.load(operand, &share.own(work), &cursor, &stages));
         }
     };
+    let (load_a, load_b) = (|| load_lines(Operand::A), || load_lines(Operand::B));
 
     let align = || {
         if let Some(lines) = &lines {
@@ -81,7 +88,7 @@ pub(super) fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     };
 
     let multiply = || {
-        let own = Consumer::new(k, tile);
+        let own = Consumer::behind(k, tile, if lines.is_some() { PRODUCERS } else { 1 });
         let kept = epilogue.begin::<T>();
         let main_loop = MainLoop::<T>::new(k, main, &stages, schedule, spec.barrier(), own);
         main_loop.for_each(
@@ -107,6 +114,6 @@ pub(super) fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
 
     match spec.aligning() {
         None => roles::run(k, tile, tile.registers(), &[roles::load(&load)], &multiply),
-        Some(aligning) => roles::run(k, tile, aligning.registers(), &[roles::load(&load), aligning::align(&align)], &multiply),
+        Some(aligning) => roles::run(k, tile, aligning.registers(), &aligning::roles(&load_a, &load_b, &align), &multiply),
     }
 }

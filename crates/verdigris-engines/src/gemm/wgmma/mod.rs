@@ -2,7 +2,7 @@
 //!
 //! **What.** `D = alpha · A · B` for 16-bit, tf32, 8-bit float and 8-bit integer operands, batched, all transposes.
 //! **When it wins.** On compute capability 9.0. Operands whose rows are not 16-byte aligned, or that the tensor cores do not take in their
-//! order, are copied into scratch first; or, where lines of 16 bits (f32 along the depth) begin anywhere, moved into place on their way to the tensor cores
+//! order, are copied into scratch first; or, of 16 bits and f32, moved into place or transposed on their way to the tensor cores
 //! ([`crate::hopper::aligning`]), which takes no launch but more of each step: configs with the knob `aligns`. Operands of f32 under the policy `fp32` become three bf16 terms each ([`crate::terms`]), also in scratch:
 //! six products of terms at the rate of bf16 are several times as fast as f32 multiply-adds, once the copies are small beside them. All six are formed
 //! out of one load of each term.
@@ -34,7 +34,7 @@ use crate::arch::Arch;
 use crate::cost::{Loop, Stream, Work};
 use crate::engine::{Candidate, EngineId, Knobs, Notes, Reason, Refusal, empty_program};
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
-use crate::hopper::aligning::{self, AligningArgs};
+use crate::hopper::aligning::Way;
 use crate::hopper::epilogue::{TYPES, epilogue_of, store_bytes};
 use crate::hopper::grid::{Layout, TileGrid, TileOrder};
 use crate::hopper::spec::{MainLoopSpec, Operand, Split, TileShape};
@@ -178,12 +178,6 @@ impl View {
     /// A as rows by depth, and B as columns by depth.
     fn operands(&self) -> [Matrix; 2] {
         [self.problem.a.clone(), self.problem.b.transposed()]
-    }
-
-    /// Whether both operands can be taken as they are given, wherever their lines begin.
-    fn begins_anywhere(&self) -> bool {
-        let [a, b] = self.operands();
-        self.terms == 1 && aligning::takes(&a, [self.m, self.k]) && aligning::takes(&b, [self.n, self.k])
     }
 
     fn major(matrix: &Matrix) -> Major {
@@ -375,8 +369,7 @@ impl Algorithm for Wgmma {
         Self::ID.require(gemm.batch_count() < 1 << 29, Reason::Batch, format_args!("{} matrices, takes below 2^29", gemm.batch_count()))?;
         let as_given = [false, true].map(|swap_ab| View::new(if swap_ab { transposed(gemm) } else { gemm.clone() }, terms, swap_ab));
         let as_given = if let [Some(unswapped), Some(swap_ab)] = as_given { Some([unswapped, swap_ab]) } else { None };
-        let moved = copies.iter().flatten().any(|copy| matches!(copy, Copy::Moved(_)));
-        let as_given = as_given.filter(|[view, _]| moved && view.begins_anywhere());
+        let as_given = as_given.filter(|[view, _]| view.terms == 1 && copies.iter().any(Option::is_some));
         let mut gemm = gemm.clone();
         if let Some(copy) = &copies[0] {
             gemm.a = copy.packed().clone();
@@ -417,7 +410,7 @@ impl Algorithm for Wgmma {
             }
             configs.extend(self.in_parts(shape, swap_ab));
         }
-        configs.extend([false, true].into_iter().flat_map(|swap_ab| lines::configs(self, swap_ab, few)));
+        configs.extend([false, true].into_iter().flat_map(|swap_ab| lines::configs(self, swap_ab)));
         configs
     }
 
@@ -467,7 +460,8 @@ impl Algorithm for Wgmma {
                 let loaded_bytes = step.loaded.iter().zip(main.load_cost).map(|(bytes, cost)| bytes * cost).sum();
                 let tiles = f64::from((spec.main.tile.m + spec.main.tile.n) * ROW_BYTES);
                 let shared_bytes = main.shared_bytes - tiles + step.passed;
-                Loop { loaded_bytes, shared_bytes, issued: main.issued + step.issued, ..main }
+                let threads = f64::from(aligning.threads());
+                Loop { loaded_bytes, shared_bytes, issued: main.issued + step.issued, threads, ..main }
             }
         };
         let copies = self.copies(view, chosen).into_iter().flatten().filter_map(Copy::work);
@@ -531,10 +525,8 @@ impl Algorithm for Wgmma {
             a_clip,
             b_clip,
         };
-        let lines = spec.aligning().map(|aligning| AligningArgs {
-            a: aligning.arguments(Operand::A, a_place, &a, [view.m, view.k, view.batch]),
-            b: aligning.arguments(Operand::B, b_place, &b, [view.n, view.k, view.batch]),
-        });
+        let lines = spec.aligning();
+        let lines = lines.map(|aligning| aligning.arguments(operands(), [&a, &b], [view.m, view.n], view.k, view.batch));
         let arguments = ParamsArgs {
             operands: lines.is_none().then(operands),
             lines,
@@ -581,7 +573,7 @@ fn catalog_specs() -> Vec<Spec> {
         for (shape, &majors) in SHAPES.iter().flat_map(|shape| majors.iter().map(move |major| (shape, major))) {
             let ways = [(Out::Tma, false), (Out::Tma, true), (Out::Rows, false), (Out::Rows, true), (Out::Direct, false)];
             for (out, swap_ab) in ways {
-                let given = Given { a: operands, b: operands, majors, terms, keep, scaled: [Scaled::No; 2], out, swap_ab, aligns: false };
+                let given = Given { a: operands, b: operands, majors, terms, keep, scaled: [Scaled::No; 2], out, swap_ab, ways: None };
                 let elements = EpilogueSpec { stores_d: true, d: OperandSpec::strided(d), ..epilogue.clone() };
                 specs.extend(given.spec(shape, if out == Out::Direct { elements } else { epilogue.clone() }));
                 specs.extend(given.in_parts(shape).filter(|_| out == Out::Direct));
@@ -612,7 +604,7 @@ pub(crate) fn sums() -> Vec<KernelRef> {
             for out in [Out::Tma, Out::Rows] {
                 let scaled = [Scaled::No; 2];
                 let keep = Keep::InPlace;
-                let given = Given { a: operands, b: operands, majors, terms: 1, keep, scaled, out, swap_ab: false, aligns: false };
+                let given = Given { a: operands, b: operands, majors, terms: 1, keep, scaled, out, swap_ab: false, ways: None };
                 specs.extend(given.spec(shape, epilogue.clone()));
             }
         }
@@ -631,8 +623,8 @@ struct Given {
     scaled: [Scaled; 2],
     out: Out,
     swap_ab: bool,
-    /// Operands' lines may begin anywhere.
-    aligns: bool,
+    /// How operands come that are taken as they are given, their lines wherever these begin; `majors` are those of their lines.
+    ways: Option<[Way; 2]>,
 }
 
 impl Given {
@@ -647,7 +639,7 @@ impl Given {
         };
         let offered = if self.swap_ab { shape.along_columns } else { shape.along_rows } & result != 0;
         // A few columns are most often those of activations, whose depth is contiguous.
-        let offered = offered && (shape.tile.cluster_split == 1 || self.aligns || self.majors[1] == Major::Depth);
+        let offered = offered && (shape.tile.cluster_split == 1 || self.ways.is_some() || self.majors[1] == Major::Depth);
         let split = if shape.splits { Split::Fixup } else { Split::No };
         offered.then(|| self.shaped(shape, split, epilogue).fitted()).flatten()
     }
@@ -662,9 +654,12 @@ impl Given {
     }
 
     fn shaped(self, shape: &Shape, split: Split, epilogue: EpilogueSpec) -> Spec {
-        let Given { a, b, majors, terms, keep, scaled, out, swap_ab, aligns } = self;
+        let Given { a, b, majors, terms, keep, scaled, out, swap_ab, ways } = self;
+        let waiting = u32::from(ways.is_some());
+        let ways = ways.unwrap_or([Way::Straight; 2]);
+        let majors = [0, 1].map(|i| ways[i].arrives(majors[i]));
         let main = MainLoopSpec { tile: shape.tile, a, b, majors, terms, stages: 2, keep };
-        Spec { main, waiting: u32::from(aligns), split, scaled, out, swap_ab, epilogue }
+        Spec { main, waiting, ways, split, scaled, out, swap_ab, epilogue }
     }
 }
 
@@ -751,7 +746,7 @@ impl Wgmma {
             terms: view.terms,
             out,
             swap_ab: transposed,
-            aligns: false,
+            ways: None,
         })
     }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use verdigris_kir::face::build;
+use verdigris_kir::face::{Header, build};
 use verdigris_kir::ir::KernelBody;
 use verdigris_kir::tile::operand::Major;
 
@@ -10,7 +10,7 @@ use super::block_factors::Scaled;
 use super::kernel;
 use crate::fuse::epilogue::EpilogueSpec;
 use crate::hopper::FIRST_BARRIER;
-use crate::hopper::aligning::AligningSpec;
+use crate::hopper::aligning::{AligningSpec, Way};
 use crate::hopper::epilogue::stores_whole_panels;
 use crate::hopper::spec::{MainLoopSpec, Split};
 use crate::hopper::sums::Keep;
@@ -23,6 +23,8 @@ pub(super) struct Spec {
     pub(super) main: MainLoopSpec,
     /// Stages of the windows of operands whose lines begin anywhere ([`crate::hopper::aligning`]); 0 where TMA brings operands as they lie.
     pub(super) waiting: u32,
+    /// How A and B come.
+    pub(super) ways: [Way; 2],
     /// The depth of tiles may be split among CTAs.
     pub(super) split: Split,
     /// Factors of A's and of B's blocks, by which promoted sums are multiplied.
@@ -45,6 +47,10 @@ impl fmt::Display for Spec {
         }
         if self.waiting > 0 {
             write!(f, "_aligns{}", self.waiting)?;
+            if self.ways != [Way::Moved; 2] {
+                let [a, b] = self.ways.map(Way::letter);
+                write!(f, "{a}{b}")?;
+            }
         }
         for (on, word) in [
             (main.tile.ping_pong, "_pingpong"),
@@ -81,7 +87,7 @@ impl Spec {
 
     /// What brings operands whose lines begin anywhere.
     pub(super) fn aligning(&self) -> Option<AligningSpec> {
-        (self.waiting > 0).then_some(AligningSpec { main: self.main, waiting: self.waiting })
+        (self.waiting > 0).then_some(AligningSpec { main: self.main, ways: self.ways, waiting: self.waiting })
     }
 
     pub(super) fn cluster_split_k(&self) -> Option<ClusterSplitKSpec> {
@@ -106,7 +112,7 @@ impl Spec {
         let (store, cluster_split_k) = (self.store(), self.cluster_split_k());
         let beside_bytes = store.shared_bytes() + cluster_split_k.map_or(0, |split_k| split_k.shared_bytes());
         if self.waiting > 0 {
-            let aligning = AligningSpec::fitted(self.main, beside_bytes)?;
+            let aligning = AligningSpec::fitted(self.main, self.ways, beside_bytes)?;
             (self.main, self.waiting) = (aligning.main, aligning.waiting);
         } else {
             self.main = self.main.fitted(beside_bytes, 0)?;
@@ -130,6 +136,8 @@ impl Spec {
     /// Builds the kernel.
     pub(super) fn build(&self) -> KernelBody {
         let header = self.main.header(self.to_string());
+        let threads = self.aligning().map_or(header.threads, |aligning| aligning.threads());
+        let header = Header { threads, ..header };
         match self.main.is_integer() {
             true => build(header, |k| kernel::gemm::<i32>(k, self)),
             false => build(header, |k| kernel::gemm::<f32>(k, self)),
