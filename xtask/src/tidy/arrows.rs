@@ -72,7 +72,7 @@ const FAMILY_ROOMS: &[(&str, &[&str])] = &[
     ("conv", &["geometry", "in_lines"]),
     ("gemm", &["factors"]),
     ("norm", &["walk"]),
-    ("pool", &["axis", "whole_windows"]),
+    ("pool", &["axis", "tensor", "whole_windows"]),
     ("reduce", &["plain"]),
 ];
 
