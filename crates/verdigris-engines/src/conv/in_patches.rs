@@ -80,6 +80,9 @@ verdigris_kir::parameters! {
     }
 }
 
+/// Rows that a thread brings in a turn of its loop, except of planes.
+const UNROLL: u32 = 4;
+
 /// Where the channels of a pixel lie in a patch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::conv) enum Packing {
@@ -134,13 +137,19 @@ impl<'k> Source<'k> {
                 Packing::Pixels { .. } => to + quotient * self.plane_bytes,
             };
             let (from, to, height) = (k.var(from), k.var(to), k.var(height));
-            k.range_step(line, self.rows, lines, |_| {
+            let bring = || {
                 // Nothing is read, and a zero is written, where the source has no bytes.
                 k.cp_async(to, 0, from, 0, bytes, k.select(height.unsigned().lt(extent), u32::from(bytes), 0u32));
                 from.set(from + down_bytes);
                 to.set(to + lines * self.row_bytes);
                 height.set(height + lines.signed());
-            });
+            };
+            if packing == Packing::Planes {
+                k.range_step(line, self.rows, lines, |_| bring());
+            } else {
+                let turns = (self.rows + (lines - 1) - line).shr(k.constant(THREADS.ilog2()) - self.lanes_log2);
+                k.range_unrolled(turns, UNROLL, |_| bring());
+            }
         });
     }
 }
@@ -150,9 +159,10 @@ pub(in crate::conv) fn over<'k>(number: Val<'k, u32>, divisor: u32) -> Val<'k, u
     if divisor == 1 { number } else { number.mul_hi(u32::MAX / divisor + 1) }
 }
 
-/// How a patch's lines are shared out to threads: those along a line, as a logarithm to base 2, and the instructions of a thread, for columns and for each column's rows.
-pub(in crate::conv) fn lanes(line: u64, rows: u64) -> (u32, u64) {
-    let issued = |lanes_log2: u32| line.div_ceil(1 << lanes_log2) * (45 + 14 * rows.div_ceil(u64::from(THREADS >> lanes_log2)));
+/// How a patch's lines are shared out to threads: those along a line, as a logarithm to base 2, and the instructions of a thread, for columns and, so many, for each
+/// column's rows.
+pub(in crate::conv) fn lanes(line: u64, rows: u64, of_element: u64) -> (u32, u64) {
+    let issued = |lanes_log2: u32| line.div_ceil(1 << lanes_log2) * (45 + of_element * rows.div_ceil(u64::from(THREADS >> lanes_log2)));
     let lanes_log2 = (3..8).rev().fold(8, |best, lanes_log2| if issued(lanes_log2) <= issued(best) { lanes_log2 } else { best });
     (lanes_log2, issued(lanes_log2))
 }

@@ -85,7 +85,7 @@ impl Cut {
         cut.chunks = depth.div_ceil(most);
         cut.chunk = depth.div_ceil(cut.chunks);
         cut.chunks = depth.div_ceil(cut.chunk);
-        (cut.lanes_log2, cut.staging_issued) = lanes(cut.line(), cut.rows);
+        (cut.lanes_log2, cut.staging_issued) = lanes(cut.line(), cut.rows, 14);
         let slices = channels.div_ceil(u64::from(groups * spec.channels()));
         cut.tiles = [right.result.div_ceil(tile_width), down.result.div_ceil(tile_height), p.n, slices];
         Some(cut)

@@ -17,6 +17,9 @@ const APART: u64 = 8;
 const ACROSS: [u64; 7] = [1, 2, 3, 4, 6, 8, 12];
 const RUNS: [u64; 4] = [1, 2, 4, 8];
 
+/// Instructions by which a thread brings an element, beside what it works out once for a column.
+const OF_ELEMENT: u64 = 10;
+
 /// A way to cut a problem.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::conv) struct Cut {
@@ -128,8 +131,8 @@ impl Cut {
             return None;
         }
         let tiles = [down.result.div_ceil(rows), right.result.div_ceil(columns)];
-        let x_lanes = lanes(p.c * quotients * right.step, patch_rows);
-        let y_lanes = lanes(columns * cut.y_channels(spec), rows);
+        let x_lanes = lanes(p.c * quotients * right.step, patch_rows, OF_ELEMENT);
+        let y_lanes = lanes(columns * cut.y_channels(spec), rows, OF_ELEMENT);
         Some(Cut { tiles, count: (tiles[0] * tiles[1]).saturating_mul(p.n), x_lanes, y_lanes, ..cut })
     }
 
@@ -241,7 +244,7 @@ impl Cut {
     /// Their other instructions.
     pub(super) fn issued(&self, spec: &Spec) -> f64 {
         let positions = f64::from(spec.positions());
-        let of_pixel = positions + 3.0 + (positions + 3.0) / 4.0;
+        let of_pixel = positions + 3.0 + (positions + 3.0) / f64::from(spec.unroll());
         let runs = self.warp_pixels() / self.run as f64;
         let warps = f64::from(THREADS / 32);
         self.warp_pixels() * of_pixel + runs * 50.0 + warps * ((self.x_lanes.1 + self.y_lanes.1) as f64 + 80.0)

@@ -6,11 +6,6 @@ use verdigris_kir::params::{Divide, Write};
 use super::{CHANNELS, Spec};
 use crate::conv::in_patches::{Packing, Source, SourceArgs, THREADS, over};
 
-/// Pixels that a turn of the loop multiplies.
-const UNROLL: u32 = 4;
-/// Words from one unit's sums of a channel to the next's in shared memory: an odd number, as many as its taps or one more.
-pub(super) const KEPT_WORDS: u32 = 9;
-
 verdigris_kir::parameters! {
     /// What the kernel reads and writes.
     pub(super) struct Gradient / GradientArgs of Spec as spec {
@@ -137,10 +132,10 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
     // All are done with the last tile.
     k.bar_sync();
 
-    let kept_row = units.across.value() * (4 * KEPT_WORDS);
+    let kept_row = units.across.value() * (4 * spec.kept_words());
     let group_bytes = units.down * CHANNELS * kept_row;
     k.when(has_unit, || {
-        let kept = arena + group * group_bytes + own_channels * CHANNELS * kept_row + own_taps * (4 * KEPT_WORDS);
+        let kept = arena + group * group_bytes + own_channels * CHANNELS * kept_row + own_taps * (4 * spec.kept_words());
         for channel in 0..CHANNELS {
             let row = kept + kept_row * channel;
             for (tap, channels) in (0..).zip(&sums) {
@@ -156,7 +151,7 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
         let (row, column) = units.columns.split(element);
         let unit = over(column, spec.taps());
         let tap = column - unit * spec.taps();
-        let from = arena + row * kept_row + (unit * KEPT_WORDS + tap) * 4;
+        let from = arena + row * kept_row + (unit * spec.kept_words() + tap) * 4;
         let sum = k.var(0.0f32);
         k.range(units.groups, |group| sum.set(sum + k.ld_shared::<f32>(from + group * group_bytes, 0)));
         let in_unit = over(tap, spec.channels());
@@ -207,12 +202,12 @@ fn add_run<'k>(
         pixel.set(pixel + pixel_bytes);
     };
     let on = |pixels: u32| from.iter().for_each(|from| from.set(*from + 4 * words * pixels));
-    let turns = count >> UNROLL.ilog2();
+    let turns = count >> spec.unroll().ilog2();
     k.range(turns, |_| {
-        (0..UNROLL).for_each(add);
-        on(UNROLL);
+        (0..spec.unroll()).for_each(add);
+        on(spec.unroll());
     });
-    k.range(count & (UNROLL - 1), |_| {
+    k.range(count & (spec.unroll() - 1), |_| {
         add(0);
         on(1);
     });

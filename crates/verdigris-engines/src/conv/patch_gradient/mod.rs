@@ -9,7 +9,7 @@
 //! stride, so that whatever the stride the pixels of a row are neighbouring places.
 //!
 //! A *unit* is 8 or 9 neighbouring taps and channels of the filter by 8 channels of dy: a thread's sums. Of a pixel it reads the 8 channels in two loads, the same for most of a warp, and the
-//! taps in as many as they have places (2 to 4, or 8 of one channel), for 64 or 72 multiplications. Threads that the units leave over form further *groups*, which take other runs of pixels; where units are more than
+//! taps in as many as they have places (2 to 4, or 9 of one channel), for 64 or 72 multiplications. Threads that the units leave over form further *groups*, which take other runs of pixels; where units are more than
 //! threads, other CTAs have other *slices* of them. Groups are added up in shared memory in their order, and what CTAs have is left as parts, which a
 //! second launch adds up ([`crate::split_k::filter::im2col`]).
 //!
@@ -253,7 +253,7 @@ impl Spec {
     /// Positions of a unit.
     const fn positions(&self) -> u32 {
         match self.places {
-            Places::One => 8,
+            Places::One => 9,
             Places::Two => 4,
             Places::Three => 3,
             Places::Four => 2,
@@ -263,6 +263,16 @@ impl Spec {
     /// Taps and channels of a unit.
     const fn taps(&self) -> u32 {
         self.positions() * self.channels()
+    }
+
+    /// Pixels that a turn of the loop multiplies: of one channel, where each tap has an address in a register, as many as leave registers for them.
+    const fn unroll(&self) -> u32 {
+        if self.channels() == 1 { 2 } else { 4 }
+    }
+
+    /// Words from one unit's sums of a channel to the next's in shared memory: an odd number, so that lanes of neighbouring units meet no bank twice.
+    const fn kept_words(&self) -> u32 {
+        self.taps() | 1
     }
 
     /// Bytes of a copy of dy.
