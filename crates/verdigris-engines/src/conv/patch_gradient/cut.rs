@@ -11,8 +11,6 @@ use crate::split_k::MOST_PARTS_BYTES;
 
 /// The most channels of a slice, eight by eight.
 const MOST_DOWN: u64 = 16;
-/// Places by which rows of a patch may be set apart beyond their columns, so that lanes of different taps meet fewer banks twice.
-const APART: u64 = 8;
 /// Into how many tiles a line of y is cut, and into how many runs a line of a tile.
 const ACROSS: [u64; 7] = [1, 2, 3, 4, 6, 8, 12];
 const RUNS: [u64; 4] = [1, 2, 4, 8];
@@ -36,10 +34,13 @@ pub(in crate::conv) struct Cut {
     tile: [u64; 2],
     runs: u64,
     run: u64,
-    /// Rows of a patch, columns of a residue, places of a row.
+    /// Rows of a patch, columns of a residue, places of a residue and of a row.
     rows: u64,
     quotients: u64,
+    residue_places: u64,
     row_places: u64,
+    /// Times that a warp reads shared memory for a position of its lanes.
+    reads: u64,
     /// Tiles of a slice, and parts that walk over them.
     tiles: [u64; 2],
     pub(super) count: u64,
@@ -77,22 +78,24 @@ impl Cut {
                     run: 1,
                     rows: 1,
                     quotients: 1,
+                    residue_places: 1,
                     row_places: 1,
+                    reads: u64::from(spec.words()),
                     tiles: [1; 2],
                     count: 1,
                     parts: 1,
                     x_lanes: (0, 0),
                     y_lanes: (0, 0),
                 };
-                cuts.extend(cut.tiled(p, spec, sms));
+                cuts.extend(cut.tiled(p, spec, sms).map(|cut| cut.set_apart(spec)).map(|cut| (cut.cost(p, spec, sms), cut)));
             }
         }
         cuts.sort_by(|(a, _), (b, _)| a.total_cmp(b));
-        cuts.into_iter().map(|(_, cut)| Cut { row_places: cut.row_places - APART + cut.apart(spec), ..cut }).collect()
+        cuts.into_iter().map(|(_, cut)| cut).collect()
     }
 
-    /// The best tiles, with what they cost, if there is room for any.
-    fn tiled(&self, p: &ConvProblem, spec: &Spec, sms: u32) -> Option<(f64, Cut)> {
+    /// With the best tiles, if there is room for any.
+    fn tiled(&self, p: &ConvProblem, spec: &Spec, sms: u32) -> Option<Cut> {
         let [height, width] = self.axes.map(|axis| axis.result);
         let mut best: Option<(f64, Cut)> = None;
         for columns in ACROSS.map(|tiles| width.div_ceil(tiles)) {
@@ -113,7 +116,7 @@ impl Cut {
                 }
             }
         }
-        best
+        best.map(|(_, cut)| cut)
     }
 
     /// With its place in shared memory, if there is room.
@@ -122,8 +125,12 @@ impl Cut {
         let [rows, columns] = self.tile;
         let quotients = columns + right.ahead();
         let patch_rows = (rows - 1).checked_mul(down.step)?.checked_add((down.taps - 1) * down.dilation)? + 1;
-        let row_places = quotients.checked_mul(right.step)?.checked_add(APART)?;
-        let cut = Cut { rows: patch_rows, quotients, row_places, ..self };
+        // Neighbouring taps are of neighbouring residues: these begin so far apart that lanes that read together meet no bank twice.
+        let together = lanes_together(spec);
+        let apart = if right.step > 1 { together.div_ceil(right.step).wrapping_sub(quotients) % together } else { 0 };
+        let residue_places = quotients + apart;
+        let row_places = residue_places.checked_mul(right.step)?.checked_add(together)?;
+        let cut = Cut { rows: patch_rows, quotients, residue_places, row_places, ..self };
         let places = self.planes.checked_mul(patch_rows)?.checked_mul(row_places)?;
         let x_bytes = places.checked_mul(4 * u64::from(spec.words()))?;
         let stage_bytes = x_bytes.checked_add(16)?.checked_add(rows.checked_mul(columns)?.checked_mul(cut.pixel_bytes())?)?;
@@ -151,36 +158,36 @@ impl Cut {
         let waves = (ctas / f64::from(sms * CTAS_OF_SM)).ceil();
         let beside = (ctas / f64::from(sms)).ceil().min(f64::from(CTAS_OF_SM));
         let of_cta = self.tiles_of_cta() * (self.issued(spec) + self.products(spec)) + self.end_issued(spec);
+        let of_cta = of_cta.max(3.0 * self.tiles_of_cta() * self.warp_pixels() * (2 + self.reads * u64::from(spec.positions())) as f64);
         let waiting = self.tiles_of_cta() * 800.0 + 4_000.0;
         waves * (beside * of_cta / 3.0).max(of_cta / 2.0 + waiting) + self.parts as f64 * self.part_bytes(p) as f64 / f64::from(sms) / 12.0
     }
 
-    /// Places between rows, beyond their columns, by which the lanes of a warp meet the fewest banks twice.
-    fn apart(&self, spec: &Spec) -> u64 {
-        (0..APART).min_by_key(|&apart| self.conflicts(spec, apart)).unwrap_or(0)
+    /// With so many places between rows, beyond their columns, that lanes that read together meet the fewest banks twice.
+    fn set_apart(self, spec: &Spec) -> Cut {
+        let together = lanes_together(spec);
+        let least = self.row_places - together;
+        let all = (least..=self.row_places).map(|row_places| Cut { row_places, reads: self.conflicts(together, row_places), ..self });
+        all.min_by_key(|cut| cut.reads).unwrap_or(self)
     }
 
-    /// Words that lanes of a warp read of banks that others read other words of, over a thread's positions.
-    fn conflicts(&self, spec: &Spec, apart: u64) -> usize {
-        let row_places = self.row_places - APART + apart;
-        let (words, positions) = (u64::from(spec.words()), u64::from(spec.positions()));
-        // So many lanes read together.
-        let together = 32 / words;
-        let place = |lane: u64, i: u64| {
-            let position = (lane % self.across * positions + i).min(self.positions - 1);
+    /// Most of the lanes that read of a bank, over the lanes of a warp that read together.
+    fn conflicts(&self, together: u64, row_places: u64) -> u64 {
+        let place = |lane: u64| {
+            let position = (lane % self.across).min(self.positions - 1);
             let (tap, plane) = (position / self.planes, position % self.planes);
             let (row, column) = (tap / self.axes[1].taps, tap % self.axes[1].taps * self.axes[1].dilation);
             let (quotient, residue) = (column / self.axes[1].step, column % self.axes[1].step);
-            (plane * self.rows + row * self.axes[0].dilation) * row_places + residue * self.quotients + quotient
+            (plane * self.rows + row * self.axes[0].dilation) * row_places + residue * self.residue_places + quotient
         };
-        let of_position = |i: u64| {
-            let mut places: Vec<u64> = (0..together).map(|lane| place(lane, i)).collect();
-            places.sort_unstable();
-            places.dedup();
-            let banks: Vec<u64> = places.iter().map(|place| place % together).collect();
-            banks.iter().map(|bank| banks.iter().filter(|&other| other == bank).count()).max().unwrap_or(0)
+        let of_phase = |phase: u64| {
+            let mut readers = [0u64; 32];
+            let lanes = phase * together..(phase + 1) * together;
+            // Lanes beyond the units along the taps read what the first ones read.
+            lanes.filter(|&lane| lane < self.across).for_each(|lane| readers[(place(lane) % together) as usize] += 1);
+            readers.into_iter().max().unwrap_or(0)
         };
-        (0..positions).map(of_position).sum()
+        (0..32 / together).map(of_phase).sum()
     }
 
     /// Copies that bring a pixel's channels.
@@ -264,9 +271,9 @@ impl Cut {
         4.0 * (x + y) as f64
     }
 
-    /// Bytes that warps read of shared memory for a tile: of each lane its positions, of all of them together the channels.
+    /// Bytes for which warps keep shared memory busy in a tile: of each lane its positions, of all of them together the channels.
     pub(super) fn read_bytes(&self, spec: &Spec) -> f64 {
-        self.warp_pixels() * f64::from(spec.positions() * spec.words() * 128 + 2 * 128)
+        128.0 * self.warp_pixels() * (2 + self.reads * u64::from(spec.positions())) as f64
     }
 
     pub(super) fn tiles_arguments(&self, p: &ConvProblem, spec: &Spec) -> TilesArgs {
@@ -321,7 +328,7 @@ impl Cut {
             inner: divisor(if is_first { columns } else { p.c }),
             rows: self.rows as u32,
             columns: columns as u32,
-            residue_bytes: self.quotients as u32 * place_bytes,
+            residue_bytes: self.residue_places as u32 * place_bytes,
             row_bytes: self.row_places as u32 * place_bytes,
             plane_bytes: self.plane_bytes(spec) as u32,
             lanes_log2: self.x_lanes.0,
@@ -352,4 +359,9 @@ impl Cut {
             lanes_log2: self.y_lanes.0,
         }
     }
+}
+
+/// Lanes of a warp whose places are read at once: 128 bytes.
+fn lanes_together(spec: &Spec) -> u64 {
+    u64::from(32 / spec.words())
 }

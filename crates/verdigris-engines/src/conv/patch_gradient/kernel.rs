@@ -41,7 +41,7 @@ verdigris_kir::parameters! {
 }
 
 verdigris_kir::parameters! {
-    /// Which sums a thread has. A unit is a run of positions by eight channels; a position is a place of the patch that a tap meets, taps one behind the other.
+    /// Which sums a thread has. A unit is some positions, each as far from the last one as there are units along the taps, by eight channels; a position is a place of the patch that a tap meets, taps one behind the other.
     #[derive(Clone, Copy)]
     pub(super) struct Units / UnitsArgs of () as _spec {
         /// Slices of the result, and those along its taps, fastest.
@@ -75,15 +75,15 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
 
     let (part, slice) = units.slices.split(k.cta());
     let (channel_slice, tap_slice) = units.tap_slices.split(slice);
-    let first_unit = tap_slice * units.across.value();
     let first_channel = channel_slice * units.down * CHANNELS;
     let (group, unit) = units.units.split(k.thread());
     let (own_channels, own_taps) = units.across.split(unit);
     let has_unit = group.lt(units.groups);
 
-    // What is left over at the end of a filter has its last position once more.
+    // Neighbouring lanes have neighbouring positions. What is left over at the end of a filter has its last position once more.
+    let first_position = tap_slice * units.across.value() * spec.positions();
     let places: Vec<Val<'k, u32>> = (0..spec.positions())
-        .map(|i| place(spec, &units, &x, ((first_unit + own_taps) * spec.positions() + i).min(units.positions - 1)))
+        .map(|i| place(spec, &units, &x, (first_position + own_taps + units.across.value() * i).min(units.positions - 1)))
         .collect();
     let sums: Vec<Vec<Var<'k, f32>>> = (0..spec.taps()).map(|_| (0..CHANNELS).map(|_| k.var(0.0f32)).collect()).collect();
 
@@ -149,17 +149,17 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
     let all = units.down * CHANNELS * units.columns.value();
     k.range_step(k.thread(), all, THREADS, |element| {
         let (row, column) = units.columns.split(element);
-        let unit = over(column, spec.taps());
-        let tap = column - unit * spec.taps();
-        let from = arena + row * kept_row + (unit * spec.kept_words() + tap) * 4;
+        let position = over(column, spec.channels());
+        let in_place = column - position * spec.channels();
+        let (i, unit) = units.across.split(position);
+        let from = arena + row * kept_row + (unit * spec.kept_words() + i * spec.channels() + in_place) * 4;
         let sum = k.var(0.0f32);
         k.range(units.groups, |group| sum.set(sum + k.ld_shared::<f32>(from + group * group_bytes, 0)));
-        let in_unit = over(tap, spec.channels());
-        let (place, plane) = units.planes.split((first_unit + unit) * spec.positions() + in_unit);
-        let x_channel = plane * spec.channels() + (tap - in_unit * spec.channels());
+        let (tap, plane) = units.planes.split(first_position + position);
+        let x_channel = plane * spec.channels() + in_place;
         let channel = first_channel + row;
-        let is_sum = place.lt(units.taps) & x_channel.lt(x.channels) & channel.lt(y.channels * spec.y_words());
-        let to = part_start + channel.mul_wide(channel_bytes) + (place * x.channels + x_channel).widen() * 4u64;
+        let is_sum = tap.lt(units.taps) & x_channel.lt(x.channels) & channel.lt(y.channels * spec.y_words());
+        let to = part_start + channel.mul_wide(channel_bytes) + (tap * x.channels + x_channel).widen() * 4u64;
         k.when(is_sum, || k.st_global(to, 0, sum.get()));
     });
 }
