@@ -265,9 +265,9 @@ impl Spec {
         self.positions() * self.channels()
     }
 
-    /// Pixels that a turn of the loop multiplies: of one channel, where each tap has an address in a register, as many as leave registers for them.
+    /// Pixels that a turn of the loop multiplies, as many as registers can be read ahead for.
     const fn unroll(&self) -> u32 {
-        if self.channels() == 1 { 2 } else { 4 }
+        if self.taps() > 8 { 2 } else { 4 }
     }
 
     /// Words from one unit's sums of a channel to the next's in shared memory: an odd number, so that lanes of neighbouring units meet no bank twice.
