@@ -291,7 +291,7 @@ impl Spec {
 
     fn name(&self) -> String {
         let copies = if self.y_copies { "quads" } else { "words" };
-        format!("conv_patch_gradient_{}x{}_{copies}", self.positions(), self.channels())
+        format!("conv_wgrad_patch_{}x{}_{copies}", self.positions(), self.channels())
     }
 
     fn target(&self) -> Target {
