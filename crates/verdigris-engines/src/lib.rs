@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn convolutions_have_eight_engines_and_earlier_names_stand_for_parts_of_them() {
+    fn convolutions_have_nine_engines_and_earlier_names_stand_for_parts_of_them() {
         let names: Vec<&str> = conv::ENGINES.iter().map(|engine| engine.id().name).collect();
         assert_eq!(
             names,
@@ -119,6 +119,7 @@ mod tests {
                 "conv.depthwise",
                 "conv.depthwise_planes",
                 "conv.patch",
+                "conv.patch_gradient",
                 "conv.direct"
             ]
         );

@@ -30,6 +30,7 @@ const PROBLEMS: &[(&str, &str, &str)] = &[
     ("gemm", "gemm", include_str!("../../../cases/catalog/gemm.toml")),
     ("conv.direct", "conv", include_str!("../../../cases/catalog/conv.direct.toml")),
     ("conv.patch", "conv", include_str!("../../../cases/catalog/conv.patch.toml")),
+    ("conv.patch_gradient", "conv", include_str!("../../../cases/catalog/conv.patch_gradient.toml")),
     ("conv.implicit_gemm", "conv", include_str!("../../../cases/catalog/conv.implicit_gemm.toml")),
     ("conv.unfolded", "conv", include_str!("../../../cases/catalog/conv.unfolded.toml")),
     ("conv.halo", "conv", include_str!("../../../cases/catalog/conv.halo.toml")),

@@ -54,6 +54,8 @@ enum Way {
     Lanes,
     /// conv.depthwise.
     Items,
+    /// conv.patch_gradient: tiles to parts, each as many on as there are parts.
+    TilesOfParts,
     /// conv.direct, filter: a part of the depth in K-tiles.
     PartOfDepth,
     /// gemm.mma and gemm.simt: K-tiles of one tile.
@@ -86,13 +88,14 @@ impl Way {
     /// Of a kernel by its name and the names of its parameters; `None` of one that goes round in none of these ways.
     fn of(kernel: &str, params: &[&str]) -> Option<Way> {
         let has = |names: &[&str]| names.iter().all(|name| params.contains(name));
-        let ways: [(Way, bool); 20] = [
+        let ways: [(Way, bool); 21] = [
             (Way::Boxes, has(&["boxes", "ctas"])),
             (Way::HaloBoxes, has(&["boxes", "workers"])),
             (Way::BoxesOfParts, has(&["least_boxes", "parts_of_one_more"])),
             (Way::ChannelTiles, has(&["count", "whole_parts", "last_parts"])),
             (Way::Lanes, has(&["tile_count", "lanes"])),
             (Way::Items, has(&["items", "parts", "all_tap_blocks"])),
+            (Way::TilesOfParts, kernel.starts_with("conv_wgrad_patch") && has(&["count", "parts"])),
             (Way::PartOfDepth, has(&["depth", "part_depth", "column_tiles"])),
             (Way::KTiles, has(&["k_tiles", "last_depth"])),
             (Way::Repeated, has(&["turns", "turns_of_part"])),
@@ -314,6 +317,7 @@ impl Numbers<'_> {
             Way::ChannelTiles => Shared::among(number("count")?, number("whole_parts")?.max(number("last_parts")?), 1),
             Way::Lanes => Shared::among(number("tile_count")?, number("lanes")?, 1),
             Way::Items => Shared::among(number("items")?, number("parts")?, number("all_tap_blocks")?),
+            Way::TilesOfParts => Shared::among(number("count")?, number("parts")?, 1),
             // The last part may be shorter.
             Way::PartOfDepth => Shared::of_length(last_part(number("depth")?, number("part_depth")?), depth_of_tile(name)?),
             Way::KTiles => Shared { least: number("k_tiles")?, steps: 1, is_ragged: number("last_depth")? != depth_of_tile(name)? },
@@ -393,12 +397,16 @@ fn carried_in_a_turn(name: &str) -> Option<u32> {
 ///
 /// A tile of conv.depthwise is up to a thousand outputs of each channel, and its kernels go round by the same text, whatever they copy by and whichever taps they
 /// have. Those of attention have the marks behind their stages in common (mask, order, what stands between the products), those of norm.rows whether a team is more
-/// than a warp, which then meets at barriers, and those of scan.rows along columns likewise. Of conv.direct all multiply by one loop. Threads that go on alone do so in one way for each
+/// than a warp, which then meets at barriers, and those of scan.rows along columns likewise. Of conv.direct all multiply by one loop, and of conv.patch_gradient all walk by one. Threads that go on alone do so in one way for each
 /// class.
 pub(crate) fn asked_together(kernel: &str) -> String {
     let class = class(kernel);
     let wide = |is_wide: bool| if is_wide { format!("{class}, wide") } else { class.clone() };
-    if class.starts_with("conv_depthwise") || class.starts_with("attention_backward_bias") || class.starts_with("conv_direct") {
+    if class.starts_with("conv_depthwise")
+        || class.starts_with("attention_backward_bias")
+        || class.starts_with("conv_direct")
+        || class.starts_with("conv_wgrad_patch")
+    {
         class
     } else if class.starts_with("attention_") {
         // Without a ring they have the keys of a block last.

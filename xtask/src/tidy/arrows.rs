@@ -69,7 +69,7 @@ const FAMILY_ROOMS: &[(&str, &[&str])] = &[
             "testing",
         ],
     ),
-    ("conv", &["geometry", "in_lines"]),
+    ("conv", &["geometry", "in_lines", "in_patches"]),
     ("gemm", &["factors"]),
     ("norm", &["walk"]),
     ("pool", &["axis", "tensor", "whole_windows"]),

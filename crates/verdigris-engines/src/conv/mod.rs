@@ -8,7 +8,9 @@ mod grouped;
 mod halo;
 mod implicit_gemm;
 mod in_lines;
+mod in_patches;
 mod patch;
+mod patch_gradient;
 mod small_channels;
 
 use crate::algorithm::Listed;
@@ -23,6 +25,7 @@ pub static ENGINES: &[&dyn Engine] = &[
     &Listed::<depthwise::Depthwise>::new(),
     &Listed::<depthwise_planes::DepthwisePlanes>::new(),
     &Listed::<patch::Patch>::new(),
+    &Listed::<patch_gradient::PatchGradient>::new(),
     &Listed::<direct::Direct>::new(),
 ];
 

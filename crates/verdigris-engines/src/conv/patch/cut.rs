@@ -2,49 +2,12 @@
 
 use verdigris_graph::{ConvProblem, Direction};
 
-use super::kernel::{ENTRY_BYTES, SourceArgs, TapsArgs, TilesArgs, WARP_PIXELS, WINDOW};
-use super::{Order, Spec, THREADS, WARPS};
+use super::kernel::{ENTRY_BYTES, TapsArgs, TilesArgs, WARP_PIXELS, WINDOW};
+use super::{Order, Spec, WARPS};
 use crate::conv::geometry::phases::{FilterWalkArguments, PixelGeometry};
+use crate::conv::in_patches::{Axis, SourceArgs, is_channels_first, lanes};
 use crate::layout::images::StridedArguments;
 use crate::layout::space::divisor;
-
-/// Height or width: output `o` meets with tap `t` the activations at `o · step + t · dilation + first`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Axis {
-    pub(super) step: u64,
-    pub(super) dilation: u64,
-    pub(super) taps: u64,
-    pub(super) first: i64,
-    pub(super) source: u64,
-    pub(super) result: u64,
-}
-
-impl Axis {
-    /// Of a fprop, or of a dgrad of stride 1, which meets its taps from the last one on.
-    pub(super) fn of(p: &ConvProblem, dim: usize) -> Axis {
-        let (pad, reach) = (p.pads_before[dim] as i64, (p.dilations[dim] * (p.filter[dim] - 1)) as i64);
-        let (dilation, taps) = (p.dilations[dim], p.filter[dim]);
-        if p.direction == Direction::Dgrad {
-            Axis { step: 1, dilation, taps, first: pad - reach, source: p.output[dim], result: p.input[dim] }
-        } else {
-            Axis { step: p.strides[dim], dilation, taps, first: -pad, source: p.input[dim], result: p.output[dim] }
-        }
-    }
-
-    /// Outputs by which tap `t` is ahead of tap 0 at most, whole ones.
-    fn ahead(&self) -> u64 {
-        (self.taps - 1) * self.dilation / self.step
-    }
-
-    /// What counts of positions stay below.
-    pub(super) fn reach(&self) -> u64 {
-        let outputs = self.result.saturating_add(1 << 12).saturating_mul(self.step);
-        outputs
-            .saturating_add(self.taps.saturating_mul(self.dilation))
-            .saturating_add(self.source)
-            .saturating_add(self.first.unsigned_abs())
-    }
-}
 
 /// A way to cut a problem.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -65,6 +28,8 @@ pub(super) struct Cut {
     pub(super) chunk: u64,
     pub(super) chunks: u64,
     lanes_log2: u32,
+    /// Instructions by which a thread stages its elements of a chunk's patch.
+    staging_issued: u64,
     /// Tiles across, down, of images and slices of channels.
     tiles: [u64; 4],
 }
@@ -97,6 +62,7 @@ impl Cut {
             chunk: 1,
             chunks: depth,
             lanes_log2: 0,
+            staging_issued: 0,
             tiles: [0; 4],
         };
         let tile_height = cut.tile_height(spec);
@@ -106,7 +72,7 @@ impl Cut {
         let padded = (0..8).map(|quads| columns.saturating_add(4 * quads));
         cut.row_words = padded.min_by_key(|&words| cut.conflicts(words))?;
         // Neighbouring lanes stage neighbouring channels where these are neighbours in memory.
-        let apart = if is_channels_first(p) { 0 } else { (32 / depth.next_power_of_two()).max(4) };
+        let apart = if gathers_channels_first(p) { 0 } else { (32 / depth.next_power_of_two()).max(4) };
         let plane = cut.rows.checked_mul(cut.row_words)?;
         cut.plane_words = plane.checked_add(apart.wrapping_sub(plane) % 32)?;
         let channel_bytes = cut.channel_bytes(spec)?;
@@ -119,7 +85,7 @@ impl Cut {
         cut.chunks = depth.div_ceil(most);
         cut.chunk = depth.div_ceil(cut.chunks);
         cut.chunks = depth.div_ceil(cut.chunk);
-        cut.lanes_log2 = (3..=8).min_by_key(|&lanes_log2| cut.staging_issued(lanes_log2))?;
+        (cut.lanes_log2, cut.staging_issued) = lanes(cut.line(), cut.rows, 14);
         let slices = channels.div_ceil(u64::from(groups * spec.channels()));
         cut.tiles = [right.result.div_ceil(tile_width), down.result.div_ceil(tile_height), p.n, slices];
         Some(cut)
@@ -159,11 +125,6 @@ impl Cut {
         self.chunk * self.axes[1].step * self.residue_words
     }
 
-    /// Instructions by which a thread stages its elements of a chunk's patch: columns, and each column's rows.
-    fn staging_issued(&self, lanes_log2: u32) -> u64 {
-        self.line().div_ceil(1 << lanes_log2) * (45 + 14 * self.rows.div_ceil(u64::from(THREADS >> lanes_log2)))
-    }
-
     /// CTAs.
     pub(super) fn ctas(&self) -> f64 {
         self.tiles.iter().map(|&tiles| tiles as f64).product()
@@ -187,7 +148,7 @@ impl Cut {
     /// Instructions of a CTA's warps for a chunk beside the products.
     pub(super) fn chunk_issued(&self, spec: &Spec) -> f64 {
         let warps = f64::from(WARPS);
-        let patch = warps * self.staging_issued(self.lanes_log2) as f64;
+        let patch = warps * self.staging_issued as f64;
         let taps = self.chunk_windows() * (45.0 + 13.0 * f64::from(self.groups * spec.channels()) / 8.0);
         let of_warp = self.chunk_windows() * (14.0 + 3.0 * f64::from(spec.rows())) + self.taps() * (4.0 + f64::from(spec.channels()) / 4.0);
         patch + taps + warps / f64::from(self.parts) * of_warp + warps * 30.0
@@ -232,7 +193,7 @@ impl Cut {
 
     pub(super) fn source_arguments(&self, p: &ConvProblem, spec: &Spec) -> SourceArgs {
         let columns = self.axes[1].step * self.residue_words;
-        let is_first = is_channels_first(p);
+        let is_first = gathers_channels_first(p);
         SourceArgs {
             tensor: StridedArguments::of(p.activations()),
             extents: self.axes.map(|axis| axis.source as u32),
@@ -284,7 +245,6 @@ pub(super) fn channels(p: &ConvProblem) -> (u64, u64) {
 }
 
 /// Whether pixels of what is gathered lie closer than its channels.
-fn is_channels_first(p: &ConvProblem) -> bool {
-    let strides = p.activations().strides;
-    channels(p).0 == 1 || strides[4] < strides[1]
+fn gathers_channels_first(p: &ConvProblem) -> bool {
+    is_channels_first(p.activations(), channels(p).0)
 }

@@ -3,10 +3,10 @@
 use verdigris_kir::face::{Kernel, Val, Var};
 use verdigris_kir::params::Divide;
 
-use super::{Order, Spec, THREADS, WARPS};
+use super::{Order, Spec, WARPS};
 use crate::conv::geometry::phases::FilterWalkArguments;
+use crate::conv::in_patches::{Packing, Source, SourceArgs, THREADS};
 use crate::fuse::epilogue::{Epilogue, EpilogueArgs};
-use crate::layout::images::StridedArguments;
 
 /// Pixels of one row of a warp's threads, 4 a thread.
 pub(super) const WARP_PIXELS: u32 = 128;
@@ -21,7 +21,7 @@ verdigris_kir::parameters! {
     /// What the kernel reads and writes.
     pub(super) struct Patch / PatchArgs of Spec as spec {
         pub(super) tiles: TilesArgs = (),
-        pub(super) source: SourceArgs = (),
+        pub(super) source: SourceArgs = 4,
         pub(super) taps: TapsArgs = (),
         pub(super) epilogue: EpilogueArgs = spec.epilogue.over_tensors(),
     }
@@ -44,38 +44,6 @@ verdigris_kir::parameters! {
         /// Of the warps, those with channels of their own, and those that share the depth; the others lie below each other.
         pub(super) groups_log2: u32,
         pub(super) parts_log2: u32,
-    }
-}
-
-verdigris_kir::parameters! {
-    /// The tensor that is gathered, and how a patch of it lies in shared memory: planes of channels, rows, in a row the columns of each residue modulo
-    /// the stride, so that neighbouring outputs read neighbouring words.
-    #[derive(Clone, Copy)]
-    pub(super) struct Source / SourceArgs of () as _spec {
-        pub(super) tensor: StridedArguments = 4,
-        /// Height and width.
-        pub(super) extents: [u32; 2],
-        /// What output 0 reads with tap 0, and from output to output.
-        pub(super) first: [i32; 2],
-        pub(super) steps: [u32; 2],
-        pub(super) by_column_step: Divide,
-        pub(super) channels: u32,
-        /// Channels that are staged at a time.
-        pub(super) chunk: u32,
-        pub(super) chunks: u32,
-        /// Of a chunk's patch and taps; the next one is on its way to the other of two places while one is worked on.
-        pub(super) stage_bytes: u32,
-        /// Elements of a line are numbered channel by channel if so, else column by column; how many of the inner ones there are.
-        pub(super) channels_first: u32,
-        pub(super) inner: Divide,
-        /// Of a patch.
-        pub(super) rows: u32,
-        pub(super) columns: u32,
-        pub(super) residue_bytes: u32,
-        pub(super) row_bytes: u32,
-        pub(super) plane_bytes: u32,
-        /// Threads along a line, as a logarithm to base 2; the others have the lines below.
-        pub(super) lanes_log2: u32,
     }
 }
 
@@ -176,38 +144,6 @@ impl<'k> Taps<'k> {
     }
 }
 
-impl<'k> Source<'k> {
-    /// Starts bringing the patch of a chunk to shared memory, zeros in place of what the tensor does not have. A thread stays in its column, and walks down.
-    fn stage(&self, k: Kernel<'k>, image: Val<'k, u32>, corner: [Val<'k, u32>; 2], first_depth: Val<'k, u32>, arena: Val<'k, u32>) {
-        let one = k.constant(1u32);
-        let (lanes, lines) = (one.shl(self.lanes_log2), k.constant(THREADS).shr(self.lanes_log2));
-        let (lane, line) = (k.thread() & (lanes - 1), k.thread().shr(self.lanes_log2));
-        let [first_row, first_column]: [Val<'k, i32>; 2] = std::array::from_fn(|i| (corner[i] * self.steps[i]).signed() + self.first[i]);
-        let is_first = self.channels_first.ne(0);
-        let height = first_row + line.signed();
-        let base = self.tensor.pointer.address() + image.widen() * self.tensor.first + height.widen().unsigned() * self.tensor.spatial[1];
-        let down_bytes = lines.widen() * self.tensor.spatial[1];
-        k.range_step(lane, self.chunk * self.columns, lanes, |element| {
-            let (outer, inner) = self.inner.split(element);
-            let (channel, column) = (k.select(is_first, outer, inner), k.select(is_first, inner, outer));
-            let (quotient, residue) = self.by_column_step.split(column);
-            let (depth, width) = (first_depth + channel, first_column + column.signed());
-            let is_inside = depth.lt(self.channels) & width.unsigned().lt(self.extents[1]);
-            let extent = k.select(is_inside, self.extents[0], 0u32);
-            let from = base + depth.widen() * self.tensor.channel + width.widen().unsigned() * self.tensor.spatial[2];
-            let to = arena + channel * self.plane_bytes + line * self.row_bytes + residue * self.residue_bytes + quotient * 4;
-            let (from, to, height) = (k.var(from), k.var(to), k.var(height));
-            k.range_step(line, self.rows, lines, |_| {
-                // Nothing is read, and a zero is written, where the source has no bytes.
-                k.cp_async(to, 0, from, 0, 4, k.select(height.unsigned().lt(extent), 4u32, 0u32));
-                from.set(from + down_bytes);
-                to.set(to + lines * self.row_bytes);
-                height.set(height + lines.signed());
-            });
-        });
-    }
-}
-
 /// A thread's sums: rows, four columns, channels.
 type Sums<'k> = Vec<Vec<Vec<Var<'k, f32>>>>;
 
@@ -260,7 +196,7 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
     };
     let fetch = |chunk: Val<'k, u32>| {
         let (first_depth, stage) = (chunk * source.chunk, stage_of(chunk));
-        source.stage(k, image, corner, first_depth, stage);
+        source.stage(k, Packing::Planes, image, corner, first_depth, stage);
         taps.stage(k, spec, &tiles, &source, [first_channel, first_depth], windows_of(chunk), stage);
     };
     fetch(k.constant(0));

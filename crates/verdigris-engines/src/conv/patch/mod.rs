@@ -29,21 +29,20 @@ use verdigris_kir::ir::{KernelBody, Target};
 use verdigris_kir::program::{KernelRef, Launch, Program};
 use verdigris_tensor::DType;
 
+use super::in_patches::{Axis, THREADS};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::cost::{Loop, Work};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal, empty_program};
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec};
 use crate::sums::statistics;
-use cut::{Axis, Cut};
+use cut::Cut;
 use kernel::{PatchArgs, WARP_PIXELS};
 
 const ID: EngineId = EngineId { name: "conv.patch", number: 213 };
 
 /// Warps of a CTA.
-const WARPS: u32 = 8;
-/// Threads of a CTA.
-const THREADS: u32 = 32 * WARPS;
+const WARPS: u32 = THREADS / 32;
 /// What an instruction counts for where most are multiply-adds of registers: warps issue 3.5 of them in a cycle, where of loads and addresses they issue 2.5.
 const ISSUE_SHARE: f64 = 2.5 / 3.5;
 /// What a launch counts in 32 bits stays below this.

@@ -1,4 +1,4 @@
-//! Adding up: a filter's gradient whose pixels were cut into parts, as a batch of products.
+//! Adding up: a filter's gradient whose pixels were cut into parts, as a batch of products or by CTAs that walk over them.
 //!
 //! The parts of an element are added in their order, by one thread or by eight that take every eighth part each, and the sum passes through the
 //! epilogue.
