@@ -119,7 +119,7 @@ impl Prepared {
         }
         let (w, extents) = (&conv.w, conv.w_extents());
         let forward = conv.direction == Direction::Fprop;
-        // Which dims are the depth and the columns of the product.
+        // Which dims are the depth and the columns of the product. Copies have the taps of a line behind each other: where channels come first they lie side by side.
         let (depth, column) = if forward { (1, 0) } else { (0, 1) };
         self.conv.w = match converted {
             Some((to, terms)) => self.converted(w, to, terms, extents, [2, 3, 4, 0], None),
@@ -134,8 +134,8 @@ impl Prepared {
                 let along_columns = matrix.order() == Order::ColumnMajor;
                 match fits && (along_columns || !(either && phases && !forward)) {
                     true => w.clone(),
-                    false if either && (along_columns || !forward) => self.moved(w, extents, column, [2, 3, 4, depth]),
-                    false => self.moved(w, extents, depth, [2, 3, 4, column]),
+                    false if either && (along_columns || !forward) => self.moved(w, extents, column, [depth, 2, 3, 4]),
+                    false => self.moved(w, extents, depth, [column, 2, 3, 4]),
                 }
             }
         };
