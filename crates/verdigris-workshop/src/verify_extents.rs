@@ -298,7 +298,6 @@ mod tests {
         ("pool.flat", 1, &[("direction", 24), ("extent", 12), ("layout", 11)]),
         ("pool.map", 12, &[("direction", 48), ("extent", 12)]),
         ("pool.planes", 15, &[("extent", 9), ("layout", 72)]),
-        ("pool.windows", 0, &[]),
         ("pool.reduction", 24, &[("direction", 48), ("extent", 12)]),
         ("pool.windows", 3, &[("direction", 48), ("extent", 24), ("layout", 9)]),
         ("reduce.rows", 4, &[("extent", 4), ("layout", 124)]),

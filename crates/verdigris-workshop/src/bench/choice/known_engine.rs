@@ -75,7 +75,7 @@ const KNOWN: &[Known] = &[
     memory("pool/global", &["pool.reduction", "pool.direct"]),
     memory("pool/global-gradient", &["pool.map"]),
     memory("pool/global-gradient-lines", &["pool.flat"]),
-    memory("pool/small-planes", &["pool.windows"]),
+    memory("pool/windows", &["pool.windows"]),
     memory("softmax/rows", &["softmax.rows"]),
     memory("softmax/columns", &["softmax.rows"]),
     memory("softmax/losses", &["softmax.rows"]),
