@@ -58,6 +58,9 @@ const OCTET: u32 = 8;
 const PIECE_BYTES: u32 = ROW_BYTES / 2;
 /// Shared memory of a ring's stage beside its bytes: barriers, and room to align.
 const BESIDE_STAGE: u32 = 16 + 128;
+/// Bytes that pass shared memory while TMA brings what lies in one line of L2 of windows: three and a half cycles of an SM, by the steps of
+/// `bench/record/h200/2026-11-29-lines-second-configs.jsonl` (0.9 to 1.25 us of 128x128).
+const REQUEST_BYTES: u32 = 448;
 /// The most stages of either ring: three turns of windows are on their way from memory while one is aligned.
 const MOST_STAGES: u32 = 4;
 /// The same where an operand goes straight: it needs a stage from its load on, not only from when the other has been aligned.
@@ -141,6 +144,11 @@ impl Windows {
 
     fn loaded_bytes(&self) -> u32 {
         self.classes * self.lines_of_class * self.line_bytes
+    }
+
+    /// Lines of 128 bytes of L2 that a step's loads touch: each line of a window begins anywhere in one.
+    fn requests(&self) -> u32 {
+        self.classes * self.lines_of_class * ((self.line_bytes - CHUNK_BYTES).div_ceil(ROW_BYTES) + 1)
     }
 
     /// Loads begin at multiples of 128 bytes.
@@ -230,6 +238,8 @@ impl AligningSpec {
         let windows = BOTH.map(|operand| self.windows(operand).map(|windows| f64::from(windows.loaded_bytes())));
         let loaded = [0, 1].map(|i| windows[i].unwrap_or(tiles[i]));
         let through = windows.iter().flatten().sum::<f64>();
+        let requests = BOTH.map(|operand| self.windows(operand).map_or(0, |windows| windows.requests()));
+        let requested = f64::from(requests.iter().sum::<u32>() * REQUEST_BYTES);
         // Of a part: loads and stores with their addresses, and of words that are moved three instructions each.
         let issued = BOTH.map(|operand| match self.way(operand) {
             Way::Straight => 0.0,
@@ -240,7 +250,8 @@ impl AligningSpec {
         let parts = BOTH.map(|operand| self.parts(operand));
         let mean = [0, 1].map(|i| f64::from(parts[i]) * issued[i]).iter().sum::<f64>() / f64::from(parts[0] + parts[1]);
         let longest = f64::from((parts[0] + parts[1]).div_ceil(ALIGNERS));
-        AligningStep { loaded, passed: 2.0 * through + tiles.iter().sum::<f64>(), issued: longest * mean * f64::from(ALIGNERS) }
+        let passed = (2.0 * through + tiles.iter().sum::<f64>()).max(requested);
+        AligningStep { loaded, passed, issued: longest * mean * f64::from(ALIGNERS) }
     }
 
     fn lines(&self, operand: Operand) -> Option<LinesOf> {
