@@ -122,6 +122,8 @@ pub(crate) struct Terms {
     /// Lines of one matrix, and channels.
     lines: u64,
     length: u64,
+    /// Elements of a line of the copy, with what lies between two.
+    pitch: u64,
     batch: Vec<u64>,
     prologue: Option<PrologueArgs>,
 }
@@ -138,17 +140,19 @@ impl Terms {
         through: Option<&ConvProblem>,
     ) -> Terms {
         let packed = packed_tensor(&Tensor { dtype: to, ..source.clone() }, extents, 1, order);
-        let lines = Lines::of(source, &packed, extents, order);
+        let pitch = packed.strides[order[3]];
+        // Where channels lie apart, neighbours are neighbouring pixels (or taps), whatever order the copy has.
+        let lines = Lines::of(source, &packed, extents, if source.strides[1] == 1 { order } else { [0, 2, 3, 4] });
         let [source, packed] = lines.matrices([source, &packed], [source.strides[1], 1]);
         let walk = Walk::of(&source);
         let prologue = through.map_or(PrologueSpec::none(source.dtype), PrologueSpec::of);
         let args = through.filter(|_| !prologue.is_empty()).map(|problem| prologue.arguments(problem));
         let spec = Spec { from: source.dtype, to, terms, walk, prologue };
-        Terms { source, packed, spec, lines: lines.count, length: extents[1], batch: lines.batch, prologue: args }
+        Terms { source, packed, spec, lines: lines.count, length: extents[1], pitch, batch: lines.batch, prologue: args }
     }
 
     fn term_bytes(&self) -> u64 {
-        self.matrices() * self.lines * self.packed.row_stride * self.spec.to.bytes() as u64
+        self.matrices() * self.lines * self.pitch * self.spec.to.bytes() as u64
     }
 
     /// The copy of an operand of `rows` by `depth` as `terms` stacks of matrices of `to`, one behind the other: each has one matrix for each of the
@@ -167,7 +171,7 @@ impl Terms {
         }
         let packed = Matrix { dtype: to, row_stride: pitch, column_stride: 1, batch_strides, ..source.clone() };
         let spec = Spec { from: source.dtype, to, terms, walk: Walk::of(source), prologue: PrologueSpec::none(source.dtype) };
-        Terms { source: source.clone(), packed, spec, lines: rows, length: depth, batch, prologue: None }
+        Terms { source: source.clone(), packed, spec, lines: rows, length: depth, pitch, batch, prologue: None }
     }
 
     /// A term of a matrix as it lies in the copy. Its slot is that of the operand, and means nothing.
