@@ -73,7 +73,7 @@ def test_what_is_refused():
 
 def test_operators_are_what_they_declare():
     q, descale = drawn(TYPES[0], 1, 2, 3, 16), torch.ones(1, 2, 1, 1)
-    given = (q, q, q, *[None] * 7, descale, descale, descale, None, None, "scale=0.5")
+    given = (q, q, q, *[None] * 7, descale, descale, descale, None, None, None, "scale=0.5")
     # PyTorch compares no tensors of 8 bits, which the check of the schema would do.
     fake = torch.library.opcheck(torch.ops.verdigris.attention.default, given, test_utils="test_faketensor")
     assert set(fake.values()) == {"SUCCESS"}
