@@ -240,7 +240,7 @@ def test_operators_are_what_they_declare():
     inside = torch.randn(1, 3, 4, 8).transpose(1, 2).requires_grad_()
     torch.library.opcheck(torch.ops.verdigris.attention.default, (inside, k, k, None, None, None, None, None, None, None, *NO_FACTORS, *NO_BLOCKS, None, "scale=0.5"))
     o, total = torch.ops.verdigris.attention(q.detach(), k.detach(), k.detach(), bias, None, None, None, None, None, None, *NO_FACTORS, *NO_BLOCKS, None, "scale=0.5")
-    given = (torch.randn_like(o), q.detach(), k.detach(), k.detach(), o, total, bias, None, None, None, None, *NO_BLOCKS, None, "scale=0.5 wanted=1111")
+    given = (torch.randn_like(o), q.detach(), k.detach(), k.detach(), o, total, bias, None, None, None, None, *NO_BLOCKS, None, "scale=0.5 wanted=11110")
     torch.library.opcheck(torch.ops.verdigris.attention_backward.default, given)
     offsets = torch.tensor([0, 1, 3], dtype=torch.int32).reshape(3, 1, 1, 1)
     words = "scale=0.5 longest_q=2 longest_kv=2"
@@ -306,7 +306,16 @@ def test_sinks_of_other_types_and_places():
 def test_sinks_of_sequences_and_caches():
     rows, keys, sinks = torch.randn(5, 4, 8), torch.randn(7, 2, 8), torch.randn(4)
     of_q, of_k = (torch.tensor(x, dtype=torch.int32) for x in ([0, 2, 5], [0, 3, 7]))
-    o = vt.flash_attn_varlen_func(rows, keys, keys, of_q, of_k, 3, 4, learnable_sink=sinks)
+    trained = [x.clone().requires_grad_() for x in (rows, keys, sinks)]
+    o = vt.flash_attn_varlen_func(trained[0], trained[1], trained[1], of_q, of_k, 3, 4, learnable_sink=trained[2])
+    wide = [x.double().requires_grad_() for x in (rows, keys, sinks)]
+    parts = [(wide[0][a:b].transpose(0, 1)[None], wide[1][c:d].transpose(0, 1)[None]) for a, b, c, d in [(0, 2, 0, 3), (2, 5, 3, 7)]]
+    truth = torch.cat([with_sinks(q, k, k, wide[2], 8**-0.5)[0].transpose(0, 1) for q, k in parts])
+    close(o, truth, 4.0)
+    d = torch.randn_like(truth)
+    o.backward(d.float()), truth.backward(d)
+    for one, right in zip(trained, wide):
+        close(one.grad, right.grad, 4.0)
     cache = torch.zeros(2, 6, 2, 8)
     for n, (first, last, begin, end) in enumerate([(0, 2, 0, 3), (2, 5, 3, 7)]):
         q, k = rows[first:last].transpose(0, 1)[None].double(), keys[begin:end].transpose(0, 1)[None].double()
@@ -320,6 +329,25 @@ def test_sinks_of_sequences_and_caches():
         q, k = one[n].transpose(0, 1)[None].double(), cache[n, :length].transpose(0, 1)[None].double()
         close(o[n].transpose(0, 1)[None], with_sinks(q, k, k, sinks.double(), 8**-0.5), 4.0)
         close(padded[n].transpose(0, 1)[None], with_sinks(q, k[:, :, n:], k[:, :, n:], sinks.double(), 8**-0.5), 4.0)
+    told["learnable_sink"] = sinks.clone().requires_grad_()
+    with pytest.raises(vd.UnsupportedError, match="no gradient"):
+        vt.flash_attn_with_kvcache(one, cache, cache, **told).sum().backward()
+
+
+def test_sinks_under_autocast_and_compiled():
+    q, k = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 7, 8)
+    attend = lambda q, k, sinks: vt.scaled_dot_product_attention(q, k, k, enable_gqa=True, sinks=sinks)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        sinks = torch.randn(4).to(dtype).requires_grad_()
+        truth = with_sinks(q.double(), k.double(), k.double(), sinks.detach().double(), 8**-0.5)
+        compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)(q, k, sinks)
+        close(compiled, truth, 4.0)
+        with torch.autocast("cpu", torch.bfloat16):
+            y = attend(q.half(), k.half(), sinks)
+        assert y.dtype == torch.bfloat16
+        close(y, truth, 4.0)
+        compiled.sum().backward()
+        assert sinks.grad.dtype == dtype and sinks.grad.abs().max() > 0
 
 
 def test_autocast():

@@ -184,7 +184,12 @@ impl AligningSpec {
     /// made of whole blocks that one CTA loads.
     pub(crate) fn fitted(main: MainLoopSpec, ways: [Way; 2], beside_bytes: u32) -> Option<AligningSpec> {
         let tile = &main.tile;
-        let whole = tile.peers() == 1 && tile.m.is_multiple_of(BLOCK) && tile.n.is_multiple_of(BLOCK) && tile.m.max(tile.n) <= 192;
+        // Registers are shared out to two warpgroups of consumers at most.
+        let whole = tile.peers() == 1
+            && tile.consumers <= 2
+            && tile.m.is_multiple_of(BLOCK)
+            && tile.n.is_multiple_of(BLOCK)
+            && tile.m.max(tile.n) <= 192;
         let plain = main.terms == 1 && !main.promotes() && !tile.ping_pong && main.a == main.b && matches!(main.a.bytes(), 2 | 4);
         if !whole || !plain || ways == [Way::Straight; 2] {
             return None;

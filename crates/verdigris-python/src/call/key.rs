@@ -4,8 +4,8 @@ use std::hash::{BuildHasher, Hasher};
 
 use crate::dlpack::{self, DLTensor};
 
-/// Room for six tensors of five dims, and attributes of some hundred characters.
-const WORDS: usize = 128;
+/// Room for a dozen tensors of four dims, and attributes of some hundred characters.
+const WORDS: usize = 160;
 
 /// From this alignment on, a call's plan takes any address.
 const ALIGNED_BYTES: u64 = 256;

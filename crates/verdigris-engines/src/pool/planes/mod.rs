@@ -38,8 +38,8 @@ use kernel::{BackwardArgs, PlanesArgs, StripsArgs, TensorArgs};
 const THREADS: u32 = 256;
 /// CTAs for each SM below which planes are not taken together.
 const CTAS_OF_SM: u64 = 16;
-/// CTAs that an H200 runs at once.
-const CTAS_AT_ONCE: u32 = 8 * 132;
+/// CTAs of 256 threads that an SM runs at once.
+const CTAS_AT_ONCE: u32 = 8;
 /// Rows below which a plane is not cut for more CTAs: bands read the rows between them twice.
 const FEW_ROWS: u32 = 8;
 
@@ -50,6 +50,7 @@ pub(super) struct Planes {
     spec: Spec,
     axes: [Axis; 2],
     share: Share,
+    sm_count: u32,
 }
 
 /// What a CTA takes.
@@ -116,7 +117,7 @@ impl Algorithm for Planes {
         };
         let ctas = planes * u64::from(spec.rows(&height).div_ceil(share.rows));
         Self::ID.require(ctas < 1 << 31, Reason::Extent, format_args!("{ctas} bands of planes, taken below 2^31"))?;
-        Ok(Planes { problem: p.clone(), spec, axes, share })
+        Ok(Planes { problem: p.clone(), spec, axes, share, sm_count: arch.sm_count })
     }
 
     fn configs(&self) -> Vec<Share> {
@@ -154,7 +155,7 @@ impl Algorithm for Planes {
         let ctas = f64::from(self.ctas(share));
         // Forward, CTAs wait for their planes, and then each strip of windows for the one before it (`bench/record/h200/2026-11-29-pool-configs.jsonl`).
         let strips = elements(p.y_dims()) / ctas.max(1.0) / f64::from(kernel::STRIP);
-        let waves = (ctas / f64::from(CTAS_AT_ONCE)).ceil();
+        let waves = (ctas / f64::from(CTAS_AT_ONCE * self.sm_count)).ceil();
         let turns = if self.spec.kind.is_backward() { 0.0 } else { waves * (12.0 + 5.0 * (strips / f64::from(THREADS)).ceil()) };
         Work::default().beside([Stream::new(Traffic::Lines, bytes).issuing(issued).of_ctas(ctas).in_turns(turns)])
     }

@@ -309,7 +309,8 @@ class _WithTotal(torch.autograd.Function):
             d_o = torch.cat([d_o, *parts, d_o.new_zeros((*d_o.shape[:3], 8 - len(parts)))], -1)
             o = torch.cat([o, o.new_zeros((*o.shape[:3], 8))], -1)
         wanted = needs[2:6]
-        words = f"{ctx.words} wanted={''.join('01'[want] for want in wanted)}"
+        # There are no sinks.
+        words = f"{ctx.words} wanted={''.join('01'[want] for want in wanted)}0"
         policy = _ops._made_deterministic(ctx.policy) if torch.are_deterministic_algorithms_enabled() else ctx.policy
         found = _ops._each_result(_ops.attention_backward.again(policy, d_o, q, k, v, o, total, beside, slopes, None, None, None, *blocks, None, words))
         found = iter(found)

@@ -69,6 +69,8 @@ def transformers_attention(module, query, key, value, attention_mask, dropout=0.
     if attention_mask is not None:
         attention_mask = attention_mask[:, :, :, : key.shape[2]]
     if position_bias is not None:
+        # As long as the mask may be: that of a cache's room.
+        position_bias = position_bias[..., : key.shape[2]]
         attention_mask = _biased(attention_mask, position_bias)
     o = functional.attention_of_heads(query, key, value, attention_mask, causal, scaling, options.get("softcap"), dropout, sinks=sinks)
     return o.transpose(1, 2).contiguous(), None

@@ -1017,8 +1017,9 @@ def scaled_dot_product_attention(
 
     With `dropout_p` each probability is 0 with that probability, and the others are divided by `1 - dropout_p`; which ones follows from `state` and the place of query
     and key alone (`attention_dropout_mask`), and is drawn again in the gradient. States are as in `dropout`: without one PyTorch's generator draws it, in
-    a captured CUDA graph anew in every replay. `sinks` `[heads]` are one more score of each query of a head, that of no key: it takes its share of the probabilities and adds
-    nothing to the result, of f32 or the type of `query`, with its gradient. What `torch.compile` compiles is PyTorch's own attention where there is dropout and no state.
+    a captured CUDA graph anew in every replay. `sinks` `[heads]`, of any floating-point type, are one more score of each query of a head, that of no key: it takes its share of the probabilities
+    and adds nothing to the result. They have a gradient. Of three dims without `enable_gqa` there is one head, the first dim being the batch. What `torch.compile` compiles is PyTorch's own
+    attention where there is dropout and neither a state nor sinks.
     """
     if dropout_p > 0.0 and state is None and sinks is None and torch.compiler.is_compiling():
         return _their_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
@@ -1084,14 +1085,17 @@ def _descales(q, k, given):
 
 
 def _sinks(q, heads, sinks):
-    """The sinks of each head as the operator takes them: of f32 or the type of `q`."""
+    """The sinks of each head as the operator takes them, in f32 (f64 beside queries of f64) where kernels do not read them as they are."""
     if sinks is None:
         return None
     if tuple(sinks.shape) != (heads,) or not sinks.is_floating_point():
         raise GraphError(f"sinks of {sinks.dtype} and {tuple(sinks.shape)} for {heads} heads of queries; there is one of a floating-point type for each head")
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    # Kernels read them where a word of 4 bytes begins, which the first element of a part of another tensor need not.
-    sinks = sinks if sinks.dtype in (wide, q.dtype) and sinks.storage_offset() * sinks.element_size() % 4 == 0 else sinks.to(wide)
+    # Autocast may change the type of the queries, and what is compiled is called with other tensors. Kernels read them where a word of 4 bytes begins, which the
+    # first element of a part of another tensor need not.
+    is_read = sinks.dtype == q.dtype and not torch.compiler.is_compiling() and not torch.is_autocast_enabled(q.device.type)
+    if sinks.dtype != wide and not (is_read and sinks.storage_offset() * sinks.element_size() % 4 == 0):
+        sinks = sinks.to(wide)
     return sinks[None, :, None, None]
 
 
@@ -1193,7 +1197,8 @@ def flash_attn_varlen_func(
     `max_seqlen_q` queries and `max_seqlen_k` keys: rows beyond belong to none. What belongs to no sequence is not written on a GPU, whatever the offsets; a
     sequence without keys gives 0. `causal`, `window_size`, `softcap`, `alibi_slopes` and `deterministic` are as in `flash_attn_func`, the diagonal
     ending at the last query and key of each sequence. With `return_attn_probs`: `(o, log_sum_exp, None)`, the second `[heads, rows]`. `dropout_p` and `state`
-    are as in `scaled_dot_product_attention`, a sequence being a batch, and `learnable_sink` as `sinks` there. With `seqused_k` (int32 `[sequences]`) the first so many of a sequence's keys count.
+    are as in `scaled_dot_product_attention`, a sequence being a batch, and `learnable_sink` as `sinks` there; where its gradient is wanted, all gradients of a call are computed by an
+    engine that does not use Hopper's `wgmma`, and is several times slower. With `seqused_k` (int32 `[sequences]`) the first so many of a sequence's keys count.
 
     With a `block_table` (int32 `[sequences, pages of a sequence]`) keys are paged, as a serving engine keeps them: `k` and `v` are
     `[pages, page size, heads of keys, elements]`, pages of multiples of 8 positions on tensor cores. How many keys a sequence has is told by `seqused_k` or by the
