@@ -17,8 +17,8 @@
 //!
 //! **Cost.** An operand passes shared memory three times, where by [`super::tiled`] it does once: the windows in and out, and the tiles in. Of 128×128
 //! that is 1216 cycles of a step beside 512 of products (928 where one operand goes straight), so products by copies are faster where there are enough
-//! of them to pay for the copies. On an H200 a step of 128×128 took 0.9 µs of lines along the rows and 1.25 along the depth: TMA takes its time for
-//! each 128 bytes of L2 that a line of a window touches, and short lines touch more of them for what they bring.
+//! of them to pay for the copies. On an H200 a step of 128×128 took 0.9 µs of lines along the rows and 1.25 along the depth, which fits a time of TMA's for
+//! each 128 bytes of L2 that a line of a window touches: short lines touch more of them for what they bring.
 //!
 //! Lines are counted from the beginning of their matrix. So the matrices of a batch are a multiple of 16 bytes apart, and the operand's address is a
 //! multiple of 16: lines begin anywhere, operands do not.

@@ -25,8 +25,8 @@ struct Offer {
 
 /// What a step costs is mostly shared memory, of which large tiles take less an element; but windows and tiles have to fit beside each other.
 /// Clusters that split the depth save the second launch of few tiles. Of the fastest of
-/// `bench/record/h200/2026-11-29-lines-configs.jsonl` those that are not here (64×64 whole and split over four, 128×192 in parts, fixups) were a few per cent
-/// faster than the next: they made room for operands that go straight, which save a quarter of a step, and that are transposed.
+/// `bench/record/h200/2026-11-29-lines-configs.jsonl` those that are not here (64×64 whole and split over four, 128×192 in parts, fixups) were faster than
+/// the next by a few per cent, of two problems by 17: they made room for operands that go straight, which by count save a quarter of a step, and that are transposed.
 const OFFERS: [Offer; 3] = [
     Offer { number: 9, later: true, straight: false },
     Offer { number: 10, later: false, straight: true },
