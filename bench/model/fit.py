@@ -1,7 +1,7 @@
 """Fits the learned part of the cost model to records of `bench choice`.
 
     workshop bench features RECORD... --out samples.jsonl      # what the model reads of each config that was timed
-    python3 bench/model/fit.py samples.jsonl --out crates/verdigris-engines/src/cost/h200.rs
+    python3 bench/model/fit.py samples.jsonl --out crates/verdigris-engines/src/cost/h200.fit
 
 The target is the logarithm of measured over analytic time. The loss has two terms: how far the estimate is off, configs near the fastest of their
 problem counting most, and a listwise one, which asks that the fastest come first. What is printed is from folds that the fit did not see: how much
@@ -248,60 +248,26 @@ def main():
 
 
 def write(net, data, rows, path):
-    """The fit as Rust: statics that nobody has to read when a process starts."""
+    """The fit as `crates/verdigris-engines/src/cost/residual.rs` reads it: text, an empty line, and numbers of f32."""
     inputs = len(data.names)
-    networks = []
+    seeds = ", ".join(sorted({data.problems[i][0]["problem"].rsplit("/", 2)[0] for i in rows.tolist()}))
+    configs = int(data.mask[rows].sum())
+    text = [
+        f"Fitted by `bench/model/fit.py` to {configs} configs of {len(rows)} problems ({seeds}), timed on NVIDIA H200s.",
+        f"features: {', '.join(data.names)}",
+        f"kernels: {', '.join(data.kernels)}",
+        f"limit: {LIMIT:g}",
+        f"networks: {len(net.w1)}",
+    ]
+    numbers = [data.mean, data.scale, data.least, data.most]
     values = [value.detach() for value in (net.w1, net.b1, net.w2, net.b2, net.w3, net.b3, net.kernel)]
     for w1, b1, w2, b2, w3, b3, kernel in zip(*values):
         # What stands for a kernel comes to the same as biases of the first layer. One that was never seen has what the others have in common.
-        biases = b1 + kernel @ w1[inputs:]
-        named = dict(zip(data.kernels, biases))
-        networks.append({"kernels": named, "w1": w1[:inputs], "b1": b1[0], "w2": w2, "b2": b2[0], "w3": w3[:, 0], "b3": b3[0, 0]})
-    fields = {
-        "#[cfg(test)]\n    features": data.names,
-        "mean": data.mean,
-        "scale": data.scale,
-        "least": data.least,
-        "most": data.most,
-        "limit": LIMIT,
-    }
-    seeds = ", ".join(sorted({data.problems[i][0]["problem"].rsplit("/", 2)[0] for i in rows.tolist()}))
-    configs = int(data.mask[rows].sum())
-    about = f"Fitted by `bench/model/fit.py` to {configs} configs of {len(rows)} problems ({seeds}), timed on NVIDIA H200s."
-    with open(path, "w") as out:
-        out.write(f"//! {about}\n\nuse super::residual::{{Model, Network}};\n\n")
-        out.write("pub(super) static H200: Model = Model {\n")
-        out.writelines(f"    {name}: {rust(value)},\n" for name, value in fields.items())
-        out.write("    networks: &[\n")
-        for network in networks:
-            out.write("Network {\n")
-            out.writelines(f"    {name}: {rust(value)},\n" for name, value in network.items())
-            out.write("},\n")
-        out.write("    ],\n};\n")
-
-
-def rust(value):
-    """A value as Rust's expression."""
-    if isinstance(value, str):
-        return json.dumps(value)
-    if isinstance(value, dict):
-        return "&[" + lines((f"({rust(name)}, {rust(one)})" for name, one in sorted(value.items())), 0) + "]"
-    if isinstance(value, list):
-        return "&[" + lines(map(rust, value)) + "]"
-    if isinstance(value, (int, float)) or value.dim() == 0:
-        return repr(round(float(value), 5))
-    return "[" + lines(map(rust, value), 120 if value.dim() == 1 else 0) + "]"
-
-
-def lines(values, width=120):
-    """Values with commas, in lines of about that many characters."""
-    out, line = ["\n"], ""
-    for value in values:
-        if len(line) + len(value) > width and line:
-            out.append(line.rstrip() + "\n")
-            line = ""
-        line += value + ", "
-    return "".join([*out, line.rstrip(), "\n"])
+        biases = b1 + kernel[: len(data.kernels)] @ w1[inputs:]
+        numbers += [b1, biases, w1[:inputs], w2, b2, w3, b3]
+    with open(path, "wb") as out:
+        out.write(("\n".join(text) + "\n\n").encode())
+        out.write(torch.cat([value.cpu().float().flatten() for value in numbers]).numpy().astype("<f4").tobytes())
 
 
 if __name__ == "__main__":

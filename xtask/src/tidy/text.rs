@@ -10,8 +10,6 @@ const LENGTH_CAP: usize = 900;
 /// Files that are one table or one exhaustive match, read top to bottom: splitting them would hide
 /// what is missing.
 const LONG: &[(&str, &str)] = &[
-    ("crates/verdigris-engines/src/cost/h200.rs", "the coefficients of a fit, written by a tool"),
-    ("crates/verdigris-engines/src/cost/h200_unseen.rs", "the coefficients of a fit, written by a tool"),
     ("crates/verdigris-kir/src/inst.rs", "the one table of instructions"),
     ("crates/verdigris-kir/src/ptx/print.rs", "one match over every instruction"),
 ];

@@ -4,16 +4,10 @@
 //! of device memory, launches. What that leaves out is learned (`residual`): the logarithm of measured over analytic time, as small networks
 //! read it off the config's [`features`], in the mean. They were fitted to problems drawn at random, never to a list; `bench/model` has the tool, and
 //! `bench/record/h200/README.md` says how far off the estimates are, by engine and by class. A kernel that the fit never saw has the analytic estimate and
-//! what all kernels have in common, by the fit that its counts were set against (`h200_unseen`).
+//! what all kernels have in common, by the fit that its counts were set against (`h200_unseen.fit`).
 
 pub(crate) mod analytic;
 pub mod features;
-#[rustfmt::skip]
-#[allow(clippy::approx_constant, reason = "coefficients of a fit, some of which come near to one")]
-mod h200;
-#[rustfmt::skip]
-#[allow(clippy::approx_constant, reason = "coefficients of a fit, some of which come near to one")]
-mod h200_unseen;
 mod residual;
 mod work;
 
