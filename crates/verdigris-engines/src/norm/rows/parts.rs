@@ -139,3 +139,17 @@ impl JoinSpec {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_lines_of_a_join_at_once_are_on_their_way() {
+        let join = JoinSpec::new(vec![DType::F32], DType::F32, 1, false);
+        for lines in 1..=MOST_AT_ONCE {
+            let warps = join.clone().at_once(lines).warps;
+            assert!(lines <= warps * UNROLL, "{lines} lines, {warps} warps that load {UNROLL} each");
+        }
+    }
+}
