@@ -420,7 +420,7 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
                         let count = (own.count.signed() - own_row.signed()).max(0).unsigned();
                         for panel in 0..o_tile.panels() {
                             let rows = [tile.head, tile.query_row(own_row), count];
-                            rows_out.store(k, &staging, [staging.stage(warpgroup, panel), thread], panel, rows);
+                            rows_out.store(k, &staging, [staging.stage(warpgroup, panel), thread], panel, rows, None);
                         }
                         if spec.output_bytes() == 0 {
                             // Queries of the next tile come to where these rows were read.

@@ -28,6 +28,7 @@ use super::super::function::{self, FunctionArgs, Lies, Source};
 use super::super::half::Half;
 use super::super::mapped;
 use super::super::score_mod;
+use super::super::sequences;
 use super::super::tile::HeadTile;
 use super::kernel::{BandArgs, ModArgs};
 use super::spec::QUERIES;
@@ -201,7 +202,12 @@ impl PairGradient {
     /// # Errors
     /// A refusal that names the first requirement not met.
     pub(super) fn of_bias(id: EngineId, p: &AttentionProblem, dbias: &View, ty: Half, arch: &Arch) -> Result<Self, Refusal> {
-        id.require(!p.is_ragged(), Reason::Layout, "a gradient of the bias of ragged tensors, taken without offsets")?;
+        let has_sequences = sequences::has(p);
+        id.require(
+            !has_sequences,
+            Reason::Layout,
+            "a gradient of the bias of ragged tensors or with lengths, taken without offsets and lengths",
+        )?;
         Self::accept(id, p, ("dbias", dbias), ty, None, arch)
     }
 

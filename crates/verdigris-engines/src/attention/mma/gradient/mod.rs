@@ -300,7 +300,7 @@ impl Algorithm for Gradient {
             program.launch(Launch::new(spec.kernel(), grid, arguments.bound(&given)));
         }
         if let Some(dsinks) = &self.dsinks {
-            sinks::launch(&mut program, p, self.ty, dsinks, sinks::Numbers { lse_log2, delta, pitch: p.s_q });
+            sinks::launch(&mut program, p, self.ty, dsinks, sinks::Numbers { lse_log2, delta, pitch: p.s_q, sequences: None });
         }
         Ok(program)
     }
@@ -318,7 +318,7 @@ impl Algorithm for Gradient {
             [false, true].into_iter().flat_map(of)
         };
         let of_type = |ty| CLASSES.iter().flat_map(move |class| of_class(ty, class)).map(Spec::kernel).chain([Numbers(ty).kernel()]);
-        Half::ALL.into_iter().flat_map(of_type).chain(sinks::catalog()).collect()
+        Half::ALL.into_iter().flat_map(of_type).chain(sinks::catalog(false)).collect()
     }
 }
 
