@@ -564,7 +564,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
             let hide = |parts: Range<u32>, hidden: &dyn Fn(u32, u32, u32, Val<'k, bool>)| {
                 let (Some(listed), Some(entry)) = (&params.listed, entry) else { return };
                 k.when(entry.is_in_part(), || {
-                    let columns = listed.columns(entry, first_query.unsigned() + column, own_key());
+                    let columns = listed.masks.columns(entry, first_query.unsigned() + column, own_key());
                     for (part, odd) in parts.clone().flat_map(|part| [(part, 0), (part, 1)]) {
                         (0..).zip(columns.are_hidden(k, 8 * part + odd)).for_each(|(half, is_hidden)| hidden(part, half, odd, is_hidden));
                     }

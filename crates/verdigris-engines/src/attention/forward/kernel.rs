@@ -226,7 +226,7 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
             let hide = |entry: Option<Entry<'k>>| {
                 let (Some(listed), Some(entry)) = (&tiles.listed, entry) else { return };
                 k.when(entry.is_in_part(), || {
-                    let words = listed.words(k, entry, own_row + row, entry.block * spec.block, spec.block);
+                    let words = listed.masks.words(k, entry, own_row + row, entry.block * spec.block, spec.block);
                     for (half, words) in (0..).zip(words) {
                         let of_column = words.into_iter().map(|word| word.shr(column)).collect::<Vec<_>>();
                         for part in 0..spec.block / 8 {
