@@ -151,7 +151,7 @@ fn gradient<'k>(k: Kernel<'k>, spec: Spec) {
             Some(sequences) => {
                 let own = sequences.of_batch(k, batch);
                 let (log2, last) = (sequences::QUERIES.trailing_zeros(), sequences::QUERIES - 1);
-                let number = move |query| (sequences.block_number(&own, head, query >> log2) << log2) + (query & last);
+                let number = move |query: Val<'k, u32>| (sequences.block_number(&own, head, query >> log2) << log2) + (query & last);
                 (own.queries.count, Box::new(number))
             }
         };

@@ -133,11 +133,6 @@ impl Algorithm for Backward {
         let function = p.sloped_score();
         if p.score.is_some() {
             function::require(Self::ID, p)?;
-            Self::ID.require(
-                !sequences::has(p),
-                Reason::Epilogue,
-                "a score function of ragged tensors or with lengths, taken are others",
-            )?;
             let given = format_args!("heads of {} and {} elements beside a score function, taken are up to 128", p.d, p.d_v);
             Self::ID.require(!spec::is_long(head), Reason::Extent, given)?;
         }

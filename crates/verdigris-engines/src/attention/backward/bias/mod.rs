@@ -202,12 +202,6 @@ impl PairGradient {
     /// # Errors
     /// A refusal that names the first requirement not met.
     pub(super) fn of_bias(id: EngineId, p: &AttentionProblem, dbias: &View, ty: Half, arch: &Arch) -> Result<Self, Refusal> {
-        let has_sequences = sequences::has(p);
-        id.require(
-            !has_sequences,
-            Reason::Layout,
-            "a gradient of the bias of ragged tensors or with lengths, taken without offsets and lengths",
-        )?;
         Self::accept(id, p, ("dbias", dbias), ty, None, arch)
     }
 
@@ -245,6 +239,8 @@ impl PairGradient {
         arch: &Arch,
     ) -> Result<Self, Refusal> {
         id.require(p.dropout.is_none(), Reason::Epilogue, format_args!("{name} with dropout, taken without"))?;
+        let rule = format_args!("{name} of ragged tensors or with lengths, taken without");
+        id.require(!sequences::has(p), Reason::Layout, rule)?;
         let dims = p.dims(name, gradient);
         let shares = by.as_ref().and_then(|by| by.shares);
         let is_taken = gradient.dtype == DType::F32 || (gradient.dtype == p.q.dtype && shares.is_none());
