@@ -133,6 +133,9 @@ impl Spec {
     }
 }
 
+/// Where the number of a query stands.
+type NumberOf<'f, 'k> = Box<dyn Fn(Val<'k, u32>) -> Val<'k, u32> + 'f>;
+
 fn gradient<'k>(k: Kernel<'k>, spec: Spec) {
     let Gradient { sinks, dsinks, dsinks_step_bytes, lse_log2, delta, batches, in_rows, in_blocks } = Gradient::declare(k, &spec);
     let head = k.cta();
@@ -140,7 +143,7 @@ fn gradient<'k>(k: Kernel<'k>, spec: Spec) {
     let sum = k.var(0.0f32);
     k.range(batches, |batch| {
         // What a workspace holds behind a sequence's queries nobody has written, and rows behind a length hold anything.
-        let (count, number): (_, Box<dyn Fn(Val<'k, u32>) -> Val<'k, u32>>) = match &in_blocks {
+        let (count, number): (_, NumberOf<'_, 'k>) = match &in_blocks {
             None => {
                 let rows = in_rows.as_ref().expect("what is not in blocks is in rows");
                 let [own, _] = rows.offsets.of_batch(k, batch, [rows.queries, k.constant(0)]);
