@@ -9,7 +9,7 @@
 //! made in both, 7 products in place of 5, so that no sum is shared among CTAs: there is no workspace but the numbers, and nothing is added in memory. Where heads are longer than
 //! registers have room for both sums of a key, keys and values are two launches, of 8 products in all.
 //!
-//! **When it wins.** On chips without `wgmma`; on others where `attention.backward` does not take tensors: strides of 4 and 8 bytes, lengths.
+//! **When it wins.** On chips without `wgmma`; on others where `attention.backward` does not take tensors or options: strides of 4 and 8 bytes, maps of blocks of 64, or of heads beyond 128 elements, functions of those.
 //!
 //! **Numbers.** As those of `attention.backward`: scores and sums in f32; probabilities and the gradients of scores are rounded to the type of the queries before they are multiplied.
 //! Results repeat bit for bit.
