@@ -269,7 +269,7 @@ mod tests {
     /// Each engine with the stretched problems that it takes, and those that it refuses by reason: whoever takes fewer says why here.
     #[rustfmt::skip]
     const EXPECTED: &[Share] = &[
-        ("attention.backward", 10, &[("direction", 48), ("dtype", 24), ("epilogue", 10), ("layout", 4)]),
+        ("attention.backward", 10, &[("direction", 48), ("dtype", 24), ("layout", 14)]),
         ("attention.decode", 10, &[("direction", 48), ("dtype", 24), ("epilogue", 10), ("layout", 4)]),
         ("attention.forward", 14, &[("direction", 48), ("dtype", 24), ("layout", 10)]),
         ("attention.mma", 24, &[("dtype", 36), ("epilogue", 24), ("layout", 12)]),

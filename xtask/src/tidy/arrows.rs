@@ -58,6 +58,7 @@ const FAMILY_ROOMS: &[(&str, &[&str])] = &[
             "paged",
             "ragged",
             "band",
+            "sequences",
             "blocks",
             "softmax",
             "of_queries",

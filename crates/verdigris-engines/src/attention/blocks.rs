@@ -10,7 +10,7 @@ use verdigris_kir::face::{Header, Kernel, Pointer, Val, build};
 use verdigris_kir::inst::Redux;
 use verdigris_kir::ir::Target;
 use verdigris_kir::params::{Divide, Read, Write};
-use verdigris_kir::program::{Address, KernelRef, Launch, Program};
+use verdigris_kir::program::{KernelRef, Launch, Program};
 
 use crate::engine::{EngineId, Reason, Refusal};
 use crate::layout::space::element;
@@ -62,11 +62,7 @@ verdigris_kir::parameters! {
     pub(super) struct Listed / #[derive(Clone, Copy, Debug)] ListedArgs of () as _spec {
         lists: Read = 8,
         counts: Read = 4,
-        masks: Read = 4,
-        /// The number of the last mask, and queries and keys of one.
-        last_mask: u32,
-        block_q: Divide,
-        block_kv: Divide,
+        pub(super) masks: MasksArgs = (),
         /// Of lists: rows of a head, from one batch and head to the next, and entries of a row.
         rows: u32,
         strides: [u32; 2],
@@ -74,6 +70,28 @@ verdigris_kir::parameters! {
         /// Tiles, the longest first; from one batch and head to the next.
         ranked: Read = 4,
         ranked_strides: [u32; 2],
+    }
+}
+
+verdigris_kir::parameters! {
+    /// The bits of blocks that are attended to in part.
+    pub(super) struct Masks / #[derive(Clone, Copy, Debug)] MasksArgs of () as _spec {
+        masks: Read = 4,
+        /// The number of the last mask, and queries and keys of one.
+        last_mask: u32,
+        block_q: Divide,
+        block_kv: Divide,
+    }
+}
+
+verdigris_kir::parameters! {
+    /// A map of blocks, for kernels that read it themselves and take problems without one: the launch says which.
+    pub(super) struct MapIfAny / #[derive(Clone, Copy, Debug)] MapIfAnyArgs of () as _spec {
+        pub(super) masks: MasksArgs = (),
+        /// i32; elements from one batch, head, row and column to the next.
+        map: Read = 4,
+        strides: [u64; 4],
+        is_any: u32,
     }
 }
 
@@ -170,14 +188,10 @@ pub(super) fn list(p: &AttentionProblem, program: &mut Program, of: ListOf) -> O
         of_row: (tiled.1 / tile) as u32,
     };
     program.launch(Launch::new(ranking(), [args.all.div_ceil(WARPS), 1, 1], args.bound(&())).overlapping());
-    let masks: Address = element(masks, []);
     Some(ListedArgs {
         lists,
         counts,
-        masks,
-        last_mask: p.blocks as u32 - 1,
-        block_q: p.block_q as u32,
-        block_kv: p.block_kv as u32,
+        masks: MasksArgs::of(p, masks),
         rows: rows as u32,
         strides: [far(batches, heads * rows), far(heads, rows)],
         columns: columns as u32,
@@ -281,7 +295,53 @@ pub(super) struct List<'k> {
 #[derive(Clone, Copy)]
 pub(super) struct Entry<'k> {
     pub(super) block: Val<'k, u32>,
-    of_map: Val<'k, u32>,
+    /// 0 for a block that is left out, below 0 for one that is attended to as a whole, else the number of its mask and 1.
+    pub(super) of_map: Val<'k, u32>,
+}
+
+impl MasksArgs {
+    fn of(p: &AttentionProblem, masks: &View) -> MasksArgs {
+        MasksArgs {
+            masks: element(masks, []),
+            last_mask: (p.blocks as u32).max(1) - 1,
+            block_q: (p.block_q as u32).max(1),
+            block_kv: (p.block_kv as u32).max(1),
+        }
+    }
+}
+
+impl MapIfAnyArgs {
+    /// That of `p`; some address of the problem stands for what it does not have.
+    pub(super) fn of(p: &AttentionProblem) -> MapIfAnyArgs {
+        let (map, masks) = (p.block_map.as_ref(), p.mask_blocks.as_ref().unwrap_or(&p.q));
+        MapIfAnyArgs {
+            masks: MasksArgs::of(p, masks),
+            map: element(map.unwrap_or(&p.q), []),
+            strides: map.map_or([0; 4], |map| std::array::from_fn(|dim| map.strides[dim])),
+            is_any: u32::from(map.is_some()),
+        }
+    }
+}
+
+impl<'k> MapIfAny<'k> {
+    /// What the map has for a block of the kernel, whose pairs are of one block of the map, that of a query and a key of a head: all of it is attended to where
+    /// there is no map. The same for all threads that call it.
+    pub(super) fn entry(
+        &self,
+        k: Kernel<'k>,
+        [batch, head]: [Val<'k, u32>; 2],
+        [query, key]: [Val<'k, u32>; 2],
+        block: Val<'k, u32>,
+    ) -> Entry<'k> {
+        let of_map = k.var_named("entry", u32::MAX);
+        k.when(self.is_any.ne(0), || {
+            let places = [batch, head, self.masks.block_q.quotient(query), self.masks.block_kv.quotient(key)];
+            let at = places.into_iter().zip(self.strides).map(|(place, stride)| place.widen() * stride).reduce(|sum, next| sum + next);
+            let at = at.expect("four dims") * 4u64;
+            of_map.set(k.ld_global::<u32>(self.map.moved(at).address(), 0));
+        });
+        Entry { block, of_map: k.uniform(of_map.get()) }
+    }
 }
 
 impl<'k> Listed<'k> {
@@ -293,19 +353,12 @@ impl<'k> Listed<'k> {
 
     /// The list of the tile that begins with a query.
     pub(super) fn of_tile(&self, k: Kernel<'k>, [batch, head, query]: [Val<'k, u32>; 3]) -> List<'k> {
-        self.numbered(k, batch, head, self.block_q.quotient(query))
+        self.numbered(k, batch, head, self.masks.block_q.quotient(query))
     }
 
     /// The list of the tile that begins with a key.
     pub(super) fn of_keys(&self, k: Kernel<'k>, [batch, head, key]: [Val<'k, u32>; 3]) -> List<'k> {
-        self.numbered(k, batch, head, self.block_kv.quotient(key))
-    }
-
-    /// Where the bits stand that say from which queries the keys `key` and `key + 8`, of one 16, are attended to; `query` is the first. All pairs are of one
-    /// block of the map, in part or not at all.
-    pub(super) fn columns(&self, entry: Entry<'k>, query: Val<'k, u32>, key: Val<'k, u32>) -> Columns<'k> {
-        let row = self.row(entry, query).moved(((self.block_kv.split(key).1 >> 5) << 2).widen());
-        Columns { row, bytes_of_row: self.block_kv.value() >> 3, key: key & 31, is_out: entry.of_map.eq(0) }
+        self.numbered(k, batch, head, self.masks.block_kv.quotient(key))
     }
 
     fn numbered(&self, k: Kernel<'k>, batch: Val<'k, u32>, head: Val<'k, u32>, row: Val<'k, u32>) -> List<'k> {
@@ -313,6 +366,15 @@ impl<'k> Listed<'k> {
         let number = batch * of_batch + head * of_head + row;
         let entries = self.lists.moved(number.mul_wide(self.columns) * ENTRY_BYTES).address();
         List { entries, count: k.ld_global::<u32>(self.counts.at(number, 4), 0) }
+    }
+}
+
+impl<'k> Masks<'k> {
+    /// Where the bits stand that say from which queries the keys `key` and `key + 8`, of one 16, are attended to; `query` is the first. All pairs are of one
+    /// block of the map, in part or not at all.
+    pub(super) fn columns(&self, entry: Entry<'k>, query: Val<'k, u32>, key: Val<'k, u32>) -> Columns<'k> {
+        let row = self.row(entry, query).moved(((self.block_kv.split(key).1 >> 5) << 2).widen());
+        Columns { row, bytes_of_row: self.block_kv.value() >> 3, key: key & 31, is_out: entry.of_map.eq(0) }
     }
 
     /// The bits of a query in the mask of an entry.
@@ -333,11 +395,18 @@ impl<'k> Listed<'k> {
         keys: u32,
     ) -> [Vec<Val<'k, u32>>; 2] {
         let bytes_of_row = self.block_kv.value() >> 3;
-        let row = self.row(entry, query).moved((self.block_kv.split(first_key).1 >> 3).widen());
+        let row = self.row(entry, query);
+        let first = self.block_kv.split(first_key).1;
+        // Of fewer keys than a word has, the word that has them.
+        let (in_word, first) = if keys < 32 { (first & 31, (first >> 5) << 2) } else { (k.constant(0), first >> 3) };
+        let row = row.moved(first.widen());
         [0, 8].map(|below| {
             let row = row.moved((bytes_of_row * below).widen());
-            let word = |i: u32| k.select(entry.of_map.eq(0), 0u32, k.ld_global::<u32>(row.address(), i64::from(4 * i)));
-            (0..keys / 32).map(word).collect()
+            let word = |i: u32| {
+                let word = k.select(entry.of_map.eq(0), 0u32, k.ld_global::<u32>(row.address(), i64::from(4 * i)));
+                if keys < 32 { word.shr(in_word) } else { word }
+            };
+            (0..keys.div_ceil(32)).map(word).collect()
         })
     }
 }
@@ -350,6 +419,11 @@ impl<'k> List<'k> {
 }
 
 impl<'k> Entry<'k> {
+    /// Whether any pair of the block may be attended to.
+    pub(super) fn is_attended(&self) -> Val<'k, bool> {
+        self.of_map.ne(0)
+    }
+
     /// Whether some pairs of the block may not be attended to.
     pub(super) fn is_in_part(&self) -> Val<'k, bool> {
         self.of_map.signed().ge(0)
@@ -379,6 +453,7 @@ impl<'k> Columns<'k> {
 #[cfg(test)]
 mod tests {
     use verdigris_kir::interp::{self, Kernels, Memory, Options};
+    use verdigris_kir::program::Address;
 
     use super::*;
 

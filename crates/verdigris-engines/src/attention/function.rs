@@ -495,6 +495,24 @@ impl<'k> OfHead<'_, 'k> {
         }
     }
 
+    /// As [`OfHead::apply_sloped`], of products whose rows are queries.
+    #[track_caller]
+    pub(super) fn apply_sloped_by_queries(
+        &self,
+        k: Kernel<'k>,
+        factor: Val<'k, f32>,
+        elements: &[Element<'k>],
+        at: &QueryRows<'k>,
+        (score, slopes): (u32, &[Var<'k, f32>]),
+    ) {
+        self.for_each_score(k, factor, elements, at, |n, element, values| {
+            let of_step = |step: usize| values[step][0].get::<f32>(k);
+            let (made, last) = (of_step(score as usize), of_step(values.len() - 1));
+            element.set(made);
+            slopes[n].set(last);
+        });
+    }
+
     /// Makes scores of products, in place: the function of each, times the factor.
     #[track_caller]
     pub(super) fn apply(&self, k: Kernel<'k>, factor: Val<'k, f32>, elements: &[Element<'k>], at: &QueryRows<'k>) {

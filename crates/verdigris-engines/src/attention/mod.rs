@@ -17,6 +17,7 @@ mod order;
 mod paged;
 mod ragged;
 mod score_mod;
+mod sequences;
 mod simt;
 mod sinks;
 mod softmax;

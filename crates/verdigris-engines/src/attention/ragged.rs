@@ -4,6 +4,7 @@
 
 use verdigris_graph::{AttentionProblem, View};
 use verdigris_kir::face::{Kernel, Pointer, Val};
+use verdigris_kir::inst::Cache;
 use verdigris_kir::params::{Read, Write};
 use verdigris_kir::tile::staging::{STAGE_ROWS, Staging};
 
@@ -145,8 +146,13 @@ impl<'k> OffsetsIfAny<'k> {
 }
 
 impl<'k> RowsOut<'k> {
-    /// Stores the first `count` rows of a stage, which has the elements of panel `panel`, to rows from `first` on: 16 bytes of each thread. All threads of a
-    /// warpgroup call it, after what was written to the stage is seen by all.
+    /// Those that begin so many bytes behind.
+    pub(super) fn moved(&self, bytes: Val<'k, u64>) -> RowsOut<'k> {
+        RowsOut { at: self.at.moved(bytes), ..*self }
+    }
+
+    /// Stores the first `count` rows of a stage, which has the elements of panel `panel`, to rows from `first` on: 16 bytes of each thread. Of these, rows from
+    /// `counting` on get zeros, where that is given. All threads of a warpgroup call it, after what was written to the stage is seen by all.
     #[track_caller]
     pub(super) fn store(
         &self,
@@ -155,6 +161,7 @@ impl<'k> RowsOut<'k> {
         [stage, thread]: [Val<'k, u32>; 2],
         panel: u32,
         [head, first, count]: [Val<'k, u32>; 3],
+        counting: Option<Val<'k, u32>>,
     ) {
         let [of_head, of_row] = self.strides_bytes;
         let head = self.at.moved(head.widen() * of_head);
@@ -162,9 +169,25 @@ impl<'k> RowsOut<'k> {
             let (row, chunk) = (number >> 3, number & 7);
             let column = (chunk << 3) + panel * PANEL;
             k.when(column.lt(self.elements), || {
-                let values = k.ld_shared_vector::<u32>(staging.place(stage, row, chunk), 0, 4);
+                let mut values = k.ld_shared_vector::<u32>(staging.place(stage, row, chunk), 0, 4);
+                if let Some(counting) = counting {
+                    values.iter_mut().for_each(|value| *value = k.select(row.lt(counting), *value, 0u32));
+                }
                 let to = head.moved((first + row).widen() * of_row).at(column, 2);
-                k.st_global_vector(to, 0, &values, verdigris_kir::inst::Cache::Default);
+                k.st_global_vector(to, 0, &values, Cache::Default);
+            });
+        });
+    }
+
+    /// Zeros for `count` rows from `first` on, of up to 256 elements, by so many threads, which all call it: a warp has a row at a time.
+    #[track_caller]
+    pub(super) fn clear(&self, k: Kernel<'k>, [head, first, count]: [Val<'k, u32>; 3], threads: u32) {
+        let [of_head, of_row] = self.strides_bytes;
+        let column = k.lane() << 3;
+        let to = self.at.moved(head.widen() * of_head + (column << 1).widen());
+        k.when(column.lt(self.elements), || {
+            k.range_step(k.thread() >> 5, count, threads / 32, |row| {
+                k.st_global_vector(to.moved((first + row).widen() * of_row).address(), 0, &[k.constant(0u32); 4], Cache::Default);
             });
         });
     }

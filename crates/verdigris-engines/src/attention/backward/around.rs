@@ -8,8 +8,8 @@ use verdigris_kir::params::{AtExecution, Divide, Read, Write};
 use verdigris_kir::tile::fragment::Fragment;
 
 use super::super::half::Half;
+use super::super::sequences::SequencesArgs;
 use super::super::tile::PANEL;
-use super::sequences::SequencesArgs;
 use super::spec::{CONSUMERS, QUERIES, parts, piece_bytes};
 use crate::hopper::WARPGROUP;
 
@@ -56,7 +56,7 @@ verdigris_kir::parameters! {
         pub(super) vectors: u32,
         pub(super) blocks: Divide,
         pub(super) heads: Divide,
-        /// Of ragged tensors: queries and batches are those of sequences, and numbers are `[head][block in the workspace]`.
+        /// Of batches with numbers of queries of their own, which are those that count; and numbers are `[head][block in the workspace]`.
         pub(super) sequences: Option<SequencesArgs> = ragged.then_some(()),
     }
 }
@@ -79,7 +79,7 @@ pub(super) fn before<'k>(k: Kernel<'k>, ty: Half, ragged: bool) {
     // Where a row of this head lies, and where its block stands in the workspace.
     let place = |row| match &own {
         None => [batch, head, row],
-        Some((own, _)) => [k.constant(0), head, own.queries.begin + row],
+        Some((own, _)) => [own.batch, head, own.queries.begin + row],
     };
     let number = own.as_ref().map_or_else(|| k.cta(), |(own, sequences)| sequences.block_number(own, head, block));
 
@@ -160,7 +160,7 @@ verdigris_kir::parameters! {
         /// Pieces of a head, and heads.
         pub(super) pieces_of_head: Divide,
         pub(super) heads: Divide,
-        /// Of ragged tensors: the band is that of a sequence whose corner is 0, and pieces are `[head][block in the workspace][2]`.
+        /// Of batches with numbers of their own: pieces are `[head][block in the workspace][2]`, and queries, keys and the band are the batch's.
         pub(super) sequences: Option<SequencesArgs> = ragged.then_some(()),
     }
 }
@@ -176,12 +176,10 @@ pub(super) fn behind<'k>(k: Kernel<'k>, ty: Half, head: u32, by_rows: bool, ragg
     let block = piece >> 1;
     let first_row = block * QUERIES;
     let own = sequences.map(|sequences| (sequences.of_batch(k, batch), sequences));
-    if let Some((own, _)) = &own {
-        k.stop_when(first_row.ge(own.queries.count));
-    }
+    // Rows of the tensors; those of a batch that do not count get 0.
     let (queries, keys, before, behind) = match &own {
         None => (queries, keys, before, behind),
-        Some((own, _)) => (own.queries.count, own.keys.count, own.corner + before, own.corner + behind),
+        Some((own, _)) => (own.rows[0], own.keys.count, own.before, own.behind),
     };
     let [of_batch, of_head, of_query] = strides_bytes;
     // Pieces of a head are two for each block of queries.
@@ -191,8 +189,26 @@ pub(super) fn behind<'k>(k: Kernel<'k>, ty: Half, head: u32, by_rows: bool, ragg
     };
     let to = match &own {
         None => dq.moved(batch.widen() * of_batch + query_head.widen() * of_head),
-        Some((own, _)) => dq.moved(own.queries.begin.widen() * of_query + query_head.widen() * of_head),
+        Some((own, _)) => {
+            let first = own.batch.widen() * of_batch + own.queries.begin.widen() * of_query;
+            dq.moved(first + query_head.widen() * of_head)
+        }
     };
+    if let Some((own, _)) = &own {
+        let is_beyond = first_row.ge(own.queries.count);
+        k.when(is_beyond, || {
+            // A half of the block's rows.
+            let (half, column) = (QUERIES / CONSUMERS, k.lane() << 3);
+            k.range_step((piece & 1) * half + (k.thread() >> 5), ((piece & 1) + 1) * half, WARPGROUP / 32, |row_of_block| {
+                let row = first_row + row_of_block;
+                k.when(column.lt(elements) & row.lt(queries), || {
+                    let at = to.moved(row.widen() * of_query + (column << 1).widen()).address();
+                    k.st_global_vector(at, 0, &[k.constant(0u32); 4], Cache::Default);
+                });
+            });
+        });
+        k.stop_when(is_beyond);
+    }
     // Queries without a key have no gradient, whatever the products gave.
     let attends = |row_of_block: Val<'k, u32>| {
         let query = (first_row + row_of_block).signed();

@@ -19,11 +19,11 @@ use super::super::blocks::{Entry, ListedArgs};
 use super::super::dropout::{DropoutArgs, HeadDraws, KeptQueries};
 use super::super::function::FunctionArgs;
 use super::super::order::{OrderArgs, Place};
-use super::super::ragged::RowsOutArgs;
+use super::super::ragged::{RowsOut, RowsOutArgs};
 use super::super::score_mod::{KeyRows, ScoreModArgs, elements};
+use super::super::sequences::{Own, SequencesArgs};
 use super::super::tile::{HeadTile, PANEL, descriptor};
 use super::kept::{Kept, Operand};
-use super::sequences::{Own, SequencesArgs};
 use super::slots::Slots;
 use super::spec::{
     BOTH, CONSUMERS, Mask, NUMBERS_BYTES, OWN_KEYS, QUERIES, ROOM, SENDER_BARRIERS, STAGING, Spec, WRITTEN, own_columns, piece_bytes,
@@ -63,7 +63,7 @@ verdigris_kir::parameters! {
         /// Heads of queries that share one of keys.
         pub(super) group: u32,
         pub(super) heads: u32,
-        pub(super) band: Option<BandArgs> = (spec.mask == Mask::Band).then_some(()),
+        pub(super) band: Option<BandArgs> = (spec.mask == Mask::Band && !spec.ragged).then_some(()),
         pub(super) turns: Option<TurnsArgs> = spec.in_order.then_some(()),
         pub(super) score_mod: Option<ModArgs> = spec.score_mod.then_some(()),
         pub(super) ragged: Option<RaggedArgs> = spec.ragged.then_some(()),
@@ -74,12 +74,13 @@ verdigris_kir::parameters! {
 }
 
 verdigris_kir::parameters! {
-    /// Ragged tensors. The band is that of a sequence whose corner is 0.
+    /// Batches with numbers of queries and keys of their own.
     pub(super) struct Ragged / RaggedArgs of () as _spec {
         pub(super) sequences: SequencesArgs = (),
-        /// Gradients of keys and of values, where a sequence ends.
+        /// Gradients of keys and of values, where a sequence ends; and bytes from one batch of the tensors to the next.
         pub(super) dk: RowsOutArgs = (),
         pub(super) dv: RowsOutArgs = (),
+        pub(super) batch_bytes: [u64; 2],
     }
 }
 
@@ -127,7 +128,7 @@ pub(super) struct Tile<'k> {
     /// Keys of the batch.
     pub(super) keys: Val<'k, u32>,
     pub(super) reach: Option<Reach<'k>>,
-    /// Of ragged tensors, the sequence.
+    /// Of batches with numbers of their own, those.
     pub(super) own: Option<Own<'k>>,
     /// Blocks of queries, from `first` on and below `end`, at least one; between `first_whole` and `end_whole`, nothing is masked.
     pub(super) first: Val<'k, u32>,
@@ -157,6 +158,9 @@ struct Member<'k> {
 /// Pieces of a consumer in shared memory: one is written while memory reads the other.
 const PIECES: u32 = 2;
 
+/// Threads of a CTA.
+pub(super) const THREADS: u32 = WARPGROUP * (1 + CONSUMERS);
+
 /// The first thread that multiplies, and how many do.
 pub(super) const CONSUMER_THREADS: [u32; 2] = [WARPGROUP, CONSUMERS * WARPGROUP];
 
@@ -167,7 +171,7 @@ pub(super) fn meet(k: Kernel<'_>) {
 }
 
 impl<'k> Tile<'k> {
-    /// This CTA's: all threads call it. It ends where a sequence has no keys of this block.
+    /// This CTA's: all threads call it. It ends where none of a sequence's keys that count are of this block.
     pub(super) fn of_cta(k: Kernel<'k>, spec: &Spec, params: &Params<'k>, slots: &Slots<'k>) -> Self {
         let keys = spec.keys();
         let block_log2 = QUERIES.trailing_zeros();
@@ -191,14 +195,17 @@ impl<'k> Tile<'k> {
         };
         let first_key = place.row * keys;
         let own = params.ragged.as_ref().map(|ragged| ragged.sequences.of_batch(k, place.batch));
-        if let Some(own) = &own {
-            k.stop_when(first_key.ge(own.keys.count));
+        if let Some((own, ragged)) = own.as_ref().zip(params.ragged.as_ref()) {
+            let is_beyond = first_key.ge(own.keys.count);
+            k.when(is_beyond, || ragged.clear(k, own, place.head, [params.has_dk, params.has_dv], [first_key, k.constant(keys)]));
+            k.stop_when(is_beyond);
         }
         let (query_blocks, all_keys) = own.map_or((params.query_blocks, params.keys), |own| (own.blocks, own.keys.count));
-        let reach = params.band.as_ref().map(|band| match &own {
-            None => Reach { before: band.before, behind: band.behind, queries: band.queries },
-            Some(own) => Reach { before: own.corner + band.before, behind: own.corner + band.behind, queries: own.queries.count.signed() },
-        });
+        let reach = match (&own, &params.band) {
+            (None, None) => None,
+            (None, Some(band)) => Some(Reach { before: band.before, behind: band.behind, queries: band.queries }),
+            (Some(own), _) => Some(Reach { before: own.before, behind: own.behind, queries: own.queries.count.signed() }),
+        };
         // Blocks of queries by the first and the last key of this block.
         let batch_heads = place.batch * params.heads;
         let first_head = place.head * params.group;
@@ -285,8 +292,8 @@ impl<'k> Tile<'k> {
     }
 
     /// The batch of the tensors.
-    pub(super) fn map_batch(&self, k: Kernel<'k>) -> Val<'k, u32> {
-        if self.own.is_some() { k.constant(0) } else { self.place.batch }
+    pub(super) fn map_batch(&self) -> Val<'k, u32> {
+        self.own.map_or(self.place.batch, |own| own.batch)
     }
 
     /// Whether the keys have a share in the gradient of a block of queries. Of listed blocks each counts as one, be it 0: senders count on a reduction in each turn
@@ -296,6 +303,23 @@ impl<'k> Tile<'k> {
             return block.kernel().constant(true);
         }
         block.ge(self.first_attending) & block.lt(self.end_attending)
+    }
+}
+
+impl<'k> Ragged<'k> {
+    /// Gradients of keys and of values of a batch.
+    pub(super) fn of_batch(&self, own: &Own<'k>) -> [RowsOut<'k>; 2] {
+        let [of_keys, of_values] = self.batch_bytes.map(|bytes| own.batch.widen() * bytes);
+        [self.dk.moved(of_keys), self.dv.moved(of_values)]
+    }
+
+    /// The gradient 0 of those of `count` keys from `first` on that the batch has, of which none counts. All threads call it.
+    #[track_caller]
+    fn clear(&self, k: Kernel<'k>, own: &Own<'k>, head: Val<'k, u32>, has: [Val<'k, u32>; 2], [first, count]: [Val<'k, u32>; 2]) {
+        let count = (own.rows[1].max(first) - first).min(count);
+        for (rows_out, has) in self.of_batch(own).iter().zip(has) {
+            k.when(has.ne(0), || rows_out.clear(k, [head, own.keys.begin + first, count], THREADS));
+        }
     }
 }
 
@@ -540,7 +564,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
             let hide = |parts: Range<u32>, hidden: &dyn Fn(u32, u32, u32, Val<'k, bool>)| {
                 let (Some(listed), Some(entry)) = (&params.listed, entry) else { return };
                 k.when(entry.is_in_part(), || {
-                    let columns = listed.columns(entry, first_query.unsigned() + column, own_key());
+                    let columns = listed.masks.columns(entry, first_query.unsigned() + column, own_key());
                     for (part, odd) in parts.clone().flat_map(|part| [(part, 0), (part, 1)]) {
                         (0..).zip(columns.are_hidden(k, 8 * part + odd)).for_each(|(half, is_hidden)| hidden(part, half, odd, is_hidden));
                     }
@@ -789,10 +813,10 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
         // The other consumer's last product may still read this one's stages.
         k.barrier_sync(BOTH, CONSUMERS * WARPGROUP);
         let row = tile.first_key + warpgroup * OWN_KEYS;
-        // What is behind the last key of a sequence belongs to the next one.
+        // What is behind the last key of a sequence belongs to the next one, and of those that do not count to itself.
         let ragged = params.ragged.as_ref().zip(tile.own.as_ref()).map(|(ragged, own)| {
-            let count = (own.keys.count.signed() - row.signed()).max(0).unsigned();
-            (ragged, count, count.ge(OWN_KEYS))
+            let [all, counting] = [own.rows[1], own.keys.count].map(|end| (end.signed() - row.signed()).max(0).unsigned());
+            (ragged.of_batch(own), [all, counting], counting.ge(OWN_KEYS))
         });
         dk.map_in_place(|value, _, _| value * scale);
         if let Some((factor, _)) = &dropping {
@@ -812,20 +836,20 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
             let store_all = || {
                 k.when(thread.eq(0), || {
                     k.when(is_written.ne(0), || {
-                        let at = [k.constant(panel * PANEL), tile.key_row(row), place.head, tile.map_batch(k)].map(|at| at.signed());
+                        let at = [k.constant(panel * PANEL), tile.key_row(row), place.head, tile.map_batch()].map(|at| at.signed());
                         k.tma_store(map, &at, stage);
                     });
                     k.bulk_commit();
                 });
             };
-            let Some((ragged, count, is_whole)) = &ragged else {
+            let Some(([of_keys, of_values], [all, counting], is_whole)) = &ragged else {
                 store_all();
                 continue;
             };
-            let rows_out = if turn < key_tile.panels() { &ragged.dv } else { &ragged.dk };
+            let rows_out = if turn < key_tile.panels() { of_values } else { of_keys };
             let store_rows = || {
                 k.when(is_written.ne(0), || {
-                    rows_out.store(k, &ds, [stage, thread], panel, [place.head, tile.key_row(row), *count]);
+                    rows_out.store(k, &ds, [stage, thread], panel, [place.head, tile.key_row(row), *all], Some(*counting));
                 });
             };
             k.when_else(*is_whole, store_all, store_rows);

@@ -330,7 +330,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                     k.when(warpgroup.eq(consumer) & is_written.ne(0), || {
                         for panel in 0..from.panels() {
                             let row = tile.key_row(tile.first_key);
-                            let at = [k.constant(panel * PANEL), row, tile.place.head, tile.map_batch(k)].map(|at| at.signed());
+                            let at = [k.constant(panel * PANEL), row, tile.place.head, tile.map_batch()].map(|at| at.signed());
                             k.tma_store(map, &at, slot.address() + panel * (from.bytes() / from.panels()));
                         }
                     });
@@ -340,15 +340,17 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
             });
         };
         let (Some(ragged), Some(own)) = (&params.ragged, &tile.own) else { return store_all() };
-        // What is behind the last key belongs to the next sequence.
+        // What is behind the last key belongs to the next sequence, or does not count.
         let is_whole = (tile.first_key + spec.keys()).le(own.keys.count);
         let store_rows = || {
-            let rows = [tile.place.head, tile.key_row(tile.first_key), own.keys.count - tile.first_key];
-            for (consumer, (rows_out, (_, is_written, from, slot))) in (0..).zip([&ragged.dv, &ragged.dk].into_iter().zip(&sends)) {
+            let rows = [tile.place.head, tile.key_row(tile.first_key), own.rows[1] - tile.first_key];
+            let counting = own.keys.count - tile.first_key;
+            let [of_keys, of_values] = &ragged.of_batch(own);
+            for (consumer, (rows_out, (_, is_written, from, slot))) in (0..).zip([of_values, of_keys].into_iter().zip(&sends)) {
                 let staging = Staging::within(k, *slot, from.panels(), STAGING);
                 k.when(warpgroup.eq(consumer) & is_written.ne(0), || {
                     for panel in 0..from.panels() {
-                        rows_out.store(k, &staging, [staging.stage(k.constant(0), panel), thread], panel, rows);
+                        rows_out.store(k, &staging, [staging.stage(k.constant(0), panel), thread], panel, rows, Some(counting));
                     }
                 });
             }

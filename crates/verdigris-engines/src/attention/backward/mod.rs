@@ -3,15 +3,16 @@
 //! **What.** bf16 and f16, heads of up to 256 elements (multiples of 8), grouped heads, windows around either diagonal, sinks;
 //! between the products a soft cap, a bias, slopes, a mask and a factor that is given at execution ([`super::score_mod`]), or the caller's function with a mask and its slope
 //! ([`super::function`]) for heads of up to 128 elements, each in kernels of their own. Tensors of
-//! any strides that TMA takes; and ragged tensors ([`super::ragged`], [`sequences`]) and dropout ([`super::dropout`]), in kernels of their own. Workspace is of the size of the queries, in f32,
+//! any strides that TMA takes; and ragged tensors and lengths ([`super::ragged`], [`super::sequences`]: one kernel for both) and dropout ([`super::dropout`]), in kernels of their own. Workspace is of the size of the queries, in f32,
 //! with up to 64 rows more for each sequence.
 //!
 //! **Method.** Three launches: two numbers of each query, and zeros for the sums of their gradient; the products, a CTA for each 128 keys ([`kernel`]; where queries or values have more than 128
 //! elements, for each 64: [`long`]), which goes through all queries that attend to them and through all heads that share them; the gradient of the queries,
 //! which the CTAs have added up in f32, rounded. Keys and values of heads of 64 elements stay in registers: out of shared memory the products of 64 by 64 were
 //! bound by it (one H100, 4,096 positions: 454 beside 422 TFLOP/s, causal 392 beside 367). Shares of the gradient of the queries are added as they come, or in one order: then the CTA of the last keys is first, and each waits
-//! for the one behind it. Of ragged tensors, keys, queries and gradients of results behind the end of a sequence become 0 in shared memory, and gradients are
-//! stored row by row there; CTAs beyond a sequence's end stop at once. The gradients of a bias, and of what a function of scores reads, are launches behind these ([`bias`]), and so is that of sinks ([`super::sinks`]); for ragged tensors all three are refused.
+//! for the one behind it. Of ragged tensors and of those with lengths, keys, queries and gradients of results behind the end of a sequence become 0 in shared memory, and gradients are
+//! stored row by row there, 0 for rows of the tensors that do not count; CTAs beyond a sequence's end stop at once. The gradients of a bias, and of what a function of scores reads, are launches behind these ([`bias`]), refused beside
+//! sequences and lengths, and so is that of sinks ([`super::sinks`]).
 //!
 //! **When it wins.** On compute capability 9.0, wherever it takes the problem.
 //!
@@ -26,7 +27,6 @@ mod bias;
 mod kept;
 mod kernel;
 mod long;
-mod sequences;
 mod slots;
 mod spec;
 
@@ -38,6 +38,7 @@ use verdigris_kir::ir::{Access, Target};
 use verdigris_kir::program::{Address, KernelRef, Launch, Program, Step};
 use verdigris_tensor::DType;
 
+use super::band;
 use super::blocks::{self, ListOf};
 use super::dropout::{self, DropoutArgs};
 use super::function::{self, FunctionArgs, Lies};
@@ -46,6 +47,7 @@ use super::mapped::{self, UNBOUNDED};
 use super::order::OrderArgs;
 use super::ragged::{self, RowsOutArgs};
 use super::score_mod::{self, ScoreModArgs};
+use super::sequences::{self, SequencesArgs};
 use super::sinks;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
@@ -57,7 +59,6 @@ use crate::layout::space::element;
 use around::{BeforeArgs, BehindArgs, MOST_ELEMENTS, RowsArgs};
 use bias::{Known, PairGradient};
 use kernel::{BandArgs, ModArgs, ParamsArgs, RaggedArgs, TurnsArgs};
-use sequences::SequencesArgs;
 use spec::{Around, CONSUMERS, HEADS, Mask, QUERIES, Spec, is_long, keys_of, may_keep_keys, piece_bytes};
 
 /// Blocks of queries in shared memory at a time.
@@ -132,7 +133,6 @@ impl Algorithm for Backward {
         let function = p.sloped_score();
         if p.score.is_some() {
             function::require(Self::ID, p)?;
-            Self::ID.require(!p.is_ragged(), Reason::Epilogue, "a score function of ragged tensors, taken are others")?;
             let given = format_args!("heads of {} and {} elements beside a score function, taken are up to 128", p.d, p.d_v);
             Self::ID.require(!spec::is_long(head), Reason::Extent, given)?;
         }
@@ -145,34 +145,22 @@ impl Algorithm for Backward {
             Reason::Extent,
             format_args!("heads of {} and {} elements, taken are multiples of 8 up to {MOST_ELEMENTS}", p.d, p.d_v),
         )?;
-        // Rows beyond a length hold anything, and are multiplied by 0 here.
-        let has_lengths = p.q_lengths.is_some() || p.kv_lengths.is_some();
-        Self::ID.require(!has_lengths, Reason::Epilogue, "lengths, taken without")?;
+        band::require(Self::ID, p, &[("log_sum_exp", Some(log_sum_exp))])?;
         sinks::require(Self::ID, p, dsinks.as_ref())?;
-        Self::ID.require(
-            dsinks.is_none() || !p.is_ragged(),
-            Reason::Epilogue,
-            "a gradient of sinks of ragged tensors, taken are others",
-        )?;
         let of_bias = dbias.as_ref().map(|dbias| PairGradient::of_bias(Self::ID, p, dbias, ty, arch));
         let of_read = (0..).zip(d_score).filter_map(|(number, view)| Some((number, view.as_ref()?)));
         let of_read = of_read.map(|(number, view)| PairGradient::of_read(Self::ID, p, (number, view), ty, arch));
         let of_pairs = of_bias.into_iter().chain(of_read).collect::<Result<Vec<_>, Refusal>>()?;
-        Self::ID.require(
-            log_sum_exp.dtype == DType::F32,
-            Reason::DType,
-            format_args!("log_sum_exp of {}, taken is f32", log_sum_exp.dtype),
-        )?;
         let rows = u128::from(p.b) * u128::from(p.h) * u128::from(p.s_q.max(p.s_kv) + 256);
         Self::ID.require(rows < 1 << 31, Reason::Extent, format_args!("{rows} rows of all heads, taken are fewer than 2^31"))?;
         let padded = u128::from(p.h) * u128::from(sequences::blocks_of_head(p)) * u128::from(QUERIES);
         Self::ID.require(
-            !p.is_ragged() || padded < 1 << 31,
+            !sequences::has(p) || padded < 1 << 31,
             Reason::Extent,
             format_args!("{padded} rows of all heads in whole blocks of each sequence, taken are fewer than 2^31"),
         )?;
         let is_banded = p.left.is_some() || p.right.is_some() || p.block_map.is_some();
-        let mask = if score_mod || p.is_ragged() || p.dropout.is_some() || is_banded { Mask::Band } else { Mask::End };
+        let mask = if score_mod || sequences::has(p) || p.dropout.is_some() || is_banded { Mask::Band } else { Mask::End };
         Ok(Backward {
             problem: p.clone(),
             o: o.clone(),
@@ -194,7 +182,7 @@ impl Algorithm for Backward {
 
     fn configs(&self) -> Vec<Spec> {
         let Backward { ty, head, value, mask, score_mod, .. } = *self;
-        let (ragged, dropout) = (self.problem.is_ragged(), self.problem.dropout.is_some());
+        let (ragged, dropout) = (sequences::has(&self.problem), self.problem.dropout.is_some());
         let listed = self.problem.block_map.is_some();
         // Lists say which blocks a tile adds to, not how many others do.
         let orders: &[bool] = if listed { &[false] } else { &[false, true] };
@@ -302,7 +290,7 @@ impl Algorithm for Backward {
         let p = &self.problem;
         let mut program = empty_program(&p.slots());
         let (query_blocks, key_blocks) = (self.query_blocks(), self.key_blocks() as u32);
-        // Of ragged tensors, tiles are those of the longest sequence for each, and blocks those of all rows.
+        // Of sequences, tiles are those of the longest one for each, and blocks those of all rows.
         let tiles = p.b * p.h * query_blocks;
         let blocks = if spec.ragged { p.h * sequences::blocks_of_head(p) } else { tiles };
         let padded = blocks * u64::from(QUERIES);
@@ -341,8 +329,7 @@ impl Algorithm for Backward {
 
         let listed = blocks::list(p, &mut program, ListOf::Queries { block: QUERIES, tile: spec.keys() });
         let map = |name: &str, view: &View, decl| mapped::map(decl, view, p.dims(name, view));
-        // Each sequence has its own corner.
-        let corner = if p.corner == Corner::BottomRight && !spec.ragged { p.s_kv as i32 - p.s_q as i32 } else { 0 };
+        let corner = if p.corner == Corner::BottomRight { p.s_kv as i32 - p.s_q as i32 } else { 0 };
         let band = BandArgs {
             before: p.left.map_or(-UNBOUNDED, |left| corner - left as i32),
             behind: p.right.map_or(UNBOUNDED, |right| corner + right as i32 + 1),
@@ -376,13 +363,14 @@ impl Algorithm for Backward {
             order,
             group: p.group() as u32,
             heads: p.h as u32,
-            band: (spec.mask == Mask::Band).then_some(band),
+            band: (spec.mask == Mask::Band && !spec.ragged).then_some(band),
             turns,
             score_mod: spec.score_mod.then_some(score_mod),
             ragged: SequencesArgs::of(p).map(|sequences| {
                 // Of one that is not written, rows that are not used.
                 let rows = |view: &Option<View>, of: &View, elements| RowsOutArgs::new(view.as_ref().unwrap_or(of), elements);
-                RaggedArgs { sequences, dk: rows(dk, &p.k, p.d), dv: rows(dv, &p.v, p.d_v) }
+                let batch_bytes = [(dk, &p.k), (dv, &p.v)].map(|(view, of)| view.as_ref().unwrap_or(of).strides[0] * 2);
+                RaggedArgs { sequences, dk: rows(dk, &p.k, p.d), dv: rows(dv, &p.v, p.d_v), batch_bytes }
             }),
             dropout: DropoutArgs::of(p),
             listed,
@@ -414,7 +402,7 @@ impl Algorithm for Backward {
             of_pairs.launch(&mut program, p, &self.d_o, Known { lse_log2, delta, band, score_mod });
         }
         if let Some(dsinks) = &self.dsinks {
-            let numbers = sinks::Numbers { lse_log2, delta, pitch: query_blocks * u64::from(QUERIES) };
+            let numbers = sinks::Numbers { lse_log2, delta, pitch: query_blocks * u64::from(QUERIES), sequences: SequencesArgs::of(p) };
             sinks::launch(&mut program, p, self.ty, dsinks, numbers);
         }
         Ok(program)
@@ -460,7 +448,7 @@ impl Algorithm for Backward {
             Spec { function: function.clone(), score, ..of }.kernel()
         }));
         kernels.extend(blocks::catalog());
-        kernels.extend(sinks::catalog());
+        kernels.extend(sinks::catalog(true));
         kernels.extend(PairGradient::catalog());
         kernels
     }

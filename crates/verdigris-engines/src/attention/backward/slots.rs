@@ -51,14 +51,14 @@ impl<'k> Slots<'k> {
         let (q_cursor, d_o_cursor) = (self.q_ring.cursor(), self.d_o_ring.cursor());
         let options = LoadOptions::default();
         k.when(k.elect(), || {
-            let at_keys = [tile.key_row(tile.first_key), tile.place.head, tile.map_batch(k)];
+            let at_keys = [tile.key_row(tile.first_key), tile.place.head, tile.map_batch()];
             // Keys and values come once.
             let has_keys = k.var_named("has_keys", 0u32);
             k.range(params.group, |member| {
                 let head = tile.first_head + member;
                 tile.each_block(k, params, head, |block, _| {
                     let numbers = tile.block_number(params, head, block);
-                    let at = [tile.query_row(block * QUERIES), head, tile.map_batch(k)];
+                    let at = [tile.query_row(block * QUERIES), head, tile.map_batch()];
                     let full = q_cursor.acquire(k.select(has_keys.eq(0), key_tile.bytes(), 0u32) + (query_tile.bytes() + NUMBERS_BYTES));
                     k.when(has_keys.eq(0), || key_tile.load(self.keys.address(), &params.k, at_keys, full, options));
                     let stage = q_cursor.stage();

@@ -10,6 +10,7 @@ use verdigris_kir::tile::fragment::{Fragment, wgmma_shape};
 
 use super::super::function::{self, Source};
 use super::super::half::Half;
+use super::super::sequences;
 use super::super::tile::{HeadTile, PANEL};
 use super::{STAGES, around, kernel, long};
 use crate::fuse::steps::Step;
@@ -20,7 +21,7 @@ pub(super) const OWN_KEYS: u32 = 64;
 /// Warpgroups that multiply.
 pub(super) const CONSUMERS: u32 = 2;
 /// Queries of one turn.
-pub(super) const QUERIES: u32 = 64;
+pub(super) const QUERIES: u32 = sequences::QUERIES;
 /// Bytes of a number for each query of a turn.
 pub(super) const NUMBERS_BYTES: u32 = QUERIES * 4;
 
@@ -105,7 +106,7 @@ pub(in crate::attention) struct Spec {
     pub(super) in_order: bool,
     /// Something stands between the products and the softmax; with a mask of bands.
     pub(super) score_mod: bool,
-    /// Sequences lie behind each other; with a mask of bands.
+    /// Batches have numbers of queries and keys of their own, be they ragged or have lengths; with a mask of bands.
     pub(super) ragged: bool,
     /// Some pairs are dropped; with a mask of bands.
     pub(super) dropout: bool,
@@ -225,8 +226,7 @@ impl Spec {
     }
 
     pub(super) fn build(&self) -> KernelBody {
-        let threads = WARPGROUP * (1 + CONSUMERS);
-        let header = Header { name: self.to_string(), target: Target::Sm90a, threads, min_ctas: 1, cluster: 1 };
+        let header = Header { name: self.to_string(), target: Target::Sm90a, threads: kernel::THREADS, min_ctas: 1, cluster: 1 };
         build(header, |k| if is_long(self.head) { long::backward(k, self) } else { kernel::backward(k, self) })
     }
 
@@ -245,9 +245,9 @@ pub(super) const SENDER_BARRIERS: u32 = 2 * CONSUMERS;
 /// The launches in front of the main one and behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Around {
-    /// Two numbers of each query; of ragged tensors or others.
+    /// Two numbers of each query; of batches with numbers of queries of their own or others.
     Before(Half, bool),
-    /// The gradient of the queries, rounded; of heads of so many elements, out of pieces that are rows or accumulators, in ragged tensors or others.
+    /// The gradient of the queries, rounded; of heads of so many elements, out of pieces that are rows or accumulators, of such batches or others.
     Behind(Half, u32, bool, bool),
 }
 

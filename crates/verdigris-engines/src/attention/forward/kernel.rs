@@ -226,7 +226,7 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
             let hide = |entry: Option<Entry<'k>>| {
                 let (Some(listed), Some(entry)) = (&tiles.listed, entry) else { return };
                 k.when(entry.is_in_part(), || {
-                    let words = listed.words(k, entry, own_row + row, entry.block * spec.block, spec.block);
+                    let words = listed.masks.words(k, entry, own_row + row, entry.block * spec.block, spec.block);
                     for (half, words) in (0..).zip(words) {
                         let of_column = words.into_iter().map(|word| word.shr(column)).collect::<Vec<_>>();
                         for part in 0..spec.block / 8 {
@@ -420,7 +420,7 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
                         let count = (own.count.signed() - own_row.signed()).max(0).unsigned();
                         for panel in 0..o_tile.panels() {
                             let rows = [tile.head, tile.query_row(own_row), count];
-                            rows_out.store(k, &staging, [staging.stage(warpgroup, panel), thread], panel, rows);
+                            rows_out.store(k, &staging, [staging.stage(warpgroup, panel), thread], panel, rows, None);
                         }
                         if spec.output_bytes() == 0 {
                             // Queries of the next tile come to where these rows were read.

@@ -28,6 +28,7 @@ use super::super::function::{self, FunctionArgs, Lies, Source};
 use super::super::half::Half;
 use super::super::mapped;
 use super::super::score_mod;
+use super::super::sequences;
 use super::super::tile::HeadTile;
 use super::kernel::{BandArgs, ModArgs};
 use super::spec::QUERIES;
@@ -201,7 +202,6 @@ impl PairGradient {
     /// # Errors
     /// A refusal that names the first requirement not met.
     pub(super) fn of_bias(id: EngineId, p: &AttentionProblem, dbias: &View, ty: Half, arch: &Arch) -> Result<Self, Refusal> {
-        id.require(!p.is_ragged(), Reason::Layout, "a gradient of the bias of ragged tensors, taken without offsets")?;
         Self::accept(id, p, ("dbias", dbias), ty, None, arch)
     }
 
@@ -239,6 +239,8 @@ impl PairGradient {
         arch: &Arch,
     ) -> Result<Self, Refusal> {
         id.require(p.dropout.is_none(), Reason::Epilogue, format_args!("{name} with dropout, taken without"))?;
+        let rule = format_args!("{name} of ragged tensors or with lengths, taken without");
+        id.require(!sequences::has(p), Reason::Layout, rule)?;
         let dims = p.dims(name, gradient);
         let shares = by.as_ref().and_then(|by| by.shares);
         let is_taken = gradient.dtype == DType::F32 || (gradient.dtype == p.q.dtype && shares.is_none());

@@ -16,12 +16,15 @@ use verdigris_kir::program::KernelRef;
 use verdigris_kir::tile::fragment::Fragment;
 
 use super::super::super::band::{BandArgs, BatchBand, Limits};
+use super::super::super::blocks::{Entry, MapIfAnyArgs};
 use super::super::super::dropout::{DropoutIfAnyArgs, HeadDraws, KeptQueries};
+use super::super::super::function::{self, FunctionArgs, Source};
 use super::super::super::half::Half;
 use super::super::super::order::{OrderArgs, Place};
 use super::super::super::ragged::OffsetsIfAnyArgs;
 use super::super::super::score_mod::{HeadMods, KeyRows, QueryRows, ScoreModArgs, elements};
 use super::super::tiles::{CHUNK_BYTES, Matrices, ROWS, Rows, RowsArgs, SharedRows, THREADS, multiply_across, multiply_along, shape};
+use crate::fuse::steps::{self, Step};
 
 /// Blocks of partners in shared memory: one is multiplied while the next one is on its way.
 const STAGES: u32 = 2;
@@ -72,7 +75,7 @@ impl Role {
 }
 
 /// Everything that shapes the kernel; extents are arguments.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Spec {
     pub(super) ty: Half,
     pub(super) role: Role,
@@ -83,8 +86,12 @@ pub(super) struct Spec {
     pub(super) row_blocks: u32,
     /// Partners of a block.
     pub(super) block: u32,
-    /// Something makes scores of products, or drops pairs.
+    /// Something makes scores of products, or leaves pairs out.
     pub(super) score_mod: bool,
+    /// The function of scores and behind it its slope, where there is one; with what makes scores of products.
+    pub(super) function: Vec<Step<Source>>,
+    /// The step of the function whose value is the score.
+    pub(super) score: u32,
 }
 
 impl fmt::Display for Spec {
@@ -92,7 +99,12 @@ impl fmt::Display for Spec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Spec { head, value, block, role, .. } = self;
         write!(f, "attention_mma_gradient_{}_{}_d{head}_v{value}_m{}_n{block}", role.name(), self.ty.name(), self.rows())?;
-        f.write_str(if self.score_mod { "_scoremod" } else { "" })
+        f.write_str(if self.score_mod { "_scoremod" } else { "" })?;
+        if self.function.is_empty() {
+            return Ok(());
+        }
+        function::write_name(f, &self.function)?;
+        write!(f, "_score{}", self.score)
     }
 }
 
@@ -129,9 +141,13 @@ impl Spec {
         shape(self.ty)
     }
 
+    pub(super) fn target(&self) -> Target {
+        steps::target(&self.function).max(Target::Sm80)
+    }
+
     fn build(&self) -> KernelBody {
         let header =
-            Header { name: self.to_string(), target: Target::Sm80, threads: THREADS, min_ctas: self.ctas_of_registers(), cluster: 1 };
+            Header { name: self.to_string(), target: self.target(), threads: THREADS, min_ctas: self.ctas_of_registers(), cluster: 1 };
         build(header, |k| differentiate(k, self))
     }
 
@@ -190,6 +206,8 @@ verdigris_kir::parameters! {
         pub(super) band: BandArgs = (),
         pub(super) score_mod: Option<ScoreModArgs> = given.spec.score_mod.then_some(()),
         pub(super) dropout: Option<DropoutIfAnyArgs> = given.spec.score_mod.then_some(()),
+        pub(super) map: Option<MapIfAnyArgs> = given.spec.score_mod.then_some(()),
+        pub(super) function: Option<FunctionArgs> = (!given.spec.function.is_empty()).then(|| given.spec.function.clone()),
         pub(super) offsets: OffsetsIfAnyArgs = (),
     }
 }
@@ -221,8 +239,10 @@ struct RowBlock<'k> {
     kept: Option<KeptQueries<'k>>,
 }
 
-/// One of the heads of queries, where something depends on which.
+/// One of the heads of queries, where something depends on which, and what a map has for a block of it.
 struct Member<'k> {
+    head: Val<'k, u32>,
+    entry: Option<Entry<'k>>,
     mods: Option<HeadMods<'k>>,
     draws: Option<HeadDraws<'k>>,
 }
@@ -232,7 +252,7 @@ fn differentiate<'k>(k: Kernel<'k>, spec: &Spec) {
         // Both sums fill 128 registers of each thread, or more; what a turn holds across its products goes to local memory, once a turn.
         k.allow_spills(64);
     }
-    let params = Params::declare(k, &Given { spec: *spec, copy_bytes: 4 });
+    let params = Params::declare(k, &Given { spec: spec.clone(), copy_bytes: 4 });
     let (role, thread) = (spec.role, k.thread());
     let ([own_rows, partner_rows], block_log2) = ([spec.own_rows(), spec.partner_rows()], spec.block.ilog2());
     let own_slots: Vec<_> = (["own rows of scores", "own rows of gradients"].iter().zip(own_rows))
@@ -369,14 +389,57 @@ fn differentiate<'k>(k: Kernel<'k>, spec: &Spec) {
             let own_elements = elements(&rows.scores, part..part + 1);
             let own_rows = [rows.row, rows.row + 8];
             let head = of.mods.as_ref().expect("a head of scores that are made");
+            let of_function = params.function.as_ref().map(|function| {
+                (function.of_head(&spec.function, batch, of.head), mods.mask_of_head(batch, of.head), (spec.score, &bends[..]))
+            });
             if role.owns_queries() {
                 let queries = own_rows.map(|row| row.min(last_query));
                 let places = QueryRows { queries, first_key: first + column, last_key: Some(last_key), shift };
-                mods.apply(k, spec.ty, head, &own_elements, &places, &bends);
+                match of_function {
+                    None => mods.apply(k, spec.ty, head, &own_elements, &places, &bends),
+                    Some((function, mask, sloped)) => {
+                        function.apply_sloped_by_queries(k, mods.factor, &own_elements, &places, sloped);
+                        mods.hide(k, mask, &own_elements, &places);
+                    }
+                }
             } else {
                 let keys = own_rows.map(|row| row.min(last_key));
                 let places = KeyRows { keys, first_query: first + column, last_query, shift };
-                mods.apply(k, spec.ty, head, &own_elements, &places, &bends);
+                match of_function {
+                    None => mods.apply(k, spec.ty, head, &own_elements, &places, &bends),
+                    Some((function, mask, sloped)) => {
+                        function.apply_sloped(k, mods.factor, &own_elements, &places, sloped);
+                        mods.hide(k, mask, &own_elements, &places);
+                    }
+                }
+            }
+            if let Some((map, entry)) = params.map.as_ref().zip(of.entry) {
+                k.when(entry.is_in_part(), || {
+                    let leave_out = |n: usize, is_hidden: Val<'k, bool>| {
+                        let (score, bend) = (&own_elements[n].0, &bends[n]);
+                        score.set(k.select(is_hidden, f32::NEG_INFINITY, *score));
+                        bend.set(k.select(is_hidden, 0.0, *bend));
+                    };
+                    if role.owns_queries() {
+                        let first_of_part = first + 8 * (part & !1);
+                        for (half, words) in (0..).zip(map.masks.words(k, entry, rows.row, first_of_part, 16)) {
+                            let word = words[0].shr(column + 8 * (part & 1));
+                            (0..2).for_each(|odd| leave_out(2 * half + odd, (word & (1 << odd)).eq(0)));
+                        }
+                    } else {
+                        let columns = map.masks.columns(entry, first + 8 * part + column, rows.row);
+                        for odd in 0..2 {
+                            let hidden = columns.are_hidden(k, odd as u32);
+                            hidden.into_iter().enumerate().for_each(|(half, is_hidden)| leave_out(2 * half + odd, is_hidden));
+                        }
+                    }
+                });
+            }
+            if params.function.is_some() {
+                // Of a score of −∞ the slope may be anything.
+                for ((score, ..), bend) in own_elements.iter().zip(&bends) {
+                    bend.set(k.select(score.eq(f32::NEG_INFINITY), 0.0, *bend));
+                }
             }
             let is_outside = rows.limits.of_block(first);
             for ((score, half, column), bend) in own_elements.iter().zip(&bends) {
@@ -399,7 +462,7 @@ fn differentiate<'k>(k: Kernel<'k>, spec: &Spec) {
             }
         };
 
-        let turn = |member: Val<'k, u32>, block: Val<'k, u32>, stage: Val<'k, u32>| {
+        let turn = |member: Val<'k, u32>, block: Val<'k, u32>, stage: Val<'k, u32>, entry: Option<Entry<'k>>| {
             let slots = [0, 1].map(|which: usize| partner_slots[which] + stage * partner_rows[which].bytes());
             let along = [0, 1].map(|which: usize| Matrices::by_elements(k, partner_rows[which], slots[which]));
             let across = [0, 1].map(|which: usize| Matrices::by_rows(k, partner_rows[which], slots[which], true));
@@ -419,6 +482,8 @@ fn differentiate<'k>(k: Kernel<'k>, spec: &Spec) {
                 };
             let head = query_head(member);
             let of = Member {
+                head,
+                entry,
                 mods: params.score_mod.as_ref().map(|mods| mods.of_head(k, batch, head)),
                 draws: state.as_ref().map(|(_, state)| state.of_head(k, batch, head)),
             };
@@ -502,7 +567,21 @@ fn differentiate<'k>(k: Kernel<'k>, spec: &Spec) {
             let [member, block, stage] = [0, 1, 2].map(|_: u32| k.var(0u32));
             block.set(first_block);
             copy_own();
-            bring(member.get(), block.get(), stage.get());
+            // What a map has for the next block; nothing is brought of one that is left out.
+            let entry_of = |member: Val<'k, u32>, block: Val<'k, u32>| {
+                let partner = block << block_log2;
+                let pair = if role.owns_queries() { [first_row, partner] } else { [partner, first_row] };
+                params.map.as_ref().map(|map| map.entry(k, [batch, query_head(member)], pair, block))
+            };
+            let next_entry = k.var_named("entry", 0u32);
+            let bring_next = || match entry_of(member.get(), block.get()) {
+                None => bring(member.get(), block.get(), stage.get()),
+                Some(entry) => {
+                    next_entry.set(entry.of_map);
+                    k.when(entry.is_attended(), || bring(member.get(), block.get(), stage.get()));
+                }
+            };
+            bring_next();
             let last_member = members - 1;
             k.range(blocks * members, |_| {
                 let [now_member, now_block, now_stage] = [&member, &block, &stage].map(|next| k.var(next.get()).get());
@@ -514,8 +593,12 @@ fn differentiate<'k>(k: Kernel<'k>, spec: &Spec) {
                 // This block is there for all, and all have done with the one in front, to whose place the next one goes.
                 k.cp_async_wait(0);
                 k.bar_sync();
-                k.when(!is_last, || bring(member.get(), block.get(), stage.get()));
-                turn(now_member, now_block, now_stage);
+                let now_entry = params.map.is_some().then(|| Entry { block: now_block, of_map: k.var(next_entry.get()).get() });
+                k.when(!is_last, bring_next);
+                match now_entry {
+                    None => turn(now_member, now_block, now_stage, None),
+                    Some(entry) => k.when(entry.is_attended(), || turn(now_member, now_block, now_stage, Some(entry))),
+                }
             });
         });
 

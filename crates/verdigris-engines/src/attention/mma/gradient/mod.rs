@@ -1,15 +1,15 @@
 //! The gradient of attention by `mma.sync`, for every chip from sm_80 on.
 //!
 //! **What.** bf16 and f16, heads of up to 256 elements (even numbers), values of another length than keys, grouped heads, windows around either diagonal, lengths, sinks with their
-//! gradient ([`super::super::sinks`]); a soft cap, a bias without its gradient, slopes, a mask and a factor that is given at execution; dropout; ragged tensors. Tensors of any strides that are multiples of
-//! 4 bytes, whose elements lie side by side. Not: the caller's functions, maps of blocks.
+//! gradient ([`super::super::sinks`]); a soft cap, a bias without its gradient, slopes, a mask and a factor that is given at execution, or the caller's function, in kernels of its own, without the gradients of what it reads;
+//! dropout; maps of blocks; ragged tensors. Tensors of any strides that are multiples of 4 bytes, whose elements lie side by side.
 //!
 //! **Method.** Three launches, and one of the sinks' gradient where it is asked for: two numbers of each query ([`rows`]); the gradients of keys and values, a CTA for each 64 or 128 keys, which goes through all queries that attend to
 //! them, of all heads that share them; the gradient of the queries, a CTA for each 64 or 128 of them, which goes through their keys ([`kernel`]). Scores and gradients of probabilities are
 //! made in both, 7 products in place of 5, so that no sum is shared among CTAs: there is no workspace but the numbers, and nothing is added in memory. Where heads are longer than
 //! registers have room for both sums of a key, keys and values are two launches, of 8 products in all.
 //!
-//! **When it wins.** On chips without `wgmma`; on others where `attention.backward` does not take tensors: strides of 4 and 8 bytes, lengths.
+//! **When it wins.** On chips without `wgmma`; on others where `attention.backward` does not take tensors or options: strides of 4 and 8 bytes, maps of blocks of 64, or of heads beyond 128 elements, functions of those.
 //!
 //! **Numbers.** As those of `attention.backward`: scores and sums in f32; probabilities and the gradients of scores are rounded to the type of the queries before they are multiplied.
 //! Results repeat bit for bit.
@@ -24,21 +24,22 @@ mod tests;
 
 use std::f32::consts::LOG2_E;
 
-use verdigris_graph::{AttentionPass, AttentionProblem, Problem, View};
+use verdigris_graph::{AttentionPass, AttentionProblem, Chain, Problem, View};
 use verdigris_kir::ir::Target;
 use verdigris_kir::program::{KernelRef, Launch, Program};
 use verdigris_tensor::DType;
 
 use super::super::band::{self, BandArgs};
-use super::super::blocks;
+use super::super::blocks::{self, MapIfAnyArgs};
 use super::super::dropout::{self, DropoutIfAnyArgs};
+use super::super::function::{self, FunctionArgs, Lies, Source};
 use super::super::half::Half;
 use super::super::mapped;
 use super::super::order::OrderArgs;
 use super::super::ragged::{self, OffsetsIfAnyArgs};
 use super::super::score_mod::{self, ScoreModArgs};
 use super::super::sinks;
-use super::tiles::THREADS;
+use super::tiles::{ROWS, THREADS};
 use super::{
     COPY_INSTRUCTIONS, CYCLES_OF_PRODUCT, EXPOSED, MARGIN, Mma, alignment_bytes, require_chip, require_rows, rows_of, strides_bytes,
 };
@@ -46,7 +47,7 @@ use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::cost::{Loop, Stream, Traffic, Work};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal, empty_program};
-use crate::fuse::steps::host_number;
+use crate::fuse::steps::{self, Step, host_number};
 use crate::layout::space::element;
 
 use kernel::{Given, GradientArgs, ParamsArgs, Role, Spec};
@@ -69,6 +70,9 @@ const CLASSES: &[Class] = &[
     Class { head: 256, value: 256, tiles: &[[1, 16]], is_whole: false },
 ];
 
+/// Of a map of blocks, what its blocks' queries and keys are multiples of: own rows of the tiles that make scores, and what blocks of partners divide.
+const BLOCKED: u32 = ROWS;
+
 /// Heads of keys that are gone through together where tiles are unlike.
 const TOGETHER: u32 = 4;
 
@@ -86,6 +90,8 @@ pub(in crate::attention) struct Gradient {
     /// The scale where nothing else makes scores.
     scale: f32,
     score_mod: bool,
+    /// The function of scores, with its slope.
+    function: Option<Chain>,
     copy_bytes: u32,
     arch: Arch,
 }
@@ -106,13 +112,17 @@ impl Algorithm for Gradient {
         let Problem::Attention(p) = problem else {
             return Err(Self::ID.refusal(Reason::Problem, format_args!("{}, taken is attention", problem.kind())));
         };
-        let AttentionPass::Backward { o, log_sum_exp, d_o, dq, dk, dv, dbias, dsinks, .. } = &p.pass else {
+        let AttentionPass::Backward { o, log_sum_exp, d_o, dq, dk, dv, dbias, dsinks, d_score } = &p.pass else {
             return Err(Self::ID.refusal(Reason::Direction, "attention itself, taken is the gradient"));
         };
         require_chip(arch)?;
         Self::ID.require(dbias.is_none(), Reason::Epilogue, "a gradient of a bias, taken without")?;
-        Self::ID.require(p.score.is_none(), Reason::Epilogue, "a score function and its gradient, taken without")?;
-        blocks::require_none(Self::ID, p)?;
+        let reads_alone = d_score.iter().all(Option::is_none);
+        Self::ID.require(reads_alone, Reason::Epilogue, "gradients of what a score function reads, taken without")?;
+        if p.score.is_some() {
+            function::require(Self::ID, p)?;
+        }
+        blocks::require(Self::ID, p, BLOCKED, BLOCKED)?;
         Self::ID.require(!p.is_paged(), Reason::Layout, "paged keys, taken side by side")?;
         let ty = mapped::require(Self::ID, p, mapped::MOST_ELEMENTS, &[])?;
         let gradients = [("dq", dq), ("dk", dk), ("dv", dv)].into_iter().filter_map(|(name, view)| Some((name, view.as_ref()?)));
@@ -123,7 +133,7 @@ impl Algorithm for Gradient {
             let is_even = elements.is_multiple_of(2);
             Self::ID.require(is_even, Reason::Extent, format_args!("{name} of {elements} elements, taken is an even number"))?;
         }
-        let score_mod = score_mod::is_needed(p) || p.dropout.is_some();
+        let score_mod = score_mod::is_needed(p) || p.dropout.is_some() || p.block_map.is_some();
         score_mod::require(Self::ID, p)?;
         let scale = if score_mod { 1.0 } else { score_mod::plain_scale(Self::ID, p)? };
         band::require(Self::ID, p, &[("log_sum_exp", Some(log_sum_exp))])?;
@@ -142,9 +152,12 @@ impl Algorithm for Gradient {
             ty,
             scale,
             score_mod,
+            function: p.sloped_score(),
             copy_bytes,
             arch: arch.clone(),
         };
+        let target = steps::target(&accepted.steps());
+        Self::ID.require(arch.runs(target), Reason::Target, format_args!("the function's types need {}", target.ptx()))?;
         let class = accepted.class();
         let least = class.configs(score_mod).iter().map(|config| accepted.shared_bytes(config)).min().unwrap_or(0);
         let limit = arch.shared_bytes_per_cta;
@@ -192,7 +205,8 @@ impl Algorithm for Gradient {
         let (along, across) = (of_pair(|[along, _]| along), of_pair(|[_, across]| across));
         let elements = (head + value) / 2.0;
         let products = (along + across) * rows / 16.0 * block / 8.0 * elements / 16.0;
-        let of_scores = if self.score_mod { 2.0 * score_mod::instructions(p) } else { 0.0 }
+        // A function has a slope of about as many.
+        let of_scores = if self.score_mod { 2.0 * (score_mod::instructions(p) + 2.0 * function::instructions(p)) } else { 0.0 }
             + if p.dropout.is_some() { dropout::INSTRUCTIONS } else { 0.0 };
         let margin = if self.arch.runs(Target::Sm90a) { MARGIN } else { 1.0 };
         let row_bytes = |rows: u64| (p.b * rows * (p.d + p.d_v) * 2) as f64;
@@ -293,14 +307,16 @@ impl Algorithm for Gradient {
                 band: BandArgs::new(p, spec.block),
                 score_mod: spec.score_mod.then(|| ScoreModArgs::of(p)),
                 dropout: spec.score_mod.then(|| DropoutIfAnyArgs::of(p)),
+                map: spec.score_mod.then(|| MapIfAnyArgs::of(p)),
+                function: self.function.as_ref().map(|chain| FunctionArgs::with(p, chain)),
                 offsets: OffsetsIfAnyArgs::of(p),
             };
             let grid = [arguments.order.tiles, 1, 1];
-            let given = Given { spec, copy_bytes: self.copy_bytes };
+            let given = Given { spec: spec.clone(), copy_bytes: self.copy_bytes };
             program.launch(Launch::new(spec.kernel(), grid, arguments.bound(&given)));
         }
         if let Some(dsinks) = &self.dsinks {
-            sinks::launch(&mut program, p, self.ty, dsinks, sinks::Numbers { lse_log2, delta, pitch: p.s_q });
+            sinks::launch(&mut program, p, self.ty, dsinks, sinks::Numbers { lse_log2, delta, pitch: p.s_q, sequences: None });
         }
         Ok(program)
     }
@@ -318,7 +334,11 @@ impl Algorithm for Gradient {
             [false, true].into_iter().flat_map(of)
         };
         let of_type = |ty| CLASSES.iter().flat_map(move |class| of_class(ty, class)).map(Spec::kernel).chain([Numbers(ty).kernel()]);
-        Half::ALL.into_iter().flat_map(of_type).chain(sinks::catalog()).collect()
+        // Functions are the caller's, and kernels with one are compiled at its first call: there are a few by which they are judged.
+        let (function, score) = function::sloped_sample();
+        let samples = [(Half::Bf16, 0), (Half::F16, 1), (Half::F16, 3)].into_iter().flat_map(|(ty, class)| of_class(ty, &CLASSES[class]));
+        let samples = samples.filter(|spec| spec.score_mod).map(|spec| Spec { function: function.clone(), score, ..spec }.kernel());
+        Half::ALL.into_iter().flat_map(of_type).chain(samples).chain(sinks::catalog(false)).collect()
     }
 }
 
@@ -330,7 +350,7 @@ impl Class {
     }
 
     fn spec(&self, ty: Half, role: Role, Config { row_blocks, block }: Config, score_mod: bool) -> Spec {
-        Spec { ty, role, head: self.head, value: self.value, row_blocks, block, score_mod }
+        Spec { ty, role, head: self.head, value: self.value, row_blocks, block, score_mod, function: Vec::new(), score: 0 }
     }
 }
 
@@ -350,7 +370,14 @@ impl Gradient {
             false => vec![(Role::Keys, dk), (Role::Values, dv)],
         };
         let asked = of_keys.into_iter().chain([(Role::Queries, dq)]).filter(|(_, is_asked)| *is_asked);
-        asked.map(|(role, _)| class.spec(self.ty, role, *config, self.score_mod)).collect()
+        let (function, score) = (self.steps(), self.problem.score.as_ref().map_or(0, |own| own.steps.len() as u32 - 1));
+        let spec = |role| Spec { function: function.clone(), score, ..class.spec(self.ty, role, *config, self.score_mod) };
+        asked.map(|(role, _)| spec(role)).collect()
+    }
+
+    /// The function, as it shapes kernels.
+    fn steps(&self) -> Vec<Step<Source>> {
+        self.function.as_ref().map_or_else(Vec::new, |chain| function::steps_of_chain(chain, Lies::of))
     }
 
     fn shared_bytes(&self, config: &Config) -> u32 {
