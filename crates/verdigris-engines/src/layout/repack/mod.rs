@@ -3,7 +3,8 @@
 //! Tensor maps need lines that begin at multiples of 16 bytes, and the tensor cores take tf32 and 8-bit operands along the depth alone. An
 //! operand of another shape is copied into scratch first, line by line, each line padded to a whole number of segments ([`pack`]); a result
 //! that TMA writes in such lines is brought to wherever its elements lie ([`unpack`]). Either copies along the contiguous index, or
-//! transposes by tiles in shared memory.
+//! transposes: by the tiles of [`Transposing`] where neighbouring lines of the loose tensor are neighbouring elements and many, else element by element
+//! through tiles of its own.
 //!
 //! **Cost.** Every element is read once and written once; what follows reads a copy from L2 in the measure that it fits. **Numbers.** Bytes
 //! are moved, never converted.
@@ -19,6 +20,7 @@ use verdigris_kir::ir::{KernelBody, Target};
 use verdigris_kir::program::{Address, KernelRef, Launch};
 
 use super::batch::Chunk;
+use super::transposing::{self, Transposing};
 use crate::cost::{Stream, Traffic};
 
 pub(crate) use lines::{Lines, packed_tensor};
@@ -35,6 +37,8 @@ const TILE_LINES: u32 = 64;
 const TILE_BYTES: u32 = 128;
 /// One word beyond a line of the tile keeps columns of words, and groups of four of them, on different banks.
 const TILE_PITCH_BYTES: u32 = TILE_BYTES + 4;
+/// Lines below which pieces of several lines have to share a tile.
+const LEAST_LINES: u64 = 32;
 /// The most chunks or tiles of one launch.
 const LAUNCH_PIECES: u64 = 1 << 30;
 
@@ -98,7 +102,8 @@ pub(crate) fn catalog() -> impl Iterator<Item = KernelRef> {
 
 /// Those for elements of so many bytes.
 pub(crate) fn catalog_of<const N: usize>(bytes: [u32; N]) -> impl Iterator<Item = KernelRef> {
-    bytes.into_iter().flat_map(|bytes| [false, true].map(|transpose| Spec { bytes, transpose, back: false }.kernel()))
+    let own = bytes.into_iter().flat_map(|bytes| [false, true].map(|transpose| Spec { bytes, transpose, back: false }.kernel()));
+    own.chain(transposing::catalog_of(bytes, false))
 }
 
 /// Every kernel of the way back.
@@ -108,7 +113,8 @@ pub(crate) fn catalog_back() -> impl Iterator<Item = KernelRef> {
 
 /// Those for elements of so many bytes.
 pub(crate) fn catalog_back_of<const N: usize>(bytes: [u32; N]) -> impl Iterator<Item = KernelRef> {
-    bytes.into_iter().flat_map(|bytes| [false, true].map(|transpose| Spec { bytes, transpose, back: true }.kernel()))
+    let own = bytes.into_iter().flat_map(|bytes| [false, true].map(|transpose| Spec { bytes, transpose, back: true }.kernel()));
+    own.chain(transposing::catalog_of(bytes, true))
 }
 
 /// A copy to be made of one operand, and what the operand is then; or the way back.
@@ -221,8 +227,32 @@ impl Repack {
         self.matrices() * self.lines * pitch * u64::from(self.spec.bytes)
     }
 
+    /// The copy by tiles of whole accesses, where neighbouring lines of the loose matrix are neighbouring elements.
+    fn transposing(&self) -> Option<Transposing> {
+        let Spec { bytes, transpose, back } = self.spec;
+        if !transpose || self.lines < LEAST_LINES {
+            return None;
+        }
+        // Rows of the source are its contiguous lines.
+        let matrix = |matrix: &Matrix| {
+            let (line, along) = self.strides(matrix);
+            let (row_stride, column_stride) = if back { (line, along) } else { (along, line) };
+            Matrix { row_stride, column_stride, ..matrix.clone() }
+        };
+        let [loose, packed] = [matrix(&self.loose), matrix(&self.packed)];
+        if back {
+            Transposing::of([&packed, &loose], [self.lines, self.length], &self.batch, self.lines, 0)
+        } else {
+            let room = self.length.next_multiple_of(u64::from(CHUNK_BYTES / bytes));
+            Transposing::of([&loose, &packed], [self.length, self.lines], &self.batch, room, 0)
+        }
+    }
+
     /// What the copy asks.
     pub(crate) fn work(&self) -> Stream {
+        if let Some(copy) = self.transposing() {
+            return copy.work();
+        }
         let bytes = f64::from(self.spec.bytes);
         let elements = self.matrices() as f64 * self.lines as f64 * self.length as f64;
         // A warp takes neighbouring lines of the operand; where they do not touch, each element costs a sector.
@@ -233,6 +263,9 @@ impl Repack {
 
     /// The launches that copy from one place to the other: to scratch (16-byte aligned) from the operand's place, or back.
     pub(crate) fn launches(&self, from: Address, to: Address) -> Vec<Launch> {
+        if let Some(copy) = self.transposing() {
+            return copy.launches(from, to);
+        }
         let Spec { bytes, transpose, back } = self.spec;
         let [loose, packed] = if back { [to, from] } else { [from, to] };
         // Elements of a piece of a line, and pieces of a CTA.
@@ -333,7 +366,8 @@ mod tests {
             let from = Address { offset_bytes: self.first * bytes, ..Address::buffer(source) };
             let mut program = Program { buffer_alignment_bytes: vec![1; 2], ..Program::default() };
             repack.launches(from, Address::buffer(packed)).into_iter().for_each(|launch| program.launch(launch));
-            assert_eq!(program.buffer_alignment_bytes, [bytes, 16]);
+            // Tiles of whole accesses rely on nothing, and are slower where the scratch begins at less.
+            assert!(program.buffer_alignment_bytes[0] == bytes && program.buffer_alignment_bytes[1] <= 16);
             let said = format!(
                 "{} {}x{} batch {:?} strides {:?} {:?} first {} want {:?}",
                 self.dtype, self.rows, self.depth, self.batch, self.strides, self.batch_strides, self.first, self.want
@@ -513,7 +547,7 @@ mod tests {
                     }
                     let mut program = Program { buffer_alignment_bytes: vec![1; 2], ..Program::default() };
                     unpack.launches(Address::buffer(from), Address::buffer(to)).into_iter().for_each(|launch| program.launch(launch));
-                    assert_eq!(program.buffer_alignment_bytes, [16, bytes as u64]);
+                    assert!(program.buffer_alignment_bytes[0] <= 16 && program.buffer_alignment_bytes[1] == bytes as u64);
                     let said = format!("{dtype} {extents:?} {:?}", target.strides);
                     run(&program, &kernels, &mut memory, &Options::schedule((number * 4 + seed) as u64))
                         .unwrap_or_else(|findings| panic!("{said}: {findings}"));
