@@ -25,8 +25,10 @@ use crate::cost::{Stream, Traffic};
 
 /// What one access takes.
 const CHUNK_BYTES: u32 = 16;
-/// Chunks of a row of the source that a tile has.
+/// Chunks of a row of the source that neighbouring threads read.
 const CHUNKS: u32 = 8;
+/// Threads that write.
+const WRITERS: u32 = 256;
 /// Blocks of rows that a tile has, those that it reads twice apart.
 const BLOCKS: u32 = 32;
 /// What memory is written in.
@@ -39,11 +41,13 @@ struct Spec {
     bytes: u32,
     /// Columns of the target begin anywhere.
     shifted: bool,
+    /// Blocks that a thread reads: one or two.
+    turns: u32,
 }
 
 impl Spec {
     fn name(self) -> String {
-        format!("transpose_tiles{}_b{}", if self.shifted { "_shifted" } else { "" }, 8 * self.bytes)
+        format!("transpose_tiles{}_t{}_b{}", if self.shifted { "_shifted" } else { "" }, self.turns, 8 * self.bytes)
     }
 
     fn kernel(self) -> KernelRef {
@@ -51,7 +55,8 @@ impl Spec {
     }
 
     fn build(self) -> KernelBody {
-        let min_ctas = if self.bytes == 1 { 2 } else { 4 };
+        // What a thread has on its way says how many registers it takes.
+        let min_ctas = if self.bytes == 1 { 4 - self.turns } else { 4 };
         let header = Header { name: self.name(), target: Target::Sm90, threads: self.threads(), min_ctas, ..Header::default() };
         build(header, |k| transpose(k, self))
     }
@@ -72,7 +77,16 @@ impl Spec {
     }
 
     fn columns(self) -> u32 {
-        CHUNKS * self.chunk()
+        self.chunks() * self.chunk()
+    }
+
+    /// Chunks of a row of the tile, and of a column.
+    fn chunks(self) -> u32 {
+        self.turns * CHUNKS
+    }
+
+    fn chunks_of_column(self) -> u32 {
+        self.rows() / self.chunk()
     }
 
     /// Rows in front of a tile's own that columns of the target may have in its first sector.
@@ -95,9 +109,9 @@ impl Spec {
     }
 }
 
-/// Those for elements of so many bytes.
-pub(crate) fn catalog_of<const N: usize>(bytes: [u32; N], shifted: bool) -> impl Iterator<Item = KernelRef> {
-    bytes.into_iter().map(move |bytes| Spec { bytes, shifted }.kernel())
+/// Those for elements of so many bytes, of so many blocks of a thread.
+pub(crate) fn catalog_of<const N: usize>(bytes: [u32; N], shifted: bool, turns: u32) -> impl Iterator<Item = KernelRef> {
+    bytes.into_iter().map(move |bytes| Spec { bytes, shifted, turns }.kernel())
 }
 
 /// A copy to be made.
@@ -131,10 +145,27 @@ impl Transposing {
         let strides = target.batch_strides.iter().zip(batch).filter(|(_, extent)| **extent > 1).map(|(stride, _)| *stride);
         let is_whole = |elements: u64| (elements * u64::from(bytes)).is_multiple_of(CHUNK_BYTES.into());
         let shifted = !strides.chain([target.column_stride, first]).all(is_whole);
-        let spec = Spec { bytes, shifted };
+        let spec = Spec { bytes, shifted, turns: 1 };
         let copy = Transposing { source: source.clone(), target: target.clone(), rows, columns, batch: batch.to_vec(), room, spec };
         let [down, along] = copy.tiles();
         (rows.max(columns) < 1 << 30 && down * along < 1 << 31).then_some(copy)
+    }
+
+    /// The same with so many blocks of a thread, one or two.
+    pub(crate) fn in_turns(self, turns: u32) -> Transposing {
+        Transposing { spec: Spec { turns, ..self.spec }, ..self }
+    }
+
+    /// Whether tiles of two blocks a thread have columns for both, and are CTAs for the chip all the same.
+    pub(crate) fn has_many_tiles(&self) -> bool {
+        /// Half of them are four waves of an H200.
+        const MANY: u64 = 4096;
+        let [down, along] = self.tiles();
+        along > 1 && down * along * self.matrices() >= MANY
+    }
+
+    fn matrices(&self) -> u64 {
+        self.batch.iter().product()
     }
 
     /// Tiles along the rows and the columns. Where those of the target begin anywhere, the last tile may own nothing but the end of a column's last sector.
@@ -146,7 +177,7 @@ impl Transposing {
 
     /// What the copy asks.
     pub(crate) fn work(&self) -> Stream {
-        let matrices = self.batch.iter().product::<u64>() as f64;
+        let matrices = self.matrices() as f64;
         let elements = matrices * self.rows as f64 * self.columns as f64;
         let ctas = self.tiles().iter().product::<u64>() as f64 * matrices;
         let issued = ctas * f64::from(self.spec.threads() / 32) * issued_per_thread(self.spec);
@@ -157,10 +188,9 @@ impl Transposing {
     pub(crate) fn launches(&self, from: Address, to: Address) -> Vec<Launch> {
         let bytes = u64::from(self.spec.bytes);
         let [down, along] = self.tiles();
-        // Where rows follow each other without a gap, all that lies between the first and the last element may be read.
-        let (stride, row_bytes) = (self.source.row_stride * bytes, self.columns * bytes);
-        let gapless = stride <= row_bytes;
-        let fence = if gapless { [0, self.rows.saturating_sub(1) * stride + row_bytes] } else { [stride, row_bytes] };
+        let stride = self.source.row_stride * bytes;
+        // Windows reach less than two chunks beyond the ends of a row.
+        let gapless = stride <= self.columns * bytes && stride >= u64::from(2 * CHUNK_BYTES);
         let launch = |chunk: Chunk| {
             let at = |matrix: &Matrix, base: Address| {
                 let offset = matrix.offset(&chunk.first, 0, 0) * bytes;
@@ -174,7 +204,7 @@ impl Transposing {
                 rows: self.rows as u32,
                 columns: self.columns as u32,
                 tiles: along as u32,
-                fence,
+                gapless_from: if gapless { 1 } else { u32::MAX },
                 batch: chunk.index(),
                 source_batch: chunk.strides_bytes(&self.source),
                 target_batch: chunk.strides_bytes(&self.target),
@@ -189,11 +219,12 @@ impl Transposing {
 
 /// Instructions of a thread, counted where nothing ends within the tile and rows of the source begin anywhere.
 fn issued_per_thread(spec: Spec) -> f64 {
-    match (spec.bytes, spec.shifted) {
-        (1, _) => 300.0,
-        (_, false) => 150.0,
-        (_, true) => 200.0,
-    }
+    let block = match (spec.bytes, spec.shifted) {
+        (1, _) => 180.0,
+        (_, false) => 80.0,
+        (_, true) => 130.0,
+    };
+    100.0 + f64::from(spec.turns) * block
 }
 
 verdigris_kir::parameters! {
@@ -210,8 +241,8 @@ verdigris_kir::parameters! {
         columns: u32,
         /// Tiles along the columns.
         tiles: Divide,
-        /// From one row's fence to the next, and bytes within.
-        fence: [u64; 2],
+        /// The first row of which windows may reach beyond its ends, all rows if there is none: where rows follow each other without gaps.
+        gapless_from: u32,
         batch: BatchIndexArgs = (),
         source_batch: BatchStridesBytes = (),
         target_batch: BatchStridesBytes = (),
@@ -236,7 +267,7 @@ struct Tile<'k> {
 
 fn transpose(k: Kernel<'_>, spec: Spec) {
     let params = Params::declare(k, &spec);
-    let place = k.shared("tile", CHUNKS * spec.group_bytes(), CHUNK_BYTES).address();
+    let place = k.shared("tile", spec.chunks() * spec.group_bytes(), CHUNK_BYTES).address();
     let indices = params.batch.of_cta();
     let (down, along) = params.tiles.split(k.cta());
     let tile = Tile {
@@ -254,73 +285,103 @@ fn transpose(k: Kernel<'_>, spec: Spec) {
     k.griddep_launch();
     tile.read();
     k.bar_sync();
-    if spec.shifted { tile.write_sectors() } else { tile.write_chunks() }
+    if spec.shifted {
+        k.when(k.thread().lt(WRITERS), || tile.write_sectors());
+    } else {
+        tile.write_chunks();
+    }
+}
+
+/// A chunk of each of some rows, on its way through a thread.
+struct Block<'k> {
+    column: Val<'k, u32>,
+    exists: Val<'k, bool>,
+    /// All of it exists, and so do the windows that its rows lie in.
+    whole: Val<'k, bool>,
+    /// What was read of each row: its chunk, or the two windows.
+    words: Vec<Vec<Var<'k, u32>>>,
 }
 
 impl<'k> Tile<'k> {
     /// A thread reads a chunk of each row of its block, and stores it by columns.
     fn read(&self) {
         let Tile { k, spec, params, source, .. } = *self;
-        let (chunk, block) = (k.thread() & (CHUNKS - 1), k.thread() >> CHUNKS.ilog2());
+        let (chunk, number) = (k.thread() & (CHUNKS - 1), k.thread() >> CHUNKS.ilog2());
         // Rows in front of the first one are far behind the last.
-        let row = self.first_row + block * spec.block() - spec.rows_ahead();
-        let column = self.first_column + chunk * spec.chunk();
-        let rows: Vec<Row<'k>> = (0..spec.block())
-            .map(|i| {
-                let at = (row + i).widen();
-                let fence = source + at * params.fence[0];
-                Row { from: source + at * params.row_stride + column.mul_wide(spec.bytes), fence: [fence, fence + params.fence[1]] }
+        let row = self.first_row + number * spec.block() - spec.rows_ahead();
+        let first_column = self.first_column + chunk * spec.chunk();
+        let first = source + row.widen() * params.row_stride + first_column.mul_wide(spec.bytes);
+        let rows: Vec<Val<'k, u64>> = (0..spec.block()).map(|i| first + params.row_stride * u64::from(i)).collect();
+        let aligned = ((source.low32() | params.row_stride.low32()) & (CHUNK_BYTES - 1)).eq(0);
+        // What windows bring from beyond a row is written nowhere.
+        let rows_exist = (row + spec.block()).le(params.rows);
+        let gapless = row.ge(params.gapless_from) & (row + spec.block()).lt(params.rows);
+        let needed = if spec.shifted { row } else { row & !(spec.chunk() - 1) }.lt(params.rows);
+        let blocks: Vec<Block<'k>> = (0..spec.turns)
+            .map(|turn| {
+                let column = first_column + turn * CHUNKS * spec.chunk();
+                let inside = (column + spec.chunk()).le(params.columns)
+                    & (aligned | (column.ne(0) & (column + 2 * spec.chunk()).le(params.columns)));
+                let exists = needed & column.lt(params.columns);
+                let words = rows.iter().map(|_| (0..8).map(|_| k.var(0u32)).collect()).collect();
+                Block { column, exists, whole: exists & rows_exist & (inside | gapless), words }
             })
             .collect();
-        // What windows bring from beyond a row is not written; what would be from beyond the fence is not read.
-        let aligned = (source.low32() | params.row_stride.low32()) & (CHUNK_BYTES - 1);
-        let aligned = aligned.eq(0);
-        let reach = k.select(aligned, CHUNK_BYTES, 2 * CHUNK_BYTES).widen();
-        let fenced = rows.iter().map(|row| row.window().ge(row.fence[0]) & (row.window() + reach).le(row.fence[1]));
-        let whole = fenced.fold((row + spec.block()).le(params.rows), |all, fenced| all & fenced);
-        let to = self.place + chunk * spec.group_bytes() + block * (spec.block() * spec.bytes);
-        let needed = if spec.shifted { row } else { row & !(spec.chunk() - 1) };
-        k.when(column.lt(params.columns) & needed.lt(params.rows), || {
-            k.when_else(
-                whole,
-                || {
-                    let chunks: Vec<Vec<Var<'k, u32>>> = rows.iter().map(|_| (0..4).map(|_| k.var(0u32)).collect()).collect();
-                    let load = |from, offset| k.ld_global_vector::<u32>(from, offset, 4, Cache::NonCoherent);
-                    let set = |words: Vec<Vec<Val<'k, u32>>>| {
-                        chunks.iter().flatten().zip(words.iter().flatten()).for_each(|(var, word)| var.set(*word));
+
+        // All loads stand before the first use, so that they are on their way together.
+        for (block, turn) in blocks.iter().zip(0..) {
+            let offset = i64::from(turn * CHUNKS * CHUNK_BYTES);
+            k.when(block.whole, || {
+                for (&from, words) in rows.iter().zip(&block.words) {
+                    let load = |from, offset, words: &[Var<'k, u32>]| {
+                        let loaded = k.ld_global_vector::<u32>(from, offset, 4, Cache::NonCoherent);
+                        words.iter().zip(loaded).for_each(|(var, word)| var.set(word));
                     };
-                    k.when_else(
-                        aligned,
-                        || set(rows.iter().map(|row| load(row.from, 0)).collect()),
-                        || {
-                            let windows: Vec<_> =
-                                rows.iter().map(|row| [load(row.window(), 0), load(row.window(), CHUNK_BYTES.into())].concat()).collect();
-                            let shift = |(words, row): (Vec<Val<'k, u32>>, &Row<'k>)| shifted(k, spec.bytes, words, row.from.low32());
-                            set(windows.into_iter().zip(&rows).map(shift).collect());
-                        },
-                    );
-                    let chunks: Vec<Vec<Val<'k, u32>>> = chunks.iter().map(|words| words.iter().map(|word| word.get()).collect()).collect();
-                    for (words, column) in turned(spec, &chunks).into_iter().zip(0..) {
+                    // Aligned chunks are windows.
+                    let window = from & !u64::from(CHUNK_BYTES - 1);
+                    load(window, offset, &words[..4]);
+                    k.when(!aligned, || load(window, offset + i64::from(CHUNK_BYTES), &words[4..]));
+                }
+            });
+        }
+        for (block, turn) in blocks.iter().zip(0..) {
+            let to = self.place + chunk * spec.group_bytes() + number * (spec.block() * spec.bytes);
+            let to = to + turn * CHUNKS * spec.group_bytes();
+            k.when_else(
+                block.whole,
+                || {
+                    k.when(!aligned, || {
+                        for (from, words) in rows.iter().zip(&block.words) {
+                            let moved = shifted(k, spec.bytes, words.iter().map(|word| word.get()).collect(), from.low32());
+                            words.iter().zip(moved).for_each(|(var, word)| var.set(word));
+                        }
+                    });
+                    let words: Vec<Vec<Val<'k, u32>>> = block.words.iter().map(|row| row.iter().map(|word| word.get()).collect()).collect();
+                    for (words, column) in turned(spec, &words).into_iter().zip(0..) {
                         k.st_shared_vector(to, i64::from(column * spec.pitch_bytes()), &words);
                     }
                 },
-                || self.read_elements(row, column, &rows, to),
+                || {
+                    let offset = u64::from(turn * CHUNKS * CHUNK_BYTES);
+                    k.when(block.exists, || self.read_elements(row, block.column, &rows, offset, to));
+                },
             );
-        });
+        }
     }
 
     /// The same element by element, 0 where there is none.
-    fn read_elements(&self, row: Val<'k, u32>, column: Val<'k, u32>, rows: &[Row<'k>], to: Val<'k, u32>) {
+    fn read_elements(&self, row: Val<'k, u32>, column: Val<'k, u32>, rows: &[Val<'k, u64>], offset: u64, to: Val<'k, u32>) {
         const AT_A_TIME: u32 = 4;
         let Tile { k, spec, params, .. } = *self;
         k.range(spec.chunk() / AT_A_TIME, |turn| {
             let first = turn * AT_A_TIME;
             let elements: Vec<Vec<Var<'k, u32>>> = (0..AT_A_TIME)
                 .map(|i| {
-                    let of_row = |(at, number): (&Row<'k>, u32)| {
+                    let of_row = |(&from, number): (&Val<'k, u64>, u32)| {
                         let bits = k.var(0u32);
                         let inside = (column + first + i).lt(params.columns) & (row + number).lt(params.rows);
-                        k.when(inside, || bits.set(load(k, spec.bytes, at.from + first.mul_wide(spec.bytes), (i * spec.bytes).into())));
+                        let from = from + offset + first.mul_wide(spec.bytes);
+                        k.when(inside, || bits.set(load(k, spec.bytes, from, (i * spec.bytes).into())));
                         bits
                     };
                     rows.iter().zip(0..).map(of_row).collect()
@@ -338,19 +399,23 @@ impl<'k> Tile<'k> {
         });
     }
 
-    /// Writes a chunk of each column of the tile at a time. There is one for each thread, and more in further turns.
-    fn each_chunk(&self, body: impl Fn(Chunked<'k>)) {
-        let Tile { k, spec, params, .. } = *self;
-        let of_column = spec.rows() / spec.chunk();
-        let count = spec.columns() * of_column;
-        for turn in 0..count.div_ceil(spec.threads()) {
-            let index = k.thread() + turn * spec.threads();
-            let (number, chunk) = (index >> of_column.ilog2(), index & (of_column - 1));
-            let column = self.first_column + number;
-            let exists = column.lt(params.columns);
-            let exists = if (turn + 1) * spec.threads() > count { exists & index.lt(count) } else { exists };
-            let from = self.place + number * spec.pitch_bytes() + (number >> spec.chunk().ilog2()) * CHUNK_BYTES;
-            k.when(exists, || body(Chunked { from, chunk, to: self.target + column.widen() * params.column_stride }));
+    /// Which chunk of columns a thread writes.
+    fn chunk_of_column(&self) -> Val<'k, u32> {
+        self.k.thread() & (self.spec.chunks_of_column() - 1)
+    }
+
+    /// The columns of the tile, of which a thread writes a chunk each: where they begin in shared memory and in the target.
+    fn each_column(&self, body: impl Fn(Val<'k, u32>, Val<'k, u64>)) {
+        let Tile { k, spec, params, target, .. } = *self;
+        let number = k.thread() >> spec.chunks_of_column().ilog2();
+        let at_once = WRITERS / spec.chunks_of_column();
+        let column = self.first_column + number;
+        let from = self.place + number * spec.pitch_bytes() + (number >> spec.chunk().ilog2()) * CHUNK_BYTES;
+        let to = target + column.widen() * params.column_stride;
+        for turn in 0..spec.columns() / at_once {
+            let from = from + turn * (at_once / spec.chunk()) * spec.group_bytes();
+            let to = to + params.column_stride * u64::from(turn * at_once);
+            k.when((column + turn * at_once).lt(params.columns), || body(from, to));
         }
     }
 
@@ -358,26 +423,30 @@ impl<'k> Tile<'k> {
         let Tile { k, spec, params, target, .. } = *self;
         let room = params.room.expect("columns that begin at chunks have it");
         let aligned = ((target.low32() | params.column_stride.low32()) & (CHUNK_BYTES - 1)).eq(0);
-        self.each_chunk(|Chunked { from, chunk, to }| {
-            let row = self.first_row + chunk * spec.chunk();
-            let (from, to) = (from + chunk * CHUNK_BYTES, to + row.mul_wide(spec.bytes));
-            k.when(row.lt(params.rows), || {
-                k.when_else(
-                    aligned & (row + spec.chunk()).le(room),
-                    || k.st_global_vector(to, 0, &k.ld_shared_vector::<u32>(from, 0, 4), Cache::Default),
-                    || self.write_elements(row, from, k.constant(0), to),
-                );
-            });
-        });
+        let chunk = self.chunk_of_column();
+        let row = self.first_row + chunk * spec.chunk();
+        let (along, offset) = (chunk * CHUNK_BYTES, row.mul_wide(spec.bytes));
+        k.when_else(
+            row.lt(params.rows) & aligned & (row + spec.chunk()).le(room),
+            || {
+                self.each_column(|from, to| {
+                    k.st_global_vector(to + offset, 0, &k.ld_shared_vector::<u32>(from + along, 0, 4), Cache::Default);
+                });
+            },
+            || self.each_column(|from, to| self.write_elements(row, from, along, to + offset)),
+        );
     }
 
     fn write_sectors(&self) {
         let Tile { k, spec, params, .. } = *self;
-        self.each_chunk(|Chunked { from, chunk, to }| {
+        let chunk = self.chunk_of_column();
+        let first_row = self.first_row + chunk * spec.chunk();
+        let offset = first_row.mul_wide(spec.bytes);
+        self.each_column(|from, to| {
             // From the sector in which the column begins to its first row.
             let shift = to.low32() & (SECTOR_BYTES - 1);
-            let row = self.first_row + chunk * spec.chunk() - (shift >> spec.bytes.ilog2());
-            let to = (to & !u64::from(SECTOR_BYTES - 1)) + (self.first_row * spec.bytes + chunk * CHUNK_BYTES).widen();
+            let row = first_row - (shift >> spec.bytes.ilog2());
+            let to = (to & !u64::from(SECTOR_BYTES - 1)) + offset;
             let byte = chunk * CHUNK_BYTES + SECTOR_BYTES - shift;
             k.when_else(
                 row.lt(params.rows) & (row + spec.chunk()).le(params.rows),
@@ -391,10 +460,7 @@ impl<'k> Tile<'k> {
                     }
                     k.st_global_vector(to, 0, &words, Cache::Default);
                 },
-                || {
-                    let begins = row.signed().lt(params.rows.signed()) & (row + spec.chunk()).signed().gt(0);
-                    k.when(begins, || self.write_elements(row, from, byte, to));
-                },
+                || self.write_elements(row, from, byte, to),
             );
         });
     }
@@ -402,7 +468,8 @@ impl<'k> Tile<'k> {
     /// The elements of a chunk that exist, from byte `byte` of `from` on.
     fn write_elements(&self, row: Val<'k, u32>, from: Val<'k, u32>, byte: Val<'k, u32>, to: Val<'k, u64>) {
         let Tile { k, spec, params, .. } = *self;
-        k.range(spec.chunk(), |i| {
+        let any = row.signed().lt(params.rows.signed()) & (row + spec.chunk()).signed().gt(0);
+        k.range(k.select(any, spec.chunk(), 0u32), |i| {
             k.when((row + i).lt(params.rows), || {
                 let byte = byte + i * spec.bytes;
                 let word = k.ld_shared::<u32>(from + (byte & !3u32), 0);
@@ -410,32 +477,6 @@ impl<'k> Tile<'k> {
             });
         });
     }
-}
-
-/// A row of a block.
-#[derive(Clone, Copy)]
-struct Row<'k> {
-    /// The thread's chunk.
-    from: Val<'k, u64>,
-    /// What may be read.
-    fence: [Val<'k, u64>; 2],
-}
-
-impl<'k> Row<'k> {
-    /// The aligned 16 bytes in which the chunk begins.
-    fn window(&self) -> Val<'k, u64> {
-        self.from & !u64::from(CHUNK_BYTES - 1)
-    }
-}
-
-/// A chunk of a column of the tile.
-#[derive(Clone, Copy)]
-struct Chunked<'k> {
-    /// The column, in shared memory and in the target.
-    from: Val<'k, u32>,
-    to: Val<'k, u64>,
-    /// Its number in the column.
-    chunk: Val<'k, u32>,
 }
 
 /// The words of each column of a block, whose rows are given.
@@ -517,24 +558,26 @@ mod tests {
         let target = matrix(1, column_stride, columns * column_stride + gaps[0]);
         let copy = Transposing::of([&source, &target], [rows, columns], &[MATRICES], rows, first[1]).expect("transposes");
         let span = |matrix: &Matrix, first: u64| (first + matrix.offset(&[MATRICES - 1], rows - 1, columns - 1) + 1) * bytes;
-        let mut memory = Memory::new();
-        let from = memory.add_unwritten(span(&source, first[0]));
-        let to = memory.add_filled(span(&target, first[1]), 0xEE);
-        let mut wanted = vec![0xEE; span(&target, first[1]) as usize];
-        for (batch, row, column) in (0..MATRICES).flat_map(|b| (0..rows).flat_map(move |r| (0..columns).map(move |c| (b, r, c)))) {
-            let number = (batch * rows + row) * columns + column + seed;
-            let element: Vec<u8> = (0..bytes).map(|b| ((number * 4 + b).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as u8).collect();
-            memory.write(from, (first[0] + source.offset(&[batch], row, column)) * bytes, &element);
-            let at = ((first[1] + target.offset(&[batch], row, column)) * bytes) as usize;
-            wanted[at..at + bytes as usize].copy_from_slice(&element);
+        for copy in [copy.clone(), copy.in_turns(2)] {
+            let mut memory = Memory::new();
+            let from = memory.add_unwritten(span(&source, first[0]));
+            let to = memory.add_filled(span(&target, first[1]), 0xEE);
+            let mut wanted = vec![0xEE; span(&target, first[1]) as usize];
+            for (batch, row, column) in (0..MATRICES).flat_map(|b| (0..rows).flat_map(move |r| (0..columns).map(move |c| (b, r, c)))) {
+                let number = (batch * rows + row) * columns + column + seed;
+                let element: Vec<u8> = (0..bytes).map(|b| ((number * 4 + b).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as u8).collect();
+                memory.write(from, (first[0] + source.offset(&[batch], row, column)) * bytes, &element);
+                let at = ((first[1] + target.offset(&[batch], row, column)) * bytes) as usize;
+                wanted[at..at + bytes as usize].copy_from_slice(&element);
+            }
+            let [from_place, to_place] = [(from, first[0]), (to, first[1])]
+                .map(|(buffer, first)| Address { offset_bytes: first * bytes, ..Address::buffer(buffer) });
+            let mut program = Program { buffer_alignment_bytes: vec![1; 2], ..Program::default() };
+            copy.launches(from_place, to_place).into_iter().for_each(|launch| program.launch(launch));
+            let said = format!("{dtype} {rows}x{columns} turns {} gaps {gaps:?} first {first:?}", copy.spec.turns);
+            run(&program, kernels, &mut memory, &Options::schedule(seed)).unwrap_or_else(|findings| panic!("{said}: {findings}"));
+            assert!(memory.to_vec(to) == wanted, "{said}");
         }
-        let [from_place, to_place] =
-            [(from, first[0]), (to, first[1])].map(|(buffer, first)| Address { offset_bytes: first * bytes, ..Address::buffer(buffer) });
-        let mut program = Program { buffer_alignment_bytes: vec![1; 2], ..Program::default() };
-        copy.launches(from_place, to_place).into_iter().for_each(|launch| program.launch(launch));
-        let said = format!("{dtype} {rows}x{columns} gaps {gaps:?} first {first:?}");
-        run(&program, kernels, &mut memory, &Options::schedule(seed)).unwrap_or_else(|findings| panic!("{said}: {findings}"));
-        assert!(memory.to_vec(to) == wanted, "{said}");
     }
 
     const DTYPES: [DType; 3] = [DType::E4m3, DType::Bf16, DType::F32];
@@ -545,7 +588,7 @@ mod tests {
         for dtype in DTYPES {
             let chunk = 16 / dtype.bytes() as u64;
             for (turn, gap) in [0, 1, 2, chunk / 2, chunk - 1, chunk].into_iter().enumerate() {
-                let spec = Spec { bytes: dtype.bytes() as u32, shifted: false };
+                let spec = Spec { bytes: dtype.bytes() as u32, shifted: false, turns: 1 };
                 let [rows, columns] = [spec.rows(), spec.columns()].map(u64::from);
                 check(&kernels, dtype, [rows + 2 * chunk, columns + chunk], [gap, 0], [gap % 3, 0], gap);
                 check(&kernels, dtype, [2 * rows, columns + chunk], [0, gap], [0, turn as u64], gap);
@@ -559,10 +602,10 @@ mod tests {
         let kernels = Kernels::new();
         for dtype in DTYPES {
             for shifted in [false, true] {
-                let spec = Spec { bytes: dtype.bytes() as u32, shifted };
+                let spec = Spec { bytes: dtype.bytes() as u32, shifted, turns: 1 };
                 let [rows, columns, chunk] = [spec.rows(), spec.columns(), spec.chunk()].map(u64::from);
                 for (turn, rows) in [1, chunk - 1, chunk + 1, rows - 1, rows, rows + 1, rows + 2 * chunk + 1].into_iter().enumerate() {
-                    let columns = [columns + 1, 1, columns - 1, chunk + 1, columns][turn % 5];
+                    let columns = [columns + 1, 1, columns - 1, 2 * columns + 1, chunk + 1, columns][turn % 6];
                     // Columns of the target begin at chunks, or at the element behind one.
                     let behind = rows.next_multiple_of(chunk) - rows + u64::from(shifted);
                     check(&kernels, dtype, [rows, columns], [turn as u64 % 3, behind], [0, u64::from(shifted)], rows);

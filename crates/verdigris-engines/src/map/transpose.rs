@@ -35,7 +35,8 @@ pub(super) struct Transpose {
 impl Algorithm for Transpose {
     const ID: EngineId = super::ID;
     const VERSION: u32 = 2;
-    type Config = ();
+    /// Blocks of a thread.
+    type Config = u32;
 
     fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
         let Problem::Map(map) = problem else {
@@ -69,30 +70,32 @@ impl Algorithm for Transpose {
         Ok(Transpose { copy, from: element(from, []), to: element(to, []), slots: map.slots().len() })
     }
 
-    fn configs(&self) -> Vec<()> {
-        vec![()]
+    fn configs(&self) -> Vec<u32> {
+        // What it takes to find a block is shared by two.
+        if self.copy.has_many_tiles() { vec![2, 1] } else { vec![1, 2] }
     }
 
-    fn knobs((): &()) -> Knobs {
-        Knobs::new([("tiles", 1)])
+    fn knobs(turns: &u32) -> Knobs {
+        Knobs::new([("tiles", *turns)])
     }
 
-    fn notes(&self, (): &()) -> Notes {
+    fn notes(&self, _: &u32) -> Notes {
         Notes::of(DType::F32)
     }
 
-    fn work(&self, (): &()) -> Work {
-        Work::default().beside([self.copy.work()])
+    fn work(&self, &turns: &u32) -> Work {
+        Work::default().beside([self.copy.clone().in_turns(turns).work()])
     }
 
-    fn lower(&self, (): &()) -> Result<Program, Refusal> {
+    fn lower(&self, &turns: &u32) -> Result<Program, Refusal> {
         let mut program = Program { buffer_alignment_bytes: vec![1; self.slots], ..Program::default() };
-        self.copy.launches(self.from, self.to).into_iter().for_each(|launch| program.launch(launch));
+        self.copy.clone().in_turns(turns).launches(self.from, self.to).into_iter().for_each(|launch| program.launch(launch));
         Ok(program)
     }
 
     fn catalog(target: Target) -> Vec<KernelRef> {
-        let all = [false, true].into_iter().flat_map(|shifted| transposing::catalog_of([1, 2, 4], shifted));
+        let kinds = [(false, 1), (false, 2), (true, 1), (true, 2)];
+        let all = kinds.into_iter().flat_map(|(shifted, turns)| transposing::catalog_of([1, 2, 4], shifted, turns));
         all.filter(|_| Target::Sm90 <= target).collect()
     }
 }

@@ -102,19 +102,22 @@ pub(crate) fn catalog() -> impl Iterator<Item = KernelRef> {
 
 /// Those for elements of so many bytes.
 pub(crate) fn catalog_of<const N: usize>(bytes: [u32; N]) -> impl Iterator<Item = KernelRef> {
-    let own = bytes.into_iter().flat_map(|bytes| [false, true].map(|transpose| Spec { bytes, transpose, back: false }.kernel()));
-    own.chain(transposing::catalog_of(bytes, false))
+    own(bytes, false).chain(transposing::catalog_of(bytes, false, 1))
 }
 
-/// Every kernel of the way back.
-pub(crate) fn catalog_back() -> impl Iterator<Item = KernelRef> {
-    catalog_back_of([1, 2, 4])
+/// The same, and every kernel of the way back.
+pub(crate) fn catalog_both() -> impl Iterator<Item = KernelRef> {
+    catalog_both_of([1, 2, 4], [1, 2, 4])
 }
 
-/// Those for elements of so many bytes.
-pub(crate) fn catalog_back_of<const N: usize>(bytes: [u32; N]) -> impl Iterator<Item = KernelRef> {
-    let own = bytes.into_iter().flat_map(|bytes| [false, true].map(|transpose| Spec { bytes, transpose, back: true }.kernel()));
-    own.chain(transposing::catalog_of(bytes, true))
+/// The same for elements of so many bytes, of which those of the way back are more.
+pub(crate) fn catalog_both_of<const N: usize, const M: usize>(ahead: [u32; N], back: [u32; M]) -> impl Iterator<Item = KernelRef> {
+    let tiles = transposing::catalog_of(back, false, 1).chain(transposing::catalog_of(back, true, 1));
+    own(ahead, false).chain(own(back, true)).chain(tiles)
+}
+
+fn own<const N: usize>(bytes: [u32; N], back: bool) -> impl Iterator<Item = KernelRef> {
+    bytes.into_iter().flat_map(move |bytes| [false, true].map(|transpose| Spec { bytes, transpose, back }.kernel()))
 }
 
 /// A copy to be made of one operand, and what the operand is then; or the way back.
