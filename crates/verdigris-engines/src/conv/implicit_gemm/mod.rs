@@ -628,7 +628,7 @@ impl Algorithm for ImplicitGemm {
             .into_iter()
             .map(reference)
             .chain(adds)
-            .chain(repack::catalog_both())
+            .chain(repack::catalog_of_images([1, 2, 4], [1, 2, 4]))
             .chain(terms::catalog())
             .chain([column_sums::kernel()])
             .collect()

@@ -95,23 +95,18 @@ fn begin(k: Kernel<'_>) {
     k.griddep_launch();
 }
 
-/// Every kernel that brings operands of 1, 2 or 4 bytes into lines.
+/// Every kernel that brings operands of products of 1, 2 or 4 bytes into lines. Those of 2 bytes are taken along either index, so that none whose lines are contiguous transposes.
 pub(crate) fn catalog() -> impl Iterator<Item = KernelRef> {
-    catalog_of([1, 2, 4])
+    own([1, 2, 4], false).chain(transposing::catalog_of([1, 4], false, 1))
 }
 
-/// Those for elements of so many bytes.
-pub(crate) fn catalog_of<const N: usize>(bytes: [u32; N]) -> impl Iterator<Item = KernelRef> {
-    own(bytes, false).chain(transposing::catalog_of(bytes, false, 1))
+/// Those of filters, whose neighbours are no neighbouring lines, for elements of so many bytes.
+pub(crate) fn catalog_of_filters<const N: usize>(bytes: [u32; N]) -> impl Iterator<Item = KernelRef> {
+    own(bytes, false)
 }
 
-/// The same, and every kernel of the way back.
-pub(crate) fn catalog_both() -> impl Iterator<Item = KernelRef> {
-    catalog_both_of([1, 2, 4], [1, 2, 4])
-}
-
-/// The same for elements of so many bytes, of which those of the way back are more.
-pub(crate) fn catalog_both_of<const N: usize, const M: usize>(ahead: [u32; N], back: [u32; M]) -> impl Iterator<Item = KernelRef> {
+/// Those of images, and of the way back: for elements of so many bytes, of which those of the way back are all.
+pub(crate) fn catalog_of_images<const N: usize, const M: usize>(ahead: [u32; N], back: [u32; M]) -> impl Iterator<Item = KernelRef> {
     let tiles = transposing::catalog_of(back, false, 1).chain(transposing::catalog_of(back, true, 1));
     own(ahead, false).chain(own(back, true)).chain(tiles)
 }
