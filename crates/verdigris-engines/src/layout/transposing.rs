@@ -1,7 +1,7 @@
 //! Matrices copied so that their other index is contiguous, by tiles in shared memory: operands and images on their way into lines and back,
 //! and maps that transpose.
 //!
-//! The columns of the source's rows are neighbours in memory, the rows of the target's columns are. Elements have 1, 2 or 4 bytes; both
+//! The columns of the source's rows are neighbours in memory (or else are read one by one), the rows of the target's columns are. Elements have 1, 2 or 4 bytes; both
 //! tensors may begin at any element, and their lines as far apart as they like.
 //!
 //! **Method.** A thread reads 16 bytes of each of two rows (four of bytes), all loads before the first use, and changes places in registers: what it
@@ -56,7 +56,11 @@ impl Spec {
 
     fn build(self) -> KernelBody {
         // What a thread has on its way says how many registers it takes.
-        let min_ctas = if self.bytes == 1 { 4 - self.turns } else { 4 };
+        let min_ctas = match (self.bytes, self.turns) {
+            (1, 2) => 2,
+            (1, _) | (_, 2) => 3,
+            _ => 4,
+        };
         let header = Header { name: self.name(), target: Target::Sm90, threads: self.threads(), min_ctas, ..Header::default() };
         build(header, |k| transpose(k, self))
     }
@@ -139,7 +143,7 @@ impl Transposing {
         first: u64,
     ) -> Option<Transposing> {
         let bytes = source.dtype.bytes() as u32;
-        if !matches!(bytes, 1 | 2 | 4) || source.column_stride != 1 || target.row_stride != 1 {
+        if !matches!(bytes, 1 | 2 | 4) || target.row_stride != 1 {
             return None;
         }
         let strides = target.batch_strides.iter().zip(batch).filter(|(_, extent)| **extent > 1).map(|(stride, _)| *stride);
@@ -200,6 +204,7 @@ impl Transposing {
                 source: at(&self.source, from),
                 target: at(&self.target, to),
                 row_stride: stride,
+                step: self.source.column_stride * bytes,
                 column_stride: self.target.column_stride * bytes,
                 rows: self.rows as u32,
                 columns: self.columns as u32,
@@ -233,8 +238,9 @@ verdigris_kir::parameters! {
     struct Params / ParamsArgs of Spec as spec {
         source: Read = spec.bytes,
         target: Write = spec.bytes,
-        /// Of the source.
+        /// Of the source, from row to row and from column to column.
         row_stride: u64,
+        step: u64,
         /// Of the target.
         column_stride: u64,
         rows: u32,
@@ -314,7 +320,7 @@ impl<'k> Tile<'k> {
         let rows: Vec<Val<'k, u64>> = (0..spec.block()).map(|i| first + params.row_stride * u64::from(i)).collect();
         let aligned = ((source.low32() | params.row_stride.low32()) & (CHUNK_BYTES - 1)).eq(0);
         // What windows bring from beyond a row is written nowhere.
-        let rows_exist = (row + spec.block()).le(params.rows);
+        let rows_exist = (row + spec.block()).le(params.rows) & params.step.eq(u64::from(spec.bytes));
         let gapless = row.ge(params.gapless_from) & (row + spec.block()).lt(params.rows);
         let needed = if spec.shifted { row } else { row & !(spec.chunk() - 1) }.lt(params.rows);
         let blocks: Vec<Block<'k>> = (0..spec.turns)
@@ -361,30 +367,27 @@ impl<'k> Tile<'k> {
                         k.st_shared_vector(to, i64::from(column * spec.pitch_bytes()), &words);
                     }
                 },
-                || {
-                    let offset = u64::from(turn * CHUNKS * CHUNK_BYTES);
-                    k.when(block.exists, || self.read_elements(row, block.column, &rows, offset, to));
-                },
+                || k.when(block.exists, || self.read_elements(row, block.column, to)),
             );
         }
     }
 
     /// The same element by element, 0 where there is none.
-    fn read_elements(&self, row: Val<'k, u32>, column: Val<'k, u32>, rows: &[Val<'k, u64>], offset: u64, to: Val<'k, u32>) {
-        const AT_A_TIME: u32 = 4;
-        let Tile { k, spec, params, .. } = *self;
+    fn read_elements(&self, row: Val<'k, u32>, column: Val<'k, u32>, to: Val<'k, u32>) {
+        const AT_A_TIME: u32 = 2;
+        let Tile { k, spec, params, source, .. } = *self;
         k.range(spec.chunk() / AT_A_TIME, |turn| {
             let first = turn * AT_A_TIME;
             let elements: Vec<Vec<Var<'k, u32>>> = (0..AT_A_TIME)
                 .map(|i| {
-                    let of_row = |(&from, number): (&Val<'k, u64>, u32)| {
+                    let of_row = |number| {
                         let bits = k.var(0u32);
-                        let inside = (column + first + i).lt(params.columns) & (row + number).lt(params.rows);
-                        let from = from + offset + first.mul_wide(spec.bytes);
-                        k.when(inside, || bits.set(load(k, spec.bytes, from, (i * spec.bytes).into())));
+                        let (row, column) = (row + number, column + first + i);
+                        let from = source + row.widen() * params.row_stride + column.widen() * params.step;
+                        k.when(column.lt(params.columns) & row.lt(params.rows), || bits.set(load(k, spec.bytes, from, 0)));
                         bits
                     };
-                    rows.iter().zip(0..).map(of_row).collect()
+                    (0..spec.block()).map(of_row).collect()
                 })
                 .collect();
             for (bits, i) in elements.iter().zip(0..) {

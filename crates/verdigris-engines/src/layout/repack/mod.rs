@@ -97,7 +97,9 @@ fn begin(k: Kernel<'_>) {
 
 /// Every kernel that brings operands of products of 1, 2 or 4 bytes into lines. Those of 2 bytes are taken along either index, so that none whose lines are contiguous transposes.
 pub(crate) fn catalog() -> impl Iterator<Item = KernelRef> {
-    own([1, 2, 4], false).chain(transposing::catalog_of([1, 4], false, 1))
+    let one = Spec { bytes: 2, transpose: true, back: false }.kernel();
+    let copies = [1, 2, 4].map(|bytes| Spec { bytes, transpose: false, back: false }.kernel());
+    copies.into_iter().chain([one]).chain(transposing::catalog_of([1, 4], false, 1))
 }
 
 /// Those of filters, whose neighbours are no neighbouring lines, for elements of so many bytes.
@@ -123,6 +125,8 @@ pub(crate) struct Repack {
     /// The copy: strides within the scratch. Its slot is that of the operand, and means nothing.
     pub(crate) packed: Matrix,
     spec: Spec,
+    /// An operand of a product, of whose kinds there are fewer.
+    of_product: bool,
     /// Lines run along the depth, not along the rows.
     along_depth: bool,
     /// Lines of one matrix, and elements of a line.
@@ -181,6 +185,7 @@ impl Repack {
             packed: Matrix { row_stride, column_stride, batch_strides, ..source.clone() },
             loose: source.clone(),
             spec: Spec { bytes: bytes as u32, transpose: along != 1, back: false },
+            of_product: true,
             along_depth,
             lines,
             length,
@@ -195,6 +200,7 @@ impl Repack {
         let [loose, packed] = lines.matrices([tensor, &packed], [tensor.strides[along], 1]);
         Repack {
             spec: Spec { bytes: loose.dtype.bytes() as u32, transpose: loose.column_stride != 1, back: false },
+            of_product: false,
             loose,
             packed,
             along_depth: true,
@@ -225,10 +231,12 @@ impl Repack {
         self.matrices() * self.lines * pitch * u64::from(self.spec.bytes)
     }
 
-    /// The copy by tiles of whole accesses, where neighbouring lines of the loose matrix are neighbouring elements.
+    /// The copy by tiles of whole accesses: where neighbouring lines of the loose matrix are neighbouring elements, and for all operands of products of
+    /// 1 and 4 bytes.
     fn transposing(&self) -> Option<Transposing> {
         let Spec { bytes, transpose, back } = self.spec;
-        if !transpose || self.lines < LEAST_LINES {
+        let is_dense = self.lines >= LEAST_LINES && self.strides(&self.loose).0 == 1;
+        if !transpose || !(is_dense || (self.of_product && bytes != 2)) {
             return None;
         }
         // Rows of the source are its contiguous lines.
