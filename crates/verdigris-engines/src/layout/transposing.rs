@@ -5,11 +5,11 @@
 //! tensors may begin at any element, and their lines as far apart as they like.
 //!
 //! **Method.** A thread reads 16 bytes of each of two rows (four of bytes), all loads before the first use, and changes places in registers: what it
-//! stores is a word that has the elements of its rows at one column, or two words. So shared memory sees no access of less than four bytes on
-//! the way in and of less than four words on the way out, and memory none of less than 16 bytes on either side. Where rows of the source begin anywhere, a thread reads the two
+//! stores is a word that has the elements of its rows at one column, or two words. So no store to shared memory has less than four bytes, and no access to
+//! memory, where nothing ends, less than 16. Where rows of the source begin anywhere, a thread reads the two
 //! aligned windows that its bytes lie in and shifts them together. Where columns of the target begin anywhere, a tile owns of each of them what lies in
-//! whole sectors of memory, which is some rows more than it has at one end and as many less at the other: two tiles that wrote a part of a sector each
-//! would have memory read it. The tile reads the rows that it may need twice.
+//! whole sectors of memory, which is some rows more than it has at one end and as many less at the other: of a sector that two tiles wrote a part of
+//! each, memory would have to read the rest. The tile reads the rows that it may need twice.
 //!
 //! **Numbers.** Bits are moved.
 
