@@ -6,12 +6,14 @@
 //! take up to 16 bytes at a time, several points each, whose loads all come before the first computation. An input that runs along another
 //! dim goes through a tile of 32×32 in shared memory, so that it is read along its own neighbours and used along the output's.
 //!
-//! **When it wins.** There is no other engine for maps. Copies that interleave a few runs of elements, or deal them out, are an algorithm of their own (`map::interleave`).
+//! **When it wins.** There is no other engine for maps. Copies that interleave a few runs of elements, or deal them out, are an algorithm of their own (`map::interleave`),
+//! and so are those that transpose and do nothing else (`map::transpose`).
 //!
 //! **Numbers.** Functions are good to a few units in the last place, without the fast forms of the special function unit where those lose
 //! more. Each point is computed by itself, so results repeat bit for bit.
 
 mod interleave;
+mod transpose;
 
 use serde::{Deserialize, Serialize};
 use verdigris_graph::{BinaryOp, ChainStep, MapProblem, Problem, UnaryOp};
@@ -33,7 +35,7 @@ use crate::fuse::value::{AnyVal, Raw, load_raw};
 use crate::layout::space::{Extents, Region, is_apart, traffic_bytes};
 
 /// The engines of this family.
-pub static ENGINES: &[&dyn Engine] = &[&Listed::<Joined<interleave::Interleave, MapSimt>>::new()];
+pub static ENGINES: &[&dyn Engine] = &[&Listed::<Joined<interleave::Interleave, Joined<transpose::Transpose, MapSimt>>>::new()];
 
 const ID: EngineId = EngineId { name: "map.simt", number: 300 };
 

@@ -223,7 +223,7 @@ impl<A: Algorithm> Algorithm for InLines<A> {
     }
 
     fn catalog(target: Target) -> Vec<KernelRef> {
-        let copies = repack::catalog_of([2]).chain(repack::catalog_back_of([2, 4]));
+        let copies = repack::catalog_of_images([2], [2, 4]);
         A::catalog(target).into_iter().chain(copies.filter(|_| Target::Sm90 <= target)).collect()
     }
 }

@@ -43,6 +43,7 @@ struct Chip {
     /// The share of device memory that a stream gets, by how it goes.
     lines_share: f64,
     transposed_share: f64,
+    tiles_share: f64,
     reduced_share: f64,
 }
 
@@ -69,6 +70,7 @@ const HOPPER: Chip = Chip {
     turn_ns: 110.0,
     lines_share: 0.8,
     transposed_share: 0.65,
+    tiles_share: 0.75,
     reduced_share: 0.65,
 };
 
@@ -187,6 +189,7 @@ fn stream_us(stream: &Stream, arch: &Arch) -> f64 {
     let share = match stream.traffic {
         Traffic::Lines => c.lines_share,
         Traffic::Transposed => c.transposed_share,
+        Traffic::Tiles => c.tiles_share,
         Traffic::Reduced => c.reduced_share,
     };
     let sms = f64::from(arch.sm_count);

@@ -256,6 +256,8 @@ pub enum Traffic {
     Lines,
     /// Through shared memory, for what is read along one dim and written along another.
     Transposed,
+    /// By tiles in shared memory, with whole accesses on both sides.
+    Tiles,
     /// Many parts of few results.
     Reduced,
 }

@@ -16,6 +16,7 @@ use verdigris_kir::program::Launch;
 use super::slots::Slots;
 use super::{CHUNK_BYTES, PIECES, Part, Repack, Spec, THREADS, TILE_BYTES, TILE_LINES, TILE_PITCH_BYTES, begin};
 use crate::layout::batch::{BatchIndexArgs, BatchStridesBytes};
+use crate::layout::transposing::shifted;
 
 /// The launch that copies a part.
 pub(super) fn launch(repack: &Repack, part: &Part) -> Launch {
@@ -164,7 +165,7 @@ pub(super) fn copy<'k>(k: Kernel<'k>, spec: Spec) {
                 })
                 .collect();
             for (piece, words) in pieces.iter().zip(windows) {
-                k.st_global_vector(piece.to, 0, &shifted(k, spec, words, piece.from.low32()), Cache::Default);
+                k.st_global_vector(piece.to, 0, &shifted(k, spec.bytes, words, piece.from.low32()), Cache::Default);
             }
         },
         || {
@@ -180,21 +181,6 @@ pub(super) fn copy<'k>(k: Kernel<'k>, spec: Spec) {
             });
         },
     );
-}
-
-/// Four words of eight, from byte `first % 16` on.
-fn shifted<'k>(k: Kernel<'k>, spec: Spec, mut words: Vec<Val<'k, u32>>, first: Val<'k, u32>) -> Vec<Val<'k, u32>> {
-    for step in [2usize, 1] {
-        let moves = (first & (4 * step as u32)).ne(0);
-        words = (0..words.len() - step).map(|i| k.select(moves, words[i + step], words[i])).collect();
-    }
-    if spec.bytes < 4 {
-        // Byte n of the word and the three behind it.
-        let selector = (first & 3u32) * 0x1111u32 + 0x3210u32;
-        words = (0..4).map(|i| words[i].prmt(words[i + 1], selector)).collect();
-    }
-    words.truncate(4);
-    words
 }
 
 pub(super) fn transpose<'k>(k: Kernel<'k>, spec: Spec) {

@@ -5,13 +5,14 @@
 //! channels come first.
 
 use verdigris_kir::face::{Kernel, Val, Var};
-use verdigris_kir::inst::{Cache, CvtRound};
+use verdigris_kir::inst::Cache;
 use verdigris_kir::params::{Divide, Read, Write};
 use verdigris_kir::program::Launch;
 
 use super::slots::Slots;
 use super::{CHUNK_BYTES, PIECES, Part, Repack, Spec, THREADS, TILE_LINES, TILE_PITCH_BYTES, begin};
 use crate::layout::batch::{BatchIndexArgs, BatchStridesBytes};
+use crate::layout::transposing::{load, store};
 
 /// The launch that writes a part.
 pub(super) fn launch(repack: &Repack, part: &Part) -> Launch {
@@ -73,29 +74,12 @@ pub(super) fn spread<'k>(k: Kernel<'k>, spec: Spec) {
             let (line, element) = params.pieces.split(index);
             let (inside, bits) = (index.lt(count), k.var(0u32));
             let from = packed + line.widen() * params.pitch + element.mul_wide(spec.bytes);
-            k.when(inside, || bits.set(load(k, spec, from, 0)));
+            k.when(inside, || bits.set(load(k, spec.bytes, from, 0)));
             (inside, target + line.widen() * params.line_stride + element.widen() * params.along_stride, bits)
         })
         .collect();
     for (inside, to, bits) in elements {
-        k.when(inside, || store(k, spec, to, bits.get()));
-    }
-}
-
-/// The bits of an element, in the low part of a word.
-fn load<'k>(k: Kernel<'k>, spec: Spec, from: Val<'k, u64>, offset_bytes: i64) -> Val<'k, u32> {
-    match spec.bytes {
-        1 => k.ld_global_byte(from, offset_bytes, false),
-        2 => k.ld_global::<u16>(from, offset_bytes).convert(CvtRound::None),
-        _ => k.ld_global(from, offset_bytes),
-    }
-}
-
-fn store<'k>(k: Kernel<'k>, spec: Spec, to: Val<'k, u64>, bits: Val<'k, u32>) {
-    match spec.bytes {
-        1 => k.st_global_byte(to, 0, bits),
-        2 => k.st_global(to, 0, bits.low16()),
-        _ => k.st_global(to, 0, bits),
+        k.when(inside, || store(k, spec.bytes, to, bits.get()));
     }
 }
 
@@ -129,7 +113,7 @@ pub(super) fn transpose<'k>(k: Kernel<'k>, spec: Spec) {
                         for i in 0..4 / spec.bytes {
                             let offset = 4 * word + i * spec.bytes;
                             k.when((element + offset / spec.bytes).lt(params.length), || {
-                                bits.set(bits.get() | (load(k, spec, from, i64::from(offset)) << (8 * i * spec.bytes)));
+                                bits.set(bits.get() | (load(k, spec.bytes, from, i64::from(offset)) << (8 * i * spec.bytes)));
                             });
                         }
                         k.st_shared(to, 4 * i64::from(word), bits.get());
@@ -151,7 +135,7 @@ pub(super) fn transpose<'k>(k: Kernel<'k>, spec: Spec) {
             // The word that the element stands in.
             let bit = (along * (8 * spec.bytes)) & 31u32;
             let word = k.ld_shared::<u32>(tile + place * TILE_PITCH_BYTES + ((along * spec.bytes) & !3u32), 0);
-            store(k, spec, to, word.shr(bit));
+            store(k, spec.bytes, to, word.shr(bit));
         });
     }
 }

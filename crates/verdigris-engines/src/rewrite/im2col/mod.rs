@@ -199,7 +199,7 @@ impl Algorithm for Im2colProduct {
         kernel::catalog()
             .chain(col2im::catalog())
             .chain(reduction::catalog())
-            .chain(repack::catalog_of([2, 4]))
+            .chain(repack::catalog_of_filters([2, 4]))
             .chain(gemm::sums())
             .collect()
     }
