@@ -53,13 +53,21 @@ pub(crate) struct Tiled<'k> {
     batches: [Val<'k, u32>; 2],
     apart: [Option<Val<'k, u32>>; 2],
     clips: [Clip<'k>; 2],
+    /// How many rows earlier tiles of B begin in the second matrix of the batch, where there are two.
+    lead: Option<Val<'k, u32>>,
 }
 
 impl<'k> Tiled<'k> {
     pub(crate) fn new(k: Kernel<'k>, spec: &MainLoopSpec, values: TiledValues<'k>) -> Self {
         let TiledValues { a, b, a_batches, b_batches, a_term, b_term, a_clip, b_clip } = values;
         let clips = [Clip::new(spec.clipped(Operand::A), a_clip), Clip::new(spec.clipped(Operand::B), b_clip)];
-        Tiled { kernel: k, spec: *spec, maps: [a, b], batches: [a_batches, b_batches], apart: [a_term, b_term], clips }
+        Tiled { kernel: k, spec: *spec, maps: [a, b], batches: [a_batches, b_batches], apart: [a_term, b_term], clips, lead: None }
+    }
+
+    /// The same, but that tiles of the second matrix of a batch of two begin so many columns of the product earlier, if given. What lies in front of B's
+    /// first row is zeros.
+    pub(crate) fn interleaved(self, lead: Option<Val<'k, u32>>) -> Self {
+        Tiled { lead, ..self }
     }
 
     /// Brings the tensor maps near: by one thread.
@@ -107,7 +115,10 @@ impl<'k> Loader<'k, '_> {
         self.source.kernel.scope(Location::caller(), || {
             let Tiled { kernel: k, spec, batches, clips: [a, b], .. } = self.source;
             let (row, column) = (self.share.row(work), self.share.column(work));
-            let first = [row * spec.tile.m + self.begins[0], column * spec.tile.n + self.begins[1]];
+            let mut first = [row * spec.tile.m + self.begins[0], column * spec.tile.n + self.begins[1]];
+            if let Some(lead) = self.source.lead {
+                first[1] = first[1] - lead * work.batch;
+            }
             let matrix = batches.map(|batches| work.batch * batches);
             let (first_step, steps) = self.share.steps(work);
             let rows = [a.rows(row * spec.tile.m), b.rows(column * spec.tile.n)];

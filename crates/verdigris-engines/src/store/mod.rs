@@ -259,12 +259,22 @@ pub(crate) type PlaceRow<'a, 'k> = &'a dyn Fn(Val<'k, u32>) -> (Val<'k, u32>, Va
 pub(crate) struct Tile<'k> {
     pub(crate) row: Val<'k, u32>,
     pub(crate) column: Val<'k, u32>,
+    /// How many columns earlier the tile lies in fact, also in front of D's first one, where nothing is stored; of [`Out::Scattered`] alone, since
+    /// TMA stores no box that begins in front of a tensor.
+    pub(crate) lead: Option<Val<'k, u32>>,
     pub(crate) batch: Val<'k, u32>,
     /// The batch's index by dims, for the epilogue's operands.
     pub(crate) indices: Indices<'k>,
     /// The warpgroup, counted among those that write, and the thread in it.
     pub(crate) warpgroup: Val<'k, u32>,
     pub(crate) thread: Val<'k, u32>,
+}
+
+impl<'k> Tile<'k> {
+    /// The column of D of one that is counted; wrapping in front of D.
+    fn in_d(&self, column: Val<'k, u32>) -> Val<'k, u32> {
+        self.lead.map_or(column, |lead| column - lead)
+    }
 }
 
 /// The epilogue store of results to D: the epilogue, then shared memory and TMA, or elements straight from registers.
@@ -361,6 +371,10 @@ impl<'k> Store<'k> {
                 self.kernel.barrier_sync(warpgroup + spec.barrier, WARPGROUP);
             }
             let matrix = self.epilogue.begin(tile.indices);
+            let matrix = match tile.lead {
+                None => matrix,
+                Some(lead) => matrix.earlier(lead),
+            };
             let totals = self.sums.as_ref().map(|sums| sums.begin(thread));
             // The first column block of each 16 columns of a stage.
             let blocks = |first: u32, per_stage: u32| -> Vec<u32> {
@@ -375,7 +389,7 @@ impl<'k> Store<'k> {
                     store: self,
                     places: [matrix.at(upper.0, column), matrix.at(lower.0, column)],
                     rows_inside: [upper.1, lower.1],
-                    column,
+                    column: tile.in_d(column),
                 };
                 let mut ahead = ReadAhead::of((0..spec.tile_columns / 16).map(|pair| 2 * pair));
                 match &self.path {
@@ -526,6 +540,8 @@ impl<'k> Lines<'k> {
         let chunk = tile.thread & (in_row - 1);
         let column = tile.column + chunk * (PIECE_BYTES / bytes);
         let matrix = self.batch.matrix(self.d, tile.indices) + column.mul_wide(bytes);
+        let matrix = tile.lead.map_or(matrix, |lead| matrix - lead.mul_wide(bytes));
+        let column = tile.in_d(column);
         (0..STAGE_ROWS / at_once)
             .map(|turn| {
                 let row = (tile.thread >> in_row.trailing_zeros()) + turn * at_once;

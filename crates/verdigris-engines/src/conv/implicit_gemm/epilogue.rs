@@ -76,6 +76,7 @@ impl<'k> TileEpilogue<'k> {
         let tile = Tile {
             row: share.row(work) * self.shape.m + first_row,
             column: share.column(work) * self.shape.n,
+            lead: None,
             batch: target.batch,
             indices: batch.split(target.batch),
             warpgroup,

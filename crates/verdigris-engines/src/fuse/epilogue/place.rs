@@ -159,6 +159,22 @@ pub struct MatrixEpilogue<'e, 'k, T: Compute> {
 }
 
 impl<'e, 'k, T: Compute> MatrixEpilogue<'e, 'k, T> {
+    /// The epilogue so many columns earlier: what it places at a column belongs to one that much further left. There may be none: the caller guards.
+    #[track_caller]
+    pub(crate) fn earlier(mut self, columns: Val<'k, u32>) -> Self {
+        let at = Location::caller();
+        self.epilogue.k.scope(at, || {
+            for ((spec, operand), matrix) in self.epilogue.operands().zip(&mut self.matrices) {
+                match (spec.walk, operand.column_stride) {
+                    (Walk::Row, _) => *matrix = *matrix - columns.mul_wide(spec.dtype.bytes() as u32),
+                    (Walk::Strided, Some(stride)) => *matrix = *matrix - columns.widen() * stride,
+                    _ => {}
+                }
+            }
+        });
+        self
+    }
+
     /// Places the epilogue at `(row, column)`; the addresses of all operands are computed here.
     #[track_caller]
     pub fn at(&self, row: Val<'k, u32>, column: Val<'k, u32>) -> Place<'e, 'k, T> {

@@ -18,6 +18,7 @@ use crate::store::{Store, StoreValues, Sum, Tile};
 pub(super) struct TileEpilogue<'k> {
     kernel: Kernel<'k>,
     batch: BatchIndex<'k>,
+    lead: Option<Val<'k, u32>>,
     /// How results leave; they do not where parts are added up by a launch of their own.
     store: Option<Store<'k>>,
     reduction: SplitReduction<'k>,
@@ -61,7 +62,7 @@ impl<'k> TileEpilogue<'k> {
     pub(super) fn new(
         k: Kernel<'k>,
         spec: &Spec,
-        batch: BatchIndex<'k>,
+        (batch, lead): (BatchIndex<'k>, Option<Val<'k, u32>>),
         store: Option<StoreValues<'k>>,
         fixup: Option<FixupValues<'k>>,
         parts: Option<PartsValues<'k>>,
@@ -75,7 +76,7 @@ impl<'k> TileEpilogue<'k> {
             (None, None, Some(parts)) => SplitReduction::Later(Parts::new(k, parts, spec.main.tile.parts())),
             (None, None, None) => SplitReduction::No,
         };
-        TileEpilogue { kernel: k, batch, store, reduction }
+        TileEpilogue { kernel: k, batch, lead, store, reduction }
     }
 
     /// Initializes barriers: by one thread, before they are published.
@@ -100,7 +101,8 @@ impl<'k> TileEpilogue<'k> {
         let k = self.kernel;
         let Place { tile: [tile_row, tile_column], first: [row, column], share, by } = place;
         let Consumer { warpgroup, thread, .. } = by;
-        let tile = || Tile { row, column, batch: work.batch, indices: self.batch.split(work.batch), warpgroup, thread };
+        let lead = self.lead.map(|lead| lead * work.batch);
+        let tile = || Tile { row, column, lead, batch: work.batch, indices: self.batch.split(work.batch), warpgroup, thread };
         let write = |sums: &[Fragment<'k, T>], tile: &Tile<'k>| {
             if let Some(store) = &self.store {
                 store.write(sums, tile);

@@ -30,6 +30,8 @@ verdigris_kir::parameters! {
         pub(super) lines: Option<AligningArgs> = spec.aligning(),
         pub(super) schedule: ScheduleArgs = spec.split != Split::No,
         pub(super) batch: BatchIndexArgs = (),
+        /// Columns by which tiles of the second of two interleaved matrices begin earlier.
+        pub(super) lead: Option<u32> = spec.interleaved.then_some(()),
         pub(super) a_factors: Option<FactorsArgs> = (spec.scaled[0] != Scaled::No).then_some(()),
         pub(super) b_factors: Option<FactorsArgs> = (spec.scaled[1] != Scaled::No).then_some(()),
         /// How results leave; they do not where parts are added up by a launch of their own.
@@ -42,10 +44,10 @@ verdigris_kir::parameters! {
 /// The kernel's body. `T` is what sums are kept in.
 pub(super) fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     let (main, tile) = (&spec.main, spec.main.tile);
-    let Params { operands, lines, schedule, batch, a_factors, b_factors, store, fixup, parts } = Params::declare(k, spec);
+    let Params { operands, lines, schedule, batch, lead, a_factors, b_factors, store, fixup, parts } = Params::declare(k, spec);
     let factors = BlockFactors::new(k, [a_factors, b_factors], spec.scaled);
-    let epilogue = TileEpilogue::new(k, spec, batch, store, fixup, parts);
-    let operands = operands.map(|operands| Tiled::new(k, main, operands));
+    let epilogue = TileEpilogue::new(k, spec, (batch, lead), store, fixup, parts);
+    let operands = operands.map(|operands| Tiled::new(k, main, operands).interleaved(lead));
     let lines = spec.aligning().zip(lines).map(|(aligning, lines)| Aligning::new(k, aligning, lines));
     let stages = match spec.aligning() {
         None => Stages::new(k, main),
@@ -67,7 +69,7 @@ pub(super) fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
         if let Some(operands) = &operands {
             let cursor = stages.ring.cursor();
             let loader = operands.loader(&stages, share);
-            roles::load_each(k, tile, schedule, cursor, |work| loader.load(&work, &cursor));
+            roles::load_each(k, tile, schedule, cursor, |work| loader.load(&spec.matrix_of(work), &cursor));
         }
     };
 
@@ -94,6 +96,7 @@ pub(super) fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
         main_loop.for_each(
             |_| schedule.steps(),
             |work| {
+                let work = spec.matrix_of(work);
                 let (first_step, steps) = share.steps(&work);
                 let place = || Place::new(share, tile, &work, own);
                 let factors = factors.zip(epilogue.extents()).map(|(factors, extents)| {

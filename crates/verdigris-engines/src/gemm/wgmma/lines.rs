@@ -73,7 +73,18 @@ pub(super) fn catalog() -> Vec<Spec> {
         for (offer, majors) in OFFERS.iter().flat_map(|offer| EITHER.iter().map(move |&majors| (offer, majors))) {
             for ways in offer.ways(operands, majors).into_iter().map(Some) {
                 let (a, b, out) = (operands, operands, Out::Rows);
-                let given = Given { a, b, majors, terms: 1, keep: Keep::InPlace, scaled: [Scaled::No; 2], out, swap_ab: false, ways };
+                let given = Given {
+                    a,
+                    b,
+                    majors,
+                    terms: 1,
+                    keep: Keep::InPlace,
+                    scaled: [Scaled::No; 2],
+                    out,
+                    swap_ab: false,
+                    interleaved: false,
+                    ways,
+                };
                 specs.extend(given.spec(&offer.shape(), epilogue.clone()));
                 specs.extend(given.in_parts(&offer.shape()));
             }
@@ -91,7 +102,7 @@ pub(super) fn configs(wgmma: &Wgmma, swap_ab: bool) -> Vec<Config> {
     for offer in &OFFERS {
         let (shape, ways) = (offer.shape(), offer.ways_of(wgmma, view));
         let plain = |given: &Given| given.scaled == [Scaled::No; 2] && given.keep == Keep::InPlace;
-        let Some(given) = wgmma.given(&shape, swap_ab).filter(|given| plain(given) && ways.is_some()) else { continue };
+        let Some(given) = wgmma.given(&shape, wgmma.view(swap_ab)).filter(|given| plain(given) && ways.is_some()) else { continue };
         let given = Given { ways, majors, out: Out::Rows, ..given };
         configs.extend(given.in_parts(&shape).iter().flat_map(|spec| wgmma.of_parts(offer.number, swap_ab, spec)));
         if transposed || out == Out::Direct || view.problem.d.dtype.bytes() != view.problem.a.dtype.bytes() {
@@ -102,7 +113,16 @@ pub(super) fn configs(wgmma: &Wgmma, swap_ab: bool) -> Vec<Config> {
         if view.k.div_ceil(spec.main.depth()) < spec.main.tile.cluster_split {
             continue;
         }
-        let knobs = ConfigKnobs { shape: offer.number, swap_ab, split: 0, parts: 0, group: 8, along_columns: false, aligns: true };
+        let knobs = ConfigKnobs {
+            shape: offer.number,
+            swap_ab,
+            split: 0,
+            parts: 0,
+            group: 8,
+            along_columns: false,
+            aligns: true,
+            interleaved: false,
+        };
         let along = [false, true].map(|along_columns| ConfigKnobs { along_columns, ..knobs });
         configs.extend(along.into_iter().filter_map(|chosen| wgmma.config(chosen, spec.clone())));
     }

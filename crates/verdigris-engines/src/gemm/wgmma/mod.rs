@@ -13,6 +13,7 @@
 
 mod block_factors;
 mod epilogue;
+mod interleaved;
 mod kernel;
 mod lines;
 mod spec;
@@ -156,6 +157,8 @@ struct View {
     /// Terms of each operand.
     terms: u32,
     swap_ab: bool,
+    /// Columns in front of the second of two interleaved matrices, that are counted and are none.
+    lead: u32,
 }
 
 impl View {
@@ -163,7 +166,7 @@ impl View {
         let narrow = |extent: u64| u32::try_from(extent).ok().filter(|&extent| extent < 1 << 31);
         let (m, n) = (narrow(problem.m)?, narrow(problem.n)?);
         let (k, batch) = (narrow(problem.k)?, narrow(problem.batch_count())?);
-        Some(View { problem, m, n, k, batch, terms, swap_ab })
+        Some(View { problem, m, n, k, batch, terms, swap_ab, lead: 0 })
     }
 
     /// Bytes of both operands, of one term of each.
@@ -294,6 +297,8 @@ pub(super) struct Wgmma {
     swap_ab: View,
     /// Both views of the operands as they are given, where their lines may begin anywhere.
     as_given: Option<[View; 2]>,
+    /// The even and the odd rows as two matrices, where every other row of D begins within a sector of L2.
+    interleaved: Option<View>,
 }
 
 /// A config: its knobs, and what follows from them.
@@ -385,7 +390,8 @@ impl Algorithm for Wgmma {
             return Err(Self::ID.refusal(Reason::Extent, extents));
         };
         let promote = scaled || terms > 1 || gemm.precision == Precision::Fp8Promoted;
-        Ok(Wgmma { arch: arch.clone(), promote, copies, unswapped, swap_ab, as_given })
+        let interleaved = interleaved::view(&unswapped);
+        Ok(Wgmma { arch: arch.clone(), promote, copies, unswapped, swap_ab, as_given, interleaved })
     }
 
     fn configs(&self) -> Vec<Config> {
@@ -404,6 +410,7 @@ impl Algorithm for Wgmma {
                     group: 8,
                     along_columns,
                     aligns: false,
+                    interleaved: false,
                 });
                 let along = along.into_iter().filter_map(|chosen| self.config(chosen, spec.clone()?));
                 configs.extend(along.filter(|Config { layout, .. }| split == 0 || layout.schedule.tiles <= few));
@@ -411,6 +418,7 @@ impl Algorithm for Wgmma {
             configs.extend(self.in_parts(shape, swap_ab));
         }
         configs.extend([false, true].into_iter().flat_map(|swap_ab| lines::configs(self, swap_ab)));
+        configs.extend(interleaved::configs(self));
         configs
     }
 
@@ -432,7 +440,7 @@ impl Algorithm for Wgmma {
     fn work(&self, config: &Config) -> Work {
         let Config { chosen, spec, layout } = config;
         let view = self.view_of(chosen);
-        let workers = self.tile_grid(chosen.swap_ab, &spec.main).workers;
+        let workers = self.tile_grid(view, &spec.main).workers;
         // A step of terms is one for each product of terms: as many cycles as a step of its own, with a share of the loads and of the promotion.
         let (products, terms) = (spec.main.products().count() as f64, f64::from(spec.main.terms));
         let steps = [f64::from(layout.schedule.steps); 2];
@@ -464,6 +472,7 @@ impl Algorithm for Wgmma {
                 Loop { loaded_bytes, shared_bytes, issued: main.issued + step.issued, threads, ..main }
             }
         };
+        let main = interleaved::counted(self, view, main);
         let copies = self.copies(view, chosen).into_iter().flatten().filter_map(Copy::work);
         Work::of(main).beside(copies.chain(layout.parts.iter().map(PartGrid::work)))
     }
@@ -485,11 +494,12 @@ impl Algorithm for Wgmma {
         };
         let [a_copy, b_copy] = self.copies(view, chosen);
         let (a_place, b_place) = (place(&a, a_copy), place(&b, b_copy));
-        let [clusters_down, clusters_across] = tile.clusters([view.m, view.n]);
+        let columns = view.n + view.lead;
+        let [clusters_down, clusters_across] = tile.clusters([view.m, columns]);
         let [down, across] = tile.cluster;
         // Clusters are whole, also where there are fewer tiles.
         let a_clip = spec.main.clipped(Operand::A).args(view.m, clusters_down * down);
-        let b_clip = spec.main.clipped(Operand::B).args(view.n, clusters_across * across);
+        let b_clip = spec.main.clipped(Operand::B).args(columns, clusters_across * across);
         let batched = |matrix: &Matrix| u32::from(matrix.batch_strides.first().is_some_and(|&stride| stride != 0));
 
         let parts = parts.map(|parts| {
@@ -532,6 +542,7 @@ impl Algorithm for Wgmma {
             lines,
             schedule: *schedule,
             batch: chunk.index(),
+            lead: spec.interleaved.then_some(view.lead),
             a_factors: FactorsArgs::of(view.problem.scale_a.as_ref(), &chunk),
             b_factors: FactorsArgs::of(view.problem.scale_b.as_ref(), &chunk),
             store,
@@ -550,7 +561,15 @@ impl Algorithm for Wgmma {
         }
         let adds = PART_TYPES.iter().flat_map(|&(_, d)| reduction::catalog(d, true));
         let terms = terms::catalog().filter(|kernel| kernel.name().contains("f32_bf16x3"));
-        catalog_specs().into_iter().chain(lines::catalog()).map(reference).chain(adds).chain(repack::catalog()).chain(terms).collect()
+        catalog_specs()
+            .into_iter()
+            .chain(lines::catalog())
+            .chain(interleaved::catalog())
+            .map(reference)
+            .chain(adds)
+            .chain(repack::catalog())
+            .chain(terms)
+            .collect()
     }
 }
 
@@ -573,7 +592,18 @@ fn catalog_specs() -> Vec<Spec> {
         for (shape, &majors) in SHAPES.iter().flat_map(|shape| majors.iter().map(move |major| (shape, major))) {
             let ways = [(Out::Tma, false), (Out::Tma, true), (Out::Rows, false), (Out::Rows, true), (Out::Direct, false)];
             for (out, swap_ab) in ways {
-                let given = Given { a: operands, b: operands, majors, terms, keep, scaled: [Scaled::No; 2], out, swap_ab, ways: None };
+                let given = Given {
+                    a: operands,
+                    b: operands,
+                    majors,
+                    terms,
+                    keep,
+                    scaled: [Scaled::No; 2],
+                    out,
+                    swap_ab,
+                    interleaved: false,
+                    ways: None,
+                };
                 let elements = EpilogueSpec { stores_d: true, d: OperandSpec::strided(d), ..epilogue.clone() };
                 specs.extend(given.spec(shape, if out == Out::Direct { elements } else { epilogue.clone() }));
                 specs.extend(given.in_parts(shape).filter(|_| out == Out::Direct));
@@ -588,7 +618,7 @@ const SUM_SHAPES: [usize; 6] = [2, 9, 10, 13, 14, 16];
 
 /// Whether a config leads to a kernel of [`sums`].
 pub(crate) fn forms_sums(config: &Knobs) -> bool {
-    let plain = ["turned", "along", "parts", "aligns"].iter().all(|&knob| config.value(knob).unwrap_or(0) == 0);
+    let plain = ["turned", "along", "parts", "aligns", "interleaved"].iter().all(|&knob| config.value(knob).unwrap_or(0) == 0);
     plain && config.value("shape").is_some_and(|shape| SUM_SHAPES.contains(&(shape as usize)))
 }
 
@@ -604,7 +634,8 @@ pub(crate) fn sums() -> Vec<KernelRef> {
             for out in [Out::Tma, Out::Rows] {
                 let scaled = [Scaled::No; 2];
                 let keep = Keep::InPlace;
-                let given = Given { a: operands, b: operands, majors, terms: 1, keep, scaled, out, swap_ab: false, ways: None };
+                let given =
+                    Given { a: operands, b: operands, majors, terms: 1, keep, scaled, out, swap_ab: false, interleaved: false, ways: None };
                 specs.extend(given.spec(shape, epilogue.clone()));
             }
         }
@@ -623,6 +654,7 @@ struct Given {
     scaled: [Scaled; 2],
     out: Out,
     swap_ab: bool,
+    interleaved: bool,
     /// How operands come that are taken as they are given, their lines wherever these begin; `majors` are those of their lines.
     ways: Option<[Way; 2]>,
 }
@@ -654,12 +686,12 @@ impl Given {
     }
 
     fn shaped(self, shape: &Shape, split: Split, epilogue: EpilogueSpec) -> Spec {
-        let Given { a, b, majors, terms, keep, scaled, out, swap_ab, ways } = self;
+        let Given { a, b, majors, terms, keep, scaled, out, swap_ab, interleaved, ways } = self;
         let waiting = u32::from(ways.is_some());
         let ways = ways.unwrap_or([Way::Straight; 2]);
         let majors = [0, 1].map(|i| ways[i].arrives(majors[i]));
         let main = MainLoopSpec { tile: shape.tile, a, b, majors, terms, stages: 2, keep };
-        Spec { main, waiting, ways, split, scaled, out, swap_ab, epilogue }
+        Spec { main, waiting, ways, split, scaled, out, swap_ab, interleaved, epilogue }
     }
 }
 
@@ -681,6 +713,8 @@ struct ConfigKnobs {
     along_columns: bool,
     /// Operands come as they are given, their lines wherever these begin; no knob where they do not.
     aligns: bool,
+    /// Even and odd rows are two matrices; no knob where they are not.
+    interleaved: bool,
 }
 
 impl ConfigKnobs {
@@ -697,7 +731,8 @@ impl ConfigKnobs {
             ("along", u32::from(self.along_columns)),
         ];
         let parts = (self.parts > 0).then_some(("parts", self.parts));
-        Knobs::new(knobs.into_iter().chain(parts).chain(self.aligns.then_some(("aligns", 1))))
+        let ways = self.aligns.then_some(("aligns", 1)).into_iter().chain(self.interleaved.then_some(("interleaved", 1)));
+        Knobs::new(knobs.into_iter().chain(parts).chain(ways))
     }
 }
 
@@ -713,8 +748,9 @@ impl Wgmma {
 
     /// The problem as a config sees it.
     fn view_of(&self, chosen: &ConfigKnobs) -> &View {
-        match &self.as_given {
-            Some(views) if chosen.aligns => &views[usize::from(chosen.swap_ab)],
+        match (&self.as_given, &self.interleaved) {
+            (Some(views), _) if chosen.aligns => &views[usize::from(chosen.swap_ab)],
+            (_, Some(view)) if chosen.interleaved => view,
             _ => self.view(chosen.swap_ab),
         }
     }
@@ -729,8 +765,7 @@ impl Wgmma {
     }
 
     /// What the problem gives to a spec of a shape; nothing where they do not suit each other.
-    fn given(&self, shape: &Shape, swap_ab: bool) -> Option<Given> {
-        let view = self.view(swap_ab);
+    fn given(&self, shape: &Shape, view: &View) -> Option<Given> {
         let [a, b] = view.operands();
         let (out, transposed) = view.out();
         Some(Given {
@@ -746,6 +781,7 @@ impl Wgmma {
             terms: view.terms,
             out,
             swap_ab: transposed,
+            interleaved: view.lead > 0,
             ways: None,
         })
     }
@@ -753,7 +789,7 @@ impl Wgmma {
     /// The spec of a shape whose kernel writes the result itself.
     fn spec(&self, shape: u32, swap_ab: bool) -> Option<Spec> {
         let (view, shape) = (self.view(swap_ab), SHAPES.get(shape as usize)?);
-        let given = self.given(shape, swap_ab)?;
+        let given = self.given(shape, view)?;
         let epilogue = epilogue_of(&view.problem, given.out == Out::Direct);
         let spec = given.spec(shape, if given.out == Out::Tma { epilogue.adding(&view.problem) } else { epilogue })?;
         // No CTA is without a step of its own.
@@ -762,7 +798,7 @@ impl Wgmma {
 
     /// The config, or nothing where tiles are too many to count, or too few to be split so.
     fn config(&self, chosen: ConfigKnobs, spec: Spec) -> Option<Config> {
-        let (grid, order) = (self.tile_grid(chosen.swap_ab, &spec.main), chosen.order());
+        let (grid, order) = (self.tile_grid(self.view_of(&chosen), &spec.main), chosen.order());
         let layout = match (chosen.parts, chosen.split) {
             (0, 0) => grid.whole(order),
             (0, waves @ 1..=2) => grid.last_waves(order, waves),
@@ -780,11 +816,13 @@ impl Wgmma {
         EpilogueSpec { d: OperandSpec { walk, ..whole.d }, pairs, ..whole }
     }
 
-    fn tile_grid(&self, swap_ab: bool, main: &MainLoopSpec) -> TileGrid {
-        let view = self.view(swap_ab);
+    fn tile_grid(&self, view: &View, main: &MainLoopSpec) -> TileGrid {
+        let [rows, columns] = main.tile.clusters([view.m, view.n + view.lead]);
+        // Interleaved matrices have their rows of tiles by turns.
+        let [rows, matrices] = if view.lead > 0 { [rows * view.batch, 1] } else { [rows, view.batch] };
         TileGrid {
-            extents: main.tile.clusters([view.m, view.n]),
-            matrices: view.batch,
+            extents: [rows, columns],
+            matrices,
             steps: view.k.div_ceil(main.depth()),
             workers: self.arch.resident_clusters_of(main.tile.ctas()).max(1),
         }
@@ -792,7 +830,7 @@ impl Wgmma {
 
     /// The configs of a shape whose parts are added up later: whole waves of parts.
     fn in_parts(&self, shape: u32, swap_ab: bool) -> Vec<Config> {
-        let spec = SHAPES.get(shape as usize).and_then(|shape| self.given(shape, swap_ab)?.in_parts(shape));
+        let spec = SHAPES.get(shape as usize).and_then(|shape| self.given(shape, self.view(swap_ab))?.in_parts(shape));
         let Some(spec) = spec else { return Vec::new() };
         self.of_parts(shape, swap_ab, &spec)
     }
@@ -800,8 +838,17 @@ impl Wgmma {
     /// The configs of a spec whose parts are added up later.
     fn of_parts(&self, shape: u32, swap_ab: bool, spec: &Spec) -> Vec<Config> {
         let least = if spec.waiting > 0 { lines::LEAST_PARTS_OF_LINES } else { LEAST_PARTS };
-        let parts = self.tile_grid(swap_ab, &spec.main).part_counts(MOST_WAVES, least);
-        let knobs = ConfigKnobs { shape, swap_ab, split: 0, parts: 0, group: 8, along_columns: false, aligns: spec.waiting > 0 };
+        let parts = self.tile_grid(self.view(swap_ab), &spec.main).part_counts(MOST_WAVES, least);
+        let knobs = ConfigKnobs {
+            shape,
+            swap_ab,
+            split: 0,
+            parts: 0,
+            group: 8,
+            along_columns: false,
+            aligns: spec.waiting > 0,
+            interleaved: false,
+        };
         parts.into_iter().filter_map(|parts| self.config(ConfigKnobs { parts, ..knobs }, spec.clone())).collect()
     }
 }

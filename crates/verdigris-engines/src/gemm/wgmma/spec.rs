@@ -5,6 +5,7 @@ use std::fmt;
 use verdigris_kir::face::{Header, build};
 use verdigris_kir::ir::KernelBody;
 use verdigris_kir::tile::operand::Major;
+use verdigris_kir::tile::schedule::Work;
 
 use super::block_factors::Scaled;
 use super::kernel;
@@ -32,6 +33,8 @@ pub(super) struct Spec {
     pub(super) out: Out,
     /// D is written transposed: its contiguous lines are columns of the tile, as under swap-AB.
     pub(super) swap_ab: bool,
+    /// The even rows of D are one matrix and the odd ones another, whose tiles begin earlier: see [`super::interleaved`].
+    pub(super) interleaved: bool,
     /// What stands between sums and D, for the problem as it is computed.
     pub(super) epilogue: EpilogueSpec,
 }
@@ -59,6 +62,7 @@ impl fmt::Display for Spec {
             (main.promotes(), "_promote"),
             (main.terms > 1, "_terms"),
             (self.swap_ab, "_turned"),
+            (self.interleaved, "_interleaved"),
             (self.out == Out::Rows, "_rows"),
         ] {
             if on {
@@ -83,6 +87,11 @@ impl Spec {
     /// The named barrier behind the consumers' own: of their order under ping-pong, or of cluster split-K.
     pub(super) fn barrier(&self) -> u32 {
         FIRST_BARRIER + self.main.tile.consumers
+    }
+
+    /// Of interleaved matrices each has every other row of tiles: so those of both that lie between each other are stored together.
+    pub(super) fn matrix_of<'k>(&self, work: Work<'k>) -> Work<'k> {
+        if self.interleaved { Work { row: work.row >> 1, batch: work.row & 1, ..work } } else { work }
     }
 
     /// What brings operands whose lines begin anywhere.

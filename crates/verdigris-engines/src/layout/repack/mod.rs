@@ -436,7 +436,7 @@ mod tests {
         for dtype in DTYPES {
             let (chunk, tile) = (16 / dtype.bytes() as u64, 128 / dtype.bytes() as u64);
             for lines in [1, 31, 33, 63, 64, 65] {
-                for length in [1, chunk - 1, chunk, chunk + 1, tile - 1, tile, tile + 1] {
+                for length in [1, chunk - 1, chunk, chunk + 1, tile - 1, tile, tile + 1, 4 * tile + 3] {
                     // The copy's lines run across those of the source.
                     Case::plain(dtype, (length, lines), lines % 3, Order::RowMajor, Order::ColumnMajor, length % 4).check(&kernels, lines);
                     Case::plain(dtype, (length, lines), lines % 2, Order::ColumnMajor, Order::RowMajor, lines % 5).check(&kernels, length);

@@ -442,7 +442,7 @@ fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
                 ring.release(previous_filter, thread);
             }
             let place = walk.place(index);
-            let tile = Tile { row: zero, column: first_column, batch: zero, indices: batch.split(zero), warpgroup, thread };
+            let tile = Tile { row: zero, column: first_column, lead: None, batch: zero, indices: batch.split(zero), warpgroup, thread };
             for (sum, &block) in sums.iter().zip(&blocks) {
                 store.write_placed(std::slice::from_ref(sum), &tile, &|row| walk.target(k, &place, block, row));
             }
