@@ -259,6 +259,7 @@ def write(net, data, rows, path):
         f"limit: {LIMIT:g}",
         f"networks: {len(net.w1)}",
     ]
+    assert not any(", " in name for name in [*data.names, *data.kernels]), "names are separated so"
     numbers = [data.mean, data.scale, data.least, data.most]
     values = [value.detach() for value in (net.w1, net.b1, net.w2, net.b2, net.w3, net.b3, net.kernel)]
     for w1, b1, w2, b2, w3, b3, kernel in zip(*values):

@@ -696,7 +696,7 @@ fn assembles_without_spills(kernels: impl IntoIterator<Item = KernelRef>) {
 fn every_kernel_of_the_catalog_is_verified_and_assembles_without_spills() {
     let engine = verdigris_engines::engine("conv.implicit_gemm").expect("the engine is registered");
     let catalog = engine.catalog(Target::Sm90a);
-    assert!(catalog.len() <= 300, "{} kernels", catalog.len());
+    assert!(catalog.len() <= 310, "{} kernels", catalog.len());
     assembles_without_spills(catalog);
 }
 

@@ -101,6 +101,8 @@ pub(crate) fn class(kernel: &str) -> String {
     }
     // Stages that threads write, in place of copies.
     words.extend(kernel.split('_').any(|word| word.starts_with("aligns")).then_some("aligns"));
+    // Rows of two matrices by turns, stored by threads.
+    words.extend(kernel.split('_').any(|word| word == "interleaved").then_some("interleaved"));
     words.extend(["split", "parts", "part"].into_iter().find(|way| kernel.split('_').any(|word| word == *way)));
     words.join("_")
 }

@@ -80,11 +80,18 @@ impl Model {
         let count: usize = line("networks")?.parse().map_err(|_| "the count of networks is no number".to_owned())?;
         let mut numbers = Numbers(file[end + 2..].chunks_exact(4));
         let [mean, scale, least, most] = [numbers.row()?, numbers.row()?, numbers.row()?, numbers.row()?];
-        let networks = (0..count).map(|_| Network::read(&mut numbers, kernels.len())).collect::<Result<_, _>>()?;
+        let networks: Vec<Network> = (0..count).map(|_| Network::read(&mut numbers, kernels.len())).collect::<Result<_, _>>()?;
         match numbers.0.len() {
-            0 if numbers.0.remainder().is_empty() => Ok(Model { mean, scale, least, most, limit, kernels, networks }),
-            left => Err(format!("{left} numbers behind the last network")),
+            0 if numbers.0.remainder().is_empty() => {}
+            left => return Err(format!("{left} numbers and {} bytes behind the last network", numbers.0.remainder().len())),
         }
+        if networks.is_empty()
+            || !kernels.is_sorted_by(|one, next| one < next)
+            || (0..FEATURES).any(|i| !(least[i] <= most[i] && scale[i] > 0.0))
+        {
+            return Err("no network, kernels that are not in order, or a feature without a range".to_owned());
+        }
+        Ok(Model { mean, scale, least, most, limit, kernels, networks })
     }
 
     /// Whether the fit has samples of a kernel.
@@ -178,11 +185,15 @@ mod tests {
         };
         assert_eq!(changed(&|_| {}), None);
         assert_eq!(changed(&|bytes| bytes.truncate(bytes.len() - 4)).as_deref(), Some("too few numbers"));
-        assert_eq!(changed(&|bytes| bytes.extend([0; 8])).as_deref(), Some("2 numbers behind the last network"));
-        assert_eq!(changed(&|bytes| bytes.push(0)).as_deref(), Some("0 numbers behind the last network"));
+        assert_eq!(changed(&|bytes| bytes.extend([0; 8])).as_deref(), Some("2 numbers and 0 bytes behind the last network"));
+        assert_eq!(changed(&|bytes| bytes.push(0)).as_deref(), Some("0 numbers and 1 bytes behind the last network"));
         assert_eq!(changed(&|bytes| bytes.truncate(end)).as_deref(), Some("no empty line behind the text"));
         assert_eq!(text("log us", "log ms").as_deref(), Some("the features are not those of today"));
         assert_eq!(text("\nlimit", "\nleast").as_deref(), Some("no line `limit`"));
+        assert_eq!(
+            text("conv.depthwise,", "conv.zzz,").as_deref(),
+            Some("no network, kernels that are not in order, or a feature without a range")
+        );
         assert_eq!(text("networks: 4", "networks: 5").as_deref(), Some("too few numbers"));
     }
 

@@ -3,9 +3,9 @@
 //! Rows of an odd multiple of 16 bytes (584 or 40 halves) begin by turns at a sector's begin and in its middle, and the 128 bytes of a row that TMA stores
 //! at a time then begin and end with half a sector. L2 keeps such halves until the other one comes, or reads the memory behind them: a product that is
 //! bound by its result takes 1.5 to 2 times as long (926,718x584x32 in bf16 540 to 800 us, with 592 columns 390; an H200,
-//! `bench/record/h200/2026-11-29-sectors-first.jsonl`). Here even and odd rows are two matrices of a batch, of twice the distance of rows, and tiles of the
+//! `bench/record/h200/2026-11-29-sectors-first-configs.jsonl`). Here even and odd rows are two matrices of a batch, of twice the distance of rows, and tiles of the
 //! second begin 16 bytes earlier: so each of both stores whole sectors, but at the ends of rows. Threads store them, 16 bytes each: TMA stores no box that
-//! begins in front of a tensor.
+//! begins in front of a tensor. A result that begins within a sector itself is stored right all the same, and gains nothing.
 
 use verdigris_graph::{EpilogueStep, GemmProblem, Matrix, Order};
 use verdigris_kir::tile::operand::Major;
@@ -24,7 +24,7 @@ use crate::store::Out;
 const SECTOR_BYTES: u64 = 32;
 const LEAD_BYTES: u64 = SECTOR_BYTES / 2;
 
-/// The steps of the depth up to which the result may be what a product is bound by, and of how many megabytes, which no L2 holds.
+/// The depth up to which the result may be what a product is bound by, and of how many bytes, which no L2 holds.
 const MOST_DEPTH: u32 = 128;
 const LEAST_RESULT_BYTES: f64 = 120e6;
 /// What storing halves of sectors counts for beside storing whole ones, where that is what a product is bound by: `2026-11-29-sectors-configs.jsonl`
@@ -86,8 +86,8 @@ fn of_two(problem: &GemmProblem) -> Option<GemmProblem> {
     })
 }
 
-/// What a config's product says of itself. Two interleaved matrices are what the whole one is, in memory, and as wide as what is counted. Beside them the whole
-/// one counts what its halves of sectors cost, where nothing else is slower; where something is, stores by threads are, and count as half as wide.
+/// What a config's product says of itself. Two interleaved matrices are what the whole one is, in memory, and as wide as what is counted. Beside them, and
+/// there alone, the whole one counts what its halves of sectors cost, where nothing else is slower; where something is, stores by threads are, and count as half as wide.
 pub(super) fn counted(wgmma: &Wgmma, view: &View, main: Loop) -> Loop {
     let Some(interleaved) = &wgmma.interleaved else { return main };
     let whole = Loop::of_gemm(main.kernel, &wgmma.unswapped.problem);

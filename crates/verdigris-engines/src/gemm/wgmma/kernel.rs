@@ -1,5 +1,5 @@
 //! The Hopper GEMM kernel: TMA fills a ring of swizzled tiles (or of windows that warps align into such tiles), warpgroups multiply out of it,
-//! results leave through shared memory and TMA.
+//! results leave through shared memory, by TMA or by threads.
 //!
 //! Top to bottom: parameters and shared memory, the producer, the consumers, the roles. The main loop and the loads are those of
 //! [`crate::hopper`]; the epilogue is in [`super::epilogue`] and [`crate::fuse::epilogue`].

@@ -3,7 +3,8 @@
 //! **What.** `D = alpha · A · B` for 16-bit, tf32, 8-bit float and 8-bit integer operands, batched, all transposes.
 //! **When it wins.** On compute capability 9.0. Operands whose rows are not 16-byte aligned, or that the tensor cores do not take in their
 //! order, are copied into scratch first; or, of 16 bits and f32, moved into place or transposed on their way to the tensor cores
-//! ([`crate::hopper::aligning`]), which takes no launch but more of each step: configs with the knob `aligns`. Operands of f32 under the policy `fp32` become three bf16 terms each ([`crate::terms`]), also in scratch:
+//! ([`crate::hopper::aligning`]), which takes no launch but more of each step: configs with the knob `aligns`. Wide results of
+//! 16 bits whose rows begin by turns within a sector of L2 may be stored in whole sectors: configs with the knob `interleaved`. Operands of f32 under the policy `fp32` become three bf16 terms each ([`crate::terms`]), also in scratch:
 //! six products of terms at the rate of bf16 are several times as fast as f32 multiply-adds, once the copies are small beside them. All six are formed
 //! out of one load of each term.
 //! **Numbers.** Products are exact; sums are kept in f32 by the tensor core, in an order fixed by the spec and the split, so repeats agree

@@ -63,7 +63,7 @@ def takes(block_mask, trace, value, tensors, is_trained):
     sides = [int(size) for size in block_mask.BLOCK_SIZE]
     if any(size % _SIDE or size >= 1 << 20 for size in sides) or q.dtype not in (torch.float16, torch.bfloat16) or 0 in q.shape or 0 in v.shape:
         return False
-    # Tensor cores of other chips read the mask as a tensor, which is quicker than lists without them; gradients have none there.
+    # Tensor cores of other chips read the mask as a tensor, which is quicker than lists without them; gradients take a map of blocks there.
     if q.device.type == "cuda" and not is_trained and capability(q.device) != (9, 0):
         return False
     widths = (q.shape[3], v.shape[3])
