@@ -9,7 +9,7 @@
 //! memory, where nothing ends, less than 16. Where rows of the source begin anywhere, a thread reads the two
 //! aligned windows that its bytes lie in and shifts them together. Where columns of the target begin anywhere, a tile owns of each of them what lies in
 //! whole sectors of memory, which is some rows more than it has at one end and as many less at the other: of a sector that two tiles wrote a part of
-//! each, memory would have to read the rest. The tile reads the rows that it may need twice.
+//! each, memory may have to read the rest (counted, not profiled). The tile reads the rows that it may need twice.
 //!
 //! **Numbers.** Bits are moved.
 

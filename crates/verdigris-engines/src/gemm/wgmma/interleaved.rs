@@ -1,7 +1,7 @@
 //! The configs that store whole sectors of L2 where every other row of D begins within one.
 //!
 //! Rows of an odd multiple of 16 bytes (584 or 40 halves) begin by turns at a sector's begin and in its middle, and the 128 bytes of a row that TMA stores
-//! at a time then begin and end with half a sector. L2 keeps such halves until the other one comes, or reads the memory behind them: a product that is
+//! at a time then begin and end with half a sector. What L2 does with halves was not profiled; by the clock a product that is
 //! bound by its result takes 1.5 to 2 times as long (926,718x584x32 in bf16 540 to 800 us, with 592 columns 390; an H200,
 //! `bench/record/h200/2026-11-29-sectors-first-configs.jsonl`). Here even and odd rows are two matrices of a batch, of twice the distance of rows, and tiles of the
 //! second begin 16 bytes earlier: so each of both stores whole sectors, but at the ends of rows. Threads store them, 16 bytes each: TMA stores no box that
@@ -31,7 +31,7 @@ const LEAST_RESULT_BYTES: f64 = 120e6;
 /// has 1.5 to 2 of whole ones, of which the fit knows a part by the alignment of columns.
 const HALVES_BESIDE_WHOLE: f64 = 0.5;
 
-/// Tiles by their numbers: wide ones, of results that are wide. A row that is one tile stores few sectors by halves.
+/// Tiles by their numbers: wide ones, for narrow results (40 to 200 columns) were slower so than as they lie.
 const NUMBERS: [u32; 2] = [2, 9];
 
 fn shape(number: u32) -> Shape {
@@ -87,7 +87,8 @@ fn of_two(problem: &GemmProblem) -> Option<GemmProblem> {
 }
 
 /// What a config's product says of itself. Two interleaved matrices are what the whole one is, in memory, and as wide as what is counted. Beside them, and
-/// there alone, the whole one counts what its halves of sectors cost, where nothing else is slower; where something is, stores by threads are, and count as half as wide.
+/// there alone, the whole one counts what its halves of sectors cost, where nothing else is slower; where something is, stores by threads are, and count as
+/// half as wide: nine of the ten products of `2026-11-29-sectors-second-configs.jsonl` that were timed both ways were slower so, by up to 1.5.
 pub(super) fn counted(wgmma: &Wgmma, view: &View, main: Loop) -> Loop {
     let Some(interleaved) = &wgmma.interleaved else { return main };
     let whole = Loop::of_gemm(main.kernel, &wgmma.unswapped.problem);
