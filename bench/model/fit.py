@@ -53,12 +53,17 @@ class Nets(torch.nn.Module):
         return torch.baddbmm(self.b3, h, self.w3).reshape(count, *kernel.shape).clamp(-LIMIT, LIMIT)
 
 
+def is_named(names, engine, words):
+    """Whether a config of a problem is one of an engine that is named, or one of those with a word behind the engine, of a problem that is told with it."""
+    return any(engine == of and (not word or word in words.split()) for of, _, word in (name.partition(" ") for name in names))
+
+
 class Data:
     """Problems as padded rows of configs."""
 
-    def __init__(self, paths):
+    def __init__(self, paths, older=(), leave_out=()):
         self.names, self.problems = None, []
-        for path in paths:
+        for path in [*paths, *older]:
             with open(path) as lines:
                 head = json.loads(next(lines))["features"]
                 assert self.names in (None, head), "samples of two versions of the model"
@@ -66,6 +71,8 @@ class Data:
                 for line in lines:
                     row = json.loads(line)
                     samples = [s for s in row["samples"] if (s[4] or s[3])]
+                    if path in older:
+                        samples = [s for s in samples if not is_named(leave_out, s[0], row["words"])]
                     if len(samples) > 1:
                         self.problems.append((row, samples))
         self.kernels = sorted({s[1] for _, samples in self.problems for s in samples})
@@ -180,11 +187,13 @@ def main():
     parser.add_argument("--temperature", type=float, default=0.15, help="listwise: differences of this share of the time count as one unit")
     parser.add_argument("--folds", type=int, default=5, help="0 for none")
     parser.add_argument("--hold", help="samples to judge by that are not fitted to", nargs="*", default=[])
+    parser.add_argument("--older", help="samples that were timed before some kernels changed", nargs="*", default=[])
+    parser.add_argument("--leave-out", help="whose kernels: an engine, or with a word of its problems behind it (`conv.unfolded channels-first`)", nargs="*", default=[])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--ensemble", type=int, default=4, help="networks whose mean is the estimate")
     parser.add_argument("--device", default="cpu", help="where the fit runs")
     arguments = parser.parse_args()
-    data = Data(arguments.samples + arguments.hold).to(arguments.device)
+    data = Data(arguments.samples + arguments.hold, arguments.older, arguments.leave_out).to(arguments.device)
     torch.set_default_device(arguments.device)
     held = set()
     for path in arguments.hold:

@@ -77,7 +77,7 @@ pub(crate) struct Arguments {
     /// A case file in place of those of the repository.
     #[arg(long)]
     cases: Option<PathBuf>,
-    /// Remembers what has passed, and goes on from there: a run that was cut off can be finished.
+    /// Remembers what has passed, and goes on from there: a run that was cut off can be finished. Faults are told on stderr as they come, and again at the end.
     #[arg(long)]
     resume: Option<PathBuf>,
     /// Run nothing: count which problems of the corpus each engine takes, as on an H200, and why not the others.
@@ -173,6 +173,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     let prepared = prepare(&all, &mut works)?;
     let schedules = arguments.schedules.unwrap_or(if arguments.all { ALL_SCHEDULES } else { SCHEDULES });
     let journal = Journal::open(arguments.resume.as_deref())?;
+    // All faults are printed at the end; somebody who watches, or whose run may be cut off, sees them as they come.
+    let tells_at_once = std::io::stderr().is_terminal() || arguments.resume.is_some();
 
     // Engines share kernels: of one alone, another may lead there.
     let asks_of_catalogs = is_whole && wanted.is_empty() && arguments.engine.is_none();
@@ -210,9 +212,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
                     outcome
                 }
             };
-            // All faults are printed at the end; somebody who watches sees them as they come.
             if let Some(message) = &outcome.fault
-                && std::io::stderr().is_terminal()
+                && tells_at_once
             {
                 progress.suspend(|| eprintln!("{}", alarm(&format!("{id}\n  {message}"))));
             }
@@ -262,7 +263,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     remembered += (all_jobs - jobs.len()) as u64;
     stages.end("choice of graphs");
     let passed = |job: &verify_graphs::Job<'_>| journal.keep(&entry(job), job.programs());
-    let mut of_graphs = verify_graphs::run(&jobs, schedules, &passed).join(known);
+    let mut of_graphs = verify_graphs::run(&jobs, schedules, &passed, tells_at_once).join(known);
     stages.end("graphs");
     let mut added = 0;
     if is_whole && every == 1 {
@@ -276,7 +277,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         };
         faults.extend(works.par_iter().filter_map(run).collect::<Vec<_>>());
         works.iter().for_each(|work| taken.count(work.kind, prepared[work.case].judged()));
-        of_graphs = of_graphs.join(verify_graphs::run(&jobs, schedules, &|_| {}));
+        of_graphs = of_graphs.join(verify_graphs::run(&jobs, schedules, &|_| {}, tells_at_once));
     }
     stages.end("data that kernels had not met");
     of_graphs.judged.iter().for_each(|(kind, elements)| taken.count(*kind, *elements));

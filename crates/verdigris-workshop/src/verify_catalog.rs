@@ -357,7 +357,7 @@ mod tests {
                         .collect()
                 }
                 Run::Graph(job, _) => {
-                    let outcome = verify_graphs::run(std::slice::from_ref(job), 20, &|_| {});
+                    let outcome = verify_graphs::run(std::slice::from_ref(job), 20, &|_| {}, false);
                     outcome.faults.iter().map(|fault| format!("{fault:?}")).collect::<Vec<_>>()
                 }
             })

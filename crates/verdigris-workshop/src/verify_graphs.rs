@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use rayon::prelude::*;
+use verdigris_cli::table::alarm;
 use verdigris_engines::arch::Arch;
 use verdigris_engines::engine::{Engine, Reason};
 use verdigris_engines::interpret::{Parts, Variant};
@@ -203,8 +204,8 @@ impl Job<'_> {
     }
 }
 
-/// Runs what was chosen, each variant under so many schedules, and hands on each job that passed.
-pub(crate) fn run(jobs: &[Job<'_>], schedules: u64, passed: &(dyn Fn(&Job<'_>) + Sync)) -> Outcome {
+/// Runs what was chosen, each variant under so many schedules, and hands on each job that passed. What failed is in the outcome, and on stderr at once if that is asked for.
+pub(crate) fn run(jobs: &[Job<'_>], schedules: u64, passed: &(dyn Fn(&Job<'_>) + Sync), tells_at_once: bool) -> Outcome {
     let kernels = Kernels::new();
     let progress = ProgressBar::new(jobs.len() as u64);
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} graphs {elapsed} eta {eta}");
@@ -226,6 +227,15 @@ pub(crate) fn run(jobs: &[Job<'_>], schedules: u64, passed: &(dyn Fn(&Job<'_>) +
             message,
         };
         outcome.faults.extend(fault.map(named));
+        if tells_at_once {
+            let tell = |fault: &Fault| {
+                eprintln!(
+                    "{}",
+                    alarm(&format!("{} {} seed {}, {} data\n  {}", fault.case, fault.engine, fault.seed, fault.data, fault.message))
+                )
+            };
+            progress.suspend(|| outcome.faults.iter().for_each(tell));
+        }
         if outcome.faults.is_empty() {
             passed(job);
         }
@@ -328,7 +338,7 @@ mod tests {
         let pairs: u64 = (0..2)
             .map(|seed| {
                 let (jobs, known) = plan(&cases, &engines, Choice { all: false, kernel: "", seed }, &mut HashSet::new());
-                let outcome = run(&jobs, 1, &|_| {}).join(known);
+                let outcome = run(&jobs, 1, &|_| {}, false).join(known);
                 assert!(outcome.faults.is_empty(), "{:?}", outcome.faults);
                 outcome.pairs
             })
@@ -341,7 +351,7 @@ mod tests {
         let engines: Vec<&'static dyn Engine> = verdigris_engines::engines().collect();
         let cases = crate::check_graphs::load("pointwise/scale/").expect("reads");
         let (jobs, known) = plan(&cases, &engines, Choice { all: true, kernel: "", seed: 3 }, &mut HashSet::new());
-        let outcome = run(&jobs, 1, &|_| {}).join(known);
+        let outcome = run(&jobs, 1, &|_| {}, false).join(known);
         assert!(outcome.faults.is_empty(), "{:?}", outcome.faults);
         assert!(outcome.runs as usize >= cases.len() && !cases.is_empty());
         assert!(outcome.taken.values().sum::<u64>() as usize >= cases.len());

@@ -7,14 +7,15 @@
 //! - in dgrad, product `(o + pad − t·d) / s` by the taps `t` for which it is whole. With `o + pad = q·s + ρ` these are `t = ρ + i·s`, and
 //!   the product is `q − i`, where `d` is 1; without a stride `t = i`, and it is `q − i·d`.
 //!
-//! A row of the result is one line of pixels and channels, over which threads go side by side.
+//! A row of the result is one line of pixels and channels, over which threads go side by side: over channels first, or over pixels where these are the
+//! neighbours in memory.
 
 use verdigris_graph::{ConvProblem, Direction};
 use verdigris_kir::face::{Header, Kernel, Val, Var, build};
 use verdigris_kir::inst::Special;
 use verdigris_kir::ir::{KernelBody, Target};
 use verdigris_kir::params::{Divide, Read};
-use verdigris_kir::program::{Address, KernelRef, Launch};
+use verdigris_kir::program::{Address, KernelRef, Launch, SECTOR_BYTES};
 
 use super::columns::{Columns, Side};
 use crate::cost::{Stream, Traffic};
@@ -182,6 +183,17 @@ impl Col2im {
         self.result()[4].saturating_mul(self.channels)
     }
 
+    /// Whether pixels are nearer to each other in memory than channels, as those of channels-first tensors.
+    fn is_along_pixels(&self) -> bool {
+        let [_, channel, .., pixel] = self.problem.result().strides;
+        self.channels > 1 && pixel < channel
+    }
+
+    /// Elements of a line that threads take side by side.
+    fn neighbours(&self) -> u64 {
+        if self.is_along_pixels() { self.result()[4] } else { self.channels }
+    }
+
     /// Whether all that the kernel counts in 32 bits fits.
     pub(super) fn counts(&self) -> bool {
         let [_, _, d, h, w] = self.result();
@@ -197,7 +209,9 @@ impl Col2im {
     pub(super) fn work(&self) -> Stream {
         let elements = self.lines() as f64 * self.line_elements() as f64;
         let turns: f64 = self.axes.iter().map(|axis| axis.turns as f64).product();
-        let result_bytes = elements * self.problem.result().dtype.bytes() as f64;
+        // A run of neighbours writes whole sectors.
+        let run_bytes = (self.neighbours() * self.problem.result().dtype.bytes() as u64) as f64;
+        let result_bytes = elements / self.neighbours() as f64 * run_bytes.max(SECTOR_BYTES as f64);
         let issued = elements / 32.0 * (40.0 + 16.0 * turns);
         Stream::new(Traffic::Reduced, self.scratch_bytes() as f64 + result_bytes).issuing(issued)
     }
@@ -216,7 +230,8 @@ impl Col2im {
             thread_bits: threads.ilog2(),
             heights: height as u32,
             depths: depth as u32,
-            channels: self.channels as u32,
+            neighbours: self.neighbours() as u32,
+            are_pixels: u32::from(self.is_along_pixels()),
             channel_columns: self.columns.channel as u32,
             axes: self.axes.each_ref().map(Axis::arguments),
             epilogue: self.spec.epilogue.conv_arguments(&self.problem),
@@ -242,7 +257,9 @@ verdigris_kir::parameters! {
         thread_bits: u32,
         heights: Divide,
         depths: Divide,
-        channels: Divide,
+        /// Elements of a line that are side by side: 1 below, they are pixels, else channels.
+        neighbours: Divide,
+        are_pixels: u32,
         /// Columns from channel to channel.
         channel_columns: u32,
         /// Depth, height and width.
@@ -286,8 +303,20 @@ impl<'k> AxisValues<'k> {
 
 fn col2im<'k>(k: Kernel<'k>, spec: &Spec) {
     let values = Values::declare(k, spec);
-    let Values { products, pitch_bytes, lines, line_elements, thread_bits, heights, depths, channels, channel_columns, axes, epilogue } =
-        values;
+    let Values {
+        products,
+        pitch_bytes,
+        lines,
+        line_elements,
+        thread_bits,
+        heights,
+        depths,
+        neighbours,
+        are_pixels,
+        channel_columns,
+        axes,
+        epilogue,
+    } = values;
     let [depth, height, width] = axes;
     // What is in front of this launch may still run: nothing of it is touched above. What is behind begins when this one ends: a product
     // that came earlier would take the shared memory, and L1 with it.
@@ -304,7 +333,9 @@ fn col2im<'k>(k: Kernel<'k>, spec: &Spec) {
         let elements: Vec<_> = (0..ELEMENTS)
             .map(|i| {
                 let element = first + threads * i;
-                let (w, channel) = channels.split(element);
+                let (line_of, neighbour) = neighbours.split(element);
+                let are_pixels = are_pixels.gt(0);
+                let (w, channel) = (k.select(are_pixels, neighbour, line_of), k.select(are_pixels, line_of, neighbour));
                 let column = (channel * channel_columns).signed();
                 (element.lt(line_elements), w, channel, column, width.first(w), k.var(0.0f32))
             })

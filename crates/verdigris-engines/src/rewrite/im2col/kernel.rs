@@ -27,6 +27,8 @@ use verdigris_tensor::DType;
 const THREADS: u32 = 256;
 /// What a thread stores at once.
 const CHUNK_BYTES: u32 = 16;
+/// Of these a sector of L2 has so many.
+const CHUNKS_OF_SECTOR: u32 = 2;
 /// The most rows of a thread, and the CTAs of an SM that there are before a thread has a second one.
 const MOST_TURNS: u64 = 16;
 const CTAS: u64 = 16;
@@ -197,6 +199,13 @@ impl Im2col {
         (self.columns.len() as u64 * self.element_bytes()).div_ceil(u64::from(self.spec.chunk_source_bytes()))
     }
 
+    /// Whether what rows beside each other read lies side by side, and what columns do does not, as in channels-first tensors: a warp goes over rows then,
+    /// and leaves no more of each than a sector.
+    fn is_along_rows(&self) -> bool {
+        let [_, channel, .., pixel] = self.source.strides;
+        u64::from(self.spec.unit_bytes) == self.element_bytes() && pixel * self.steps[2] < channel
+    }
+
     /// Whether no element is in more than one row, as those of patches. Elsewhere rows should find in L1 what those before them read, and
     /// do not begin early (see [`super::col2im::Col2im::launch`]).
     fn reads_once(&self) -> bool {
@@ -246,7 +255,7 @@ impl Im2col {
         program.constants.push(table);
         let table = Address { base: Base::Constant(program.constants.len() - 1), offset_bytes: 0 };
         // Threads of a row, and rows that a CTA has at a time.
-        let across = chunks.min(THREADS);
+        let across = chunks.min(if self.is_along_rows() { CHUNKS_OF_SECTOR } else { THREADS });
         let rows_at_once = THREADS / across;
         let columns_of_ctas = chunks.div_ceil(across);
         let shares = CTAS * u64::from(arch.sm_count) * u64::from(rows_at_once) / u64::from(columns_of_ctas);
