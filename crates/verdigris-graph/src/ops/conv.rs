@@ -21,7 +21,7 @@
 //! to the type of its tensor.
 //!
 //! **Infinities and NaN.** An element gets from what it depends on what IEEE arithmetic says. Beyond that, an infinity or a NaN in an operand may make
-//! NaN of elements near it that do not depend on it: of other groups, at the padding, in dgrad at other residues of the stride, and in wgrad at taps
+//! NaN of elements near it that do not depend on it: of other groups, at the padding, in dgrad at other residues of the stride and of the dilation, and in wgrad at taps
 //! that would meet it only in outputs behind the ends of `y`. Engines that gather such elements into one product multiply by zeros what another
 //! would leave out.
 

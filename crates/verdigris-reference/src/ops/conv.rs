@@ -31,7 +31,7 @@ pub(crate) struct Convolved<'a> {
 pub(crate) fn spreads(conv: &Conv) -> bool {
     match conv.direction {
         ConvDirection::Fprop => conv.groups > 1,
-        ConvDirection::Dgrad => conv.groups > 1 || conv.strides.iter().any(|&stride| stride > 1),
+        ConvDirection::Dgrad => conv.groups > 1 || conv.strides.iter().chain(&conv.dilations).any(|&step| step > 1),
         // Over the taps that do not meet it, where y has few channels.
         ConvDirection::Wgrad => true,
     }
