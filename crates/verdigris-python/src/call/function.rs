@@ -73,7 +73,7 @@ pub(crate) enum Function {
     /// `scale=`, `causal=none|top_left|bottom_right left= right= cap= longest_q= longest_kv= dropout=`, each left out where there is none. With `values=` in
     /// the place of `v`, values are so many elements of the keys, the first ones.
     Attention,
-    /// `d_o, q, k, v, o, log_sum_exp, bias or mask?, slopes?, q_offsets?, kv_offsets?, dropout state?, block_map?, mask_blocks?, sinks?` → the gradients of `q`, `k`, `v`, the bias and the sinks, each with a 1 in `wanted=11100`. As `Attention`.
+    /// `d_o, q, k, v, o, log_sum_exp, bias or mask?, slopes?, q_offsets?, kv_offsets?, kv_lengths?, dropout state?, block_map?, mask_blocks?, sinks?` → the gradients of `q`, `k`, `v`, the bias and the sinks, each with a 1 in `wanted=11100`. As `Attention`.
     AttentionBackward,
     /// `x, state` → x with elements dropped. `p=`, `channels=1` for whole channels, `moments=1` where mean and variance stay. Its gradient is the same call with dy in the
     /// place of x and `gradient=1`.
@@ -227,7 +227,7 @@ impl Function {
             Function::ConvBatchNorm => (7, false),
             Function::Attention => (16, false),
             Function::AttentionBlock => (13, false),
-            Function::AttentionBackward => (14, false),
+            Function::AttentionBackward => (15, false),
             Function::LinearLoss => (12, false),
             Function::ElementLoss => (4, false),
             Function::MlpInference | Function::Mlp | Function::GatedMlpInference | Function::GatedMlp => (5, false),

@@ -312,7 +312,7 @@ class _WithTotal(torch.autograd.Function):
         # There are no sinks.
         words = f"{ctx.words} wanted={''.join('01'[want] for want in wanted)}0"
         policy = _ops._made_deterministic(ctx.policy) if torch.are_deterministic_algorithms_enabled() else ctx.policy
-        found = _ops._each_result(_ops.attention_backward.again(policy, d_o, q, k, v, o, total, beside, slopes, None, None, None, *blocks, None, words))
+        found = _ops._each_result(_ops.attention_backward.again(policy, d_o, q, k, v, o, total, beside, slopes, None, None, None, None, *blocks, None, words))
         found = iter(found)
         gradients[2:6] = [next(found) if want else None for want in wanted]
         if gradients[4] is not None:
