@@ -317,6 +317,32 @@ def test_transformers_with_padding(monkeypatch, dtype, side):
         close(then[kept[:, 6:]], wide(tokens, attention_mask=attention_mask).logits[:, 6:][kept[:, 6:]], slack)
 
 
+def test_a_mask_of_transformers_that_is_written_to_is_read(monkeypatch):
+    masking_utils = pytest.importorskip("transformers.masking_utils")
+    vt.register_transformers()
+    seen, make = attended(monkeypatch), masking_utils.ALL_MASK_ATTENTION_FUNCTIONS["verdigris"]
+    q, padding = torch.randn(2, 4, 5, 8), torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], dtype=torch.bool)
+    whole = torch.ones(5, 5, dtype=torch.bool).tril() & padding[:, None, None]
+    told = dict(batch_size=2, q_length=5, kv_length=5, q_offset=0, kv_offset=0, attention_mask=padding)
+
+    def attend(mask, want):
+        o = _sdpa.transformers_attention(nn.Module(), q, q, q, mask)[0].transpose(1, 2)
+        close(o, F.scaled_dot_product_attention(q.double(), q.double(), q.double(), want), 4.0)
+
+    attend(mask := make(**told), whole)
+    mask[:, :, :, 0] = whole[:, :, :, 0] = True
+    mask[:, :, 4, 4] = whole[:, :, 4, 4] = True
+    attend(mask, whole)
+    # What is longer than the keys is of later ones, what is shorter leaves keys out.
+    plain = torch.ones(5, 5, dtype=torch.bool).tril() & padding[:, None, None]
+    attend(make(**{**told, "attention_mask": torch.cat([padding, padding], 1)}), plain)
+    attend(make(**{**told, "attention_mask": padding[:, :3]}), plain & (torch.arange(5) < 3))
+    with torch.inference_mode():
+        attend(make(**told), plain)
+    of_keys, of_pairs = ((2, 1, 1, 5), True, False), ((2, 1, 5, 5), False, False)
+    assert seen == [of_keys, of_pairs, of_keys, of_keys, of_pairs]
+
+
 def test_transformers_of_one_new_token_has_gradients(monkeypatch):
     transformers = pytest.importorskip("transformers")
     vt.register_transformers()

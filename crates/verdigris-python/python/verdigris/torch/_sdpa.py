@@ -86,9 +86,9 @@ def _biased(mask, position_bias):
 
 
 def padding_of(mask, queries, keys):
-    """Of a mask of so many queries and keys that is causal from the first of both and leaves out padding, what is left beside `causal`: `[batch, 1, 1, keys]`, of bool. None of others."""
-    padding = getattr(mask, "verdigris_padding", None)
-    return padding if padding is not None and tuple(mask.shape[2:]) == (queries, keys) else None
+    """Of a mask of so many queries and keys that is causal from the first of both and leaves out padding, what is left beside `causal`: `[batch, 1, 1, keys]`, of bool. None of others, and of one that was written to since."""
+    padding, version = getattr(mask, "verdigris_padding", (None, None))
+    return padding if padding is not None and mask._version == version and tuple(mask.shape[2:]) == (queries, keys) else None
 
 
 def _in_parts(theirs, causal):
@@ -106,11 +106,12 @@ def _in_parts(theirs, causal):
             offset = offset if isinstance(offset, torch.Tensor) else torch.full((), offset, device=made.device)
             # On the device: nothing waits for it.
             made.verdigris_lengths = (offset + 1).to(torch.int32).expand(made.shape[0]).contiguous()
-        elif kept is not None and type(offset) is int and offset == 0 and kept.dtype == torch.bool and kept.shape[:-1] == made.shape[:1]:
+        elif kept is not None and type(offset) is int and offset == 0 and kept.dtype == torch.bool and kept.shape[:-1] == made.shape[:1] and not made.is_inference():
+            # Tensors of inference do not tell when they are written to.
             keys = made.shape[3]
             # What a mask is shorter than the keys is padding.
             kept = kept[:, :keys] if kept.shape[1] >= keys else torch.nn.functional.pad(kept, (0, keys - kept.shape[1]))
-            made.verdigris_padding = kept[:, None, None]
+            made.verdigris_padding = kept[:, None, None], made._version
         return made
 
     return mask
