@@ -525,12 +525,17 @@ def test_lengths_are_options(calls):
     check(drawn((B, H, S, 16), requires_grad=False), None, mask, block_mask=whole(mask, S, S))
     told = calls.pop()
     assert told["beside"] is None and told["lengths"].flatten().tolist() == LENGTHS.tolist()
-    # Where there are gradients, which the op has none of with lengths.
-    check(drawn((B, H, S, 16)), None, mask, block_mask=whole(mask, S, S))
-    told = calls.pop()
-    assert told["beside"] is not None and told["lengths"] is None
+    # Where there are gradients too, that of the log-sum-exp among them.
+    for dtype in (torch.float32, torch.bfloat16):
+        check(drawn((B, H, S, 16), dtype), None, mask, block_mask=whole(mask, S, S))
+        told = calls.pop()
+        assert told["beside"] is None and told["lengths"].flatten().tolist() == LENGTHS.tolist()
     run_quietly(lambda s, b, h, q, kv: torch.where(kv <= LENGTHS[b], s, -math.inf))
     assert calls.pop()["lengths"].flatten().tolist() == (LENGTHS + 1).tolist()
+    # Not beside a bias that wants a gradient, which no kernel of tensor cores gives with lengths.
+    bias = torch.randn(S, S, requires_grad=True)
+    check(drawn((B, H, S, 16)), lambda s, b, h, q, kv: s + bias[q, kv], mask, captured=[bias], block_mask=whole(mask, S, S))
+    assert calls.pop()["lengths"] is None
     # Beside a window that counts from the last key, which lengths would move.
     run_quietly(lambda s, b, h, q, kv: torch.where((kv < LENGTHS[b]) & ((q - kv).abs() < 9), s, -math.inf))
     assert calls.pop()["lengths"] is None
@@ -1209,16 +1214,52 @@ def test_trained_steps_go_through_blocks_of_a_mask(graphs):
         assert {"block_map", "mask_blocks", "score"} <= set(told) and "mask" not in told
 
 
+@pytest.mark.parametrize("mask", ["lengths", "causal", "left", "window"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_lengths_stand_beside_steps(graphs, dtype, mask):
+    lengths = torch.tensor([0, 61, 99])
+    mask_mod, is_length = {
+        "lengths": (lambda b, h, q, kv: kv < lengths[b], True),
+        "causal": (lambda b, h, q, kv: (kv <= lengths[b]) & (q >= kv), True),
+        "left": (lambda b, h, q, kv: (kv < lengths[b] + 1) & (q >= kv) & (q - kv < 70), True),
+        # Such a window counts from the last key, which lengths would move.
+        "window": (lambda b, h, q, kv: (kv <= lengths[b]) & ((q - kv).abs() < 70), False),
+    }[mask]
+    inputs, options = drawn((3, H, S, 8), dtype, kv_heads=2), {"enable_gqa": True}
+    score_mod = lambda s, b, h, q, kv: s * s * 0.5 - (q - kv).abs() * 0.1  # noqa: E731
+    trained(inputs, score_mod, mask_mod, **options)
+    for graph, name in zip(graphs, ("attention", "attention_backward")):
+        told = graph["nodes"][0]["op"][name]
+        assert told["score"] and ("kv_lengths" in told, "mask" in told) == (is_length, not is_length)
+    graphs.clear()
+    with torch.no_grad():
+        vt.flex_attention(*inputs, score_mod, whole(mask_mod, S, S), **options)
+    assert ("kv_lengths" in graphs[0]["nodes"][0]["op"]["attention"]) == is_length
+
+
+def test_no_key_counts_beside_steps():
+    lengths = torch.tensor([0, 5])
+    q, k, v = drawn((2, 2, 9, 8))
+    o = vt.flex_attention(q, k, v, lambda s, b, h, i, j: s * s, whole(lambda b, h, i, j: j < lengths[b], 9, 9))
+    gradients = torch.autograd.grad(o.sum(), (q, k, v))
+    assert (o[0] == 0).all() and all((x[0] == 0).all() and x.isfinite().all() for x in gradients)
+    assert all((x[1, :, 5:] == 0).all() for x in gradients[1:])
+
+
 def test_chips_on_which_functions_are_trained_as_steps(monkeypatch):
     trace = Trace(torch.device("cpu"), torch.float32)
     score = trace.cast(trace.call(lambda s, b, h, i, j: s * s, "score_mod", True), torch.float32)
 
-    def on(capability, head=64):
+    def on(capability, head=64, of_operands=False):
         monkeypatch.setattr(_flex_blocks, "capability", lambda device: capability)
         tensors = [types.SimpleNamespace(shape=(1, 1, 300, head), dtype=torch.bfloat16, device=torch.device("cuda", 0))] * 3
-        return _flex_steps.has_gradient(_flex_steps.of_function(trace, score, (1, 1, 300, 300), tensors), tensors)
+        return _flex_steps.has_gradient(_flex_steps.of_function(trace, score, (1, 1, 300, 300), tensors), tensors, of_operands)
 
-    assert on((9, 0)) and on((9, 0), 128) and not on((9, 0), 136) and not on((8, 0)) and not on((10, 0))
+    for capability in ((8, 0), (8, 9), (9, 0), (10, 0), (12, 0)):
+        assert on(capability) and on(capability, 136) and on(capability, 256)
+    # Gradients of what a function reads are Hopper's alone, for heads of up to 128 elements.
+    assert on((9, 0), of_operands=True) and on((9, 0), 128, True)
+    assert not on((9, 0), 136, True) and not on((8, 0), 64, True) and not on((10, 0), 64, True)
 
 
 def test_a_second_derivative_of_steps_is_refused():

@@ -97,6 +97,58 @@ def test_multihead_attention_with_masks():
             close(mine, want, 20.0)
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_multihead_attention_of_padding_alone(dtype, is_causal):
+    """A sequence that is padding alone, or whose first queries see padding alone: PyTorch gives NaN there. Ours gives the output projection of 0, and gradients as if these queries were not there."""
+    ours = vt.convert(nn.MultiheadAttention(16, 4, batch_first=True))[0].to(dtype)
+    x = torch.randn(3, 6, 16).to(dtype).requires_grad_()
+    padding = torch.zeros(3, 6, dtype=torch.bool)
+    padding[0], padding[1, :2], padding[2, 4:] = True, True, True
+    told = dict(attn_mask=nn.Transformer.generate_square_subsequent_mask(6), is_causal=True) if is_causal else {}
+    y, _ = ours(x, x, x, key_padding_mask=padding, need_weights=False, **told)
+    d = torch.randn_like(y)
+    y.backward(d)
+    assert y.isfinite().all() and all(p.grad.isfinite().all() for p in ours.parameters())
+    bias = ours.out_proj.bias.detach()
+    assert torch.equal(y[0], bias.expand(6, 16)) and (x.grad[0] == 0).all()
+    # By heads in f64, without the queries that see nothing.
+    kept = ~padding[:, None, None] & (torch.ones(6, 6, dtype=torch.bool).tril() if is_causal else True)
+    sees = kept.any(-1, keepdim=True)
+    wide = copy.deepcopy(ours).double()
+    wide.zero_grad()
+    xd = x.detach().double().requires_grad_()
+    q, k, v = F.linear(xd, wide.in_proj_weight, wide.in_proj_bias).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
+    scores = (q @ k.mT / 2).masked_fill(~kept & sees, -torch.inf)
+    o = (scores.softmax(-1) * sees) @ v
+    truth = F.linear(o.transpose(1, 2).flatten(2), wide.out_proj.weight, wide.out_proj.bias)
+    truth.backward(d.double())
+    close(y, truth, 20.0)
+    close(x.grad, xd.grad, 20.0)
+    for one, right in zip(ours.parameters(), wide.parameters()):
+        close(one.grad, right.grad, 20.0)
+
+
+def attended(monkeypatch):
+    """What stands beside the scores of each call of attention, and whether it is causal."""
+    seen, own = [], _sdpa._ops.attention
+
+    def attention(q, k, v, beside, *rest):
+        seen.append((None if beside is None else tuple(beside.shape), "causal=top_left" in rest[-1], rest[3] is not None))
+        return own(q, k, v, beside, *rest)
+
+    monkeypatch.setattr(_sdpa._ops, "attention", attention)
+    return seen
+
+
+def test_a_causal_mask_beside_padding_is_not_read(monkeypatch):
+    seen = attended(monkeypatch)
+    ours, x = vt.convert(nn.MultiheadAttention(16, 4, batch_first=True))[0], torch.randn(3, 6, 16)
+    causal, padding = nn.Transformer.generate_square_subsequent_mask(6), torch.zeros(3, 6, dtype=torch.bool)
+    ours(x, x, x, key_padding_mask=padding, attn_mask=causal, is_causal=True, need_weights=False)
+    assert seen == [((3, 1, 1, 6), True, False)]
+
+
 def test_what_stays_with_pytorch_gives_what_it_gave():
     x = torch.randn(3, 6, 16)
     for words, options in [
@@ -219,6 +271,95 @@ def test_transformers():
     # Gradients.
     loss, wide_loss = model(tokens, labels=tokens).loss, wide(tokens, labels=tokens).loss
     loss.backward(), wide_loss.backward()
+    for (name, parameter), right in zip(model.named_parameters(), wide.parameters()):
+        assert (parameter.grad.double() - right.grad).abs().max() <= 1e-4 * right.grad.abs().max(), name
+
+
+@pytest.mark.parametrize("side", ["right", "left", "holes", "all of one"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_transformers_with_padding(monkeypatch, dtype, side):
+    """A causal mask beside padding is `causal` and a mask of keys, in training too; a sequence that is padding alone gives numbers."""
+    transformers = pytest.importorskip("transformers")
+    vt.register_transformers()
+    seen = attended(monkeypatch)
+    model = llama(transformers).to(dtype).train()
+    tokens, attention_mask = torch.randint(0, 50, (3, 9)), torch.ones(3, 9, dtype=torch.int64)
+    if side == "right":
+        attention_mask[1, 5:], attention_mask[2, 1:] = 0, 0
+    elif side == "left":
+        attention_mask[1, :5], attention_mask[2, :8] = 0, 0
+    elif side == "holes":
+        attention_mask[0, 2::3] = attention_mask[1, ::2] = 0
+    else:
+        attention_mask[1] = 0
+    labels = tokens.masked_fill(attention_mask == 0, -100)
+    wide = copy.deepcopy(model).double()
+    wide.set_attn_implementation("sdpa")
+    model.set_attn_implementation("verdigris")
+    got, want = (one(tokens, attention_mask=attention_mask, labels=labels) for one in (model, wide))
+    assert seen == [((3, 1, 1, 9), True, False)] * 2
+    kept = attention_mask.bool()
+    slack = 20.0 if dtype == torch.float32 else 8.0
+    close(got.logits[kept], want.logits[kept], slack)
+    got.loss.backward(), want.loss.backward()
+    assert got.logits.isfinite().all()
+    for (name, parameter), right in zip(model.named_parameters(), wide.named_parameters()):
+        allowed = 1e-4 if dtype == torch.float32 else 6e-2
+        assert (parameter.grad.double() - right[1].grad).abs().max() <= allowed * right[1].grad.abs().max(), name
+    # In inference a layer is one plan, which is told the same; tokens behind a cache have its whole mask.
+    with torch.no_grad():
+        close(model.eval()(tokens, attention_mask=attention_mask).logits[kept], wide.eval()(tokens, attention_mask=attention_mask).logits[kept], slack)
+        first, whole = attention_mask[:, :6], tokens[:, :6]
+        cache = model(whole, attention_mask=first, use_cache=True).past_key_values
+        seen.clear()
+        then = model(tokens[:, 6:], attention_mask=attention_mask, past_key_values=cache).logits
+        assert seen == [((3, 1, 3, 9), False, False)] * 2
+        close(then[kept[:, 6:]], wide(tokens, attention_mask=attention_mask).logits[:, 6:][kept[:, 6:]], slack)
+
+
+def test_a_mask_of_transformers_that_is_written_to_is_read(monkeypatch):
+    masking_utils = pytest.importorskip("transformers.masking_utils")
+    vt.register_transformers()
+    seen, make = attended(monkeypatch), masking_utils.ALL_MASK_ATTENTION_FUNCTIONS["verdigris"]
+    q, padding = torch.randn(2, 4, 5, 8), torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], dtype=torch.bool)
+    whole = torch.ones(5, 5, dtype=torch.bool).tril() & padding[:, None, None]
+    told = dict(batch_size=2, q_length=5, kv_length=5, q_offset=0, kv_offset=0, attention_mask=padding)
+
+    def attend(mask, want):
+        o = _sdpa.transformers_attention(nn.Module(), q, q, q, mask)[0].transpose(1, 2)
+        close(o, F.scaled_dot_product_attention(q.double(), q.double(), q.double(), want), 4.0)
+
+    attend(mask := make(**told), whole)
+    mask[:, :, :, 0] = whole[:, :, :, 0] = True
+    mask[:, :, 4, 4] = whole[:, :, 4, 4] = True
+    attend(mask, whole)
+    # What is longer than the keys is of later ones, what is shorter leaves keys out.
+    plain = torch.ones(5, 5, dtype=torch.bool).tril() & padding[:, None, None]
+    attend(make(**{**told, "attention_mask": torch.cat([padding, padding], 1)}), plain)
+    attend(make(**{**told, "attention_mask": padding[:, :3]}), plain & (torch.arange(5) < 3))
+    with torch.inference_mode():
+        attend(make(**told), plain)
+    of_keys, of_pairs = ((2, 1, 1, 5), True, False), ((2, 1, 5, 5), False, False)
+    assert seen == [of_keys, of_pairs, of_keys, of_keys, of_pairs]
+
+
+def test_transformers_of_one_new_token_has_gradients(monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    vt.register_transformers()
+    model = llama(transformers).eval()
+    wide = copy.deepcopy(model).double()
+    model.set_attn_implementation("verdigris")
+    tokens = torch.randint(0, 50, (2, 5))
+    seen, loss = attended(monkeypatch), {}
+    for one in (model, wide):
+        cache = transformers.StaticCache(config=model.config, max_cache_len=9)
+        with torch.no_grad():
+            one(tokens[:, :4], past_key_values=cache)
+        seen.clear()
+        loss[one] = one(tokens[:, 4:], past_key_values=cache).logits.square().sum()
+        if one is model:
+            assert seen == [(None, False, True)] * 2
+        loss[one].backward()
     for (name, parameter), right in zip(model.named_parameters(), wide.parameters()):
         assert (parameter.grad.double() - right.grad).abs().max() <= 1e-4 * right.grad.abs().max(), name
 

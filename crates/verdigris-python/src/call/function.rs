@@ -71,9 +71,9 @@ pub(crate) enum Function {
     /// `q [b, h, s_q, d], k [b, h_kv, s_kv, d], v [b, h_kv, s_kv, d_v], bias or mask?, slopes?, q_offsets?, kv_offsets?, kv_lengths?, page_table?, dropout state?, q_descale?, k_descale?, v_descale?, block_map?, mask_blocks?, sinks?` → o, in bf16 of queries of 8 bits, and each
     /// query's log-sum-exp. Paged keys and values are `[pages, h_kv, page_size, …]`.
     /// `scale=`, `causal=none|top_left|bottom_right left= right= cap= longest_q= longest_kv= dropout=`, each left out where there is none. With `values=` in
-    /// the place of `v`, values are so many elements of the keys, the first ones.
+    /// the place of `v`, values are so many elements of the keys, the first ones. `cache=1` says that they are a cache's, which changes no result: there is no gradient then.
     Attention,
-    /// `d_o, q, k, v, o, log_sum_exp, bias or mask?, slopes?, q_offsets?, kv_offsets?, dropout state?, block_map?, mask_blocks?, sinks?` → the gradients of `q`, `k`, `v`, the bias and the sinks, each with a 1 in `wanted=11100`. As `Attention`.
+    /// `d_o, q, k, v, o, log_sum_exp, bias or mask?, slopes?, q_offsets?, kv_offsets?, kv_lengths?, dropout state?, block_map?, mask_blocks?, sinks?` → the gradients of `q`, `k`, `v`, the bias and the sinks, each with a 1 in `wanted=11100`. As `Attention`.
     AttentionBackward,
     /// `x, state` → x with elements dropped. `p=`, `channels=1` for whole channels, `moments=1` where mean and variance stay. Its gradient is the same call with dy in the
     /// place of x and `gradient=1`.
@@ -227,7 +227,7 @@ impl Function {
             Function::ConvBatchNorm => (7, false),
             Function::Attention => (16, false),
             Function::AttentionBlock => (13, false),
-            Function::AttentionBackward => (14, false),
+            Function::AttentionBackward => (15, false),
             Function::LinearLoss => (12, false),
             Function::ElementLoss => (4, false),
             Function::MlpInference | Function::Mlp | Function::GatedMlpInference | Function::GatedMlp => (5, false),

@@ -111,18 +111,18 @@ impl Drawing {
             return Err(unfit("the gradient of a bias that is not given", "a bias is the seventh tensor"));
         }
         let [q_offsets, kv_offsets] = self.offsets(8)?;
-        let dropout_state = self.told(10, "dropout_state")?;
-        let (block_map, mask_blocks) = (self.told(11, "block_map")?, self.told(12, "mask_blocks")?);
-        let sinks = self.told(13, "sinks")?;
+        let (kv_lengths, dropout_state) = (self.told(10, "kv_lengths")?, self.told(11, "dropout_state")?);
+        let (block_map, mask_blocks) = (self.told(12, "block_map")?, self.told(13, "mask_blocks")?);
+        let sinks = self.told(14, "sinks")?;
         if wanted[4] && sinks.is_none() {
-            return Err(unfit("the gradient of sinks that are not given", "sinks are the fourteenth tensor"));
+            return Err(unfit("the gradient of sinks that are not given", "sinks are the fifteenth tensor"));
         }
         let plain = AttentionBackward { dropout_state, block_map, mask_blocks, sinks, ..AttentionBackward::new(spec, read, o, total, d_o) };
-        let back = AttentionBackward { bias, mask, slopes, q_offsets, kv_offsets, ..plain };
+        let back = AttentionBackward { bias, mask, slopes, q_offsets, kv_offsets, kv_lengths, ..plain };
         let made = self.g.attention_backward("attention_backward", back)?;
         let gradients = [Some(made.dq), Some(made.dk), Some(made.dv), made.dbias, made.dsinks];
         for ((gradient, place), (wanted, name)) in
-            gradients.into_iter().zip([1, 2, 3, 6, 13]).zip(wanted.into_iter().zip(["dq", "dk", "dv", "dbias", "dsinks"]))
+            gradients.into_iter().zip([1, 2, 3, 6, 14]).zip(wanted.into_iter().zip(["dq", "dk", "dv", "dbias", "dsinks"]))
         {
             if let Some(gradient) = gradient.filter(|_| wanted) {
                 let given = self.given(place)?;
@@ -171,6 +171,20 @@ mod tests {
         assert_eq!(recipe.results.iter().map(|result| result.layout.dims()[2]).collect::<Vec<_>>(), [20, 30, 30]);
         let lone = draw(&Function::Attention(spec), &[q, k, v, None, None, offsets]).unwrap_err().to_string();
         assert!(lone.contains("offsets of queries and of keys come together"), "{lone}");
+    }
+
+    #[test]
+    fn the_gradient_reads_lengths_behind_offsets() {
+        let rows = |dims: &[u64]| input(DType::Bf16, Layout::row_major(dims).unwrap());
+        let (q, k) = (rows(&[2, 4, 5, 8]), rows(&[2, 2, 7, 8]));
+        let total = input(DType::F32, Layout::row_major(&[2, 4, 5, 1]).unwrap());
+        let lengths = input(DType::I32, Layout::row_major(&[2, 1, 1, 1]).unwrap());
+        let gradient = AttentionGradient { spec: AttentionSpec::new(0.5), wanted: [true, true, true, false, false] };
+        let given = [q, q, k, k, q, total, None, None, None, None, lengths];
+        let recipe = draw(&Function::AttentionBackward(gradient), &given).unwrap();
+        let verdigris_graph::Op::AttentionBackward(op) = &recipe.graph.nodes[0].op else { panic!("a gradient of attention") };
+        assert!(op.kv_lengths.is_some() && op.q_lengths.is_none() && op.dropout_state.is_none());
+        assert_eq!(recipe.results.iter().map(|result| result.layout.dims()[2]).collect::<Vec<_>>(), [5, 7, 7]);
     }
 
     #[test]

@@ -276,14 +276,14 @@ class _WithTotal(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, words, wants_most, q, k, v, beside, slopes, block_map, mask_blocks):
+    def forward(ctx, words, wants_most, q, k, v, beside, slopes, lengths, block_map, mask_blocks):
         blocks = (block_map, mask_blocks)
         if wants_most:
-            o, total, most = _with_most(words, q, k, v, beside, slopes, None, blocks)
+            o, total, most = _with_most(words, q, k, v, beside, slopes, lengths, blocks)
         else:
-            (o, total), most = _ops.attention(q, k, v, beside, slopes, *[None] * 5, *_NO_DESCALES, *blocks, None, words), None
+            (o, total), most = _ops.attention(q, k, v, beside, slopes, None, None, lengths, None, None, *_NO_DESCALES, *blocks, None, words), None
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(q, k, v, o, total, beside, slopes, *blocks)
+        ctx.save_for_backward(q, k, v, o, total, beside, slopes, lengths, *blocks)
         ctx.words, ctx.policy = words, _ops._current_policy()
         if most is not None:
             ctx.mark_non_differentiable(most)
@@ -291,7 +291,7 @@ class _WithTotal(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_o, d_total, _):
-        q, k, v, o, total, beside, slopes, *blocks = ctx.saved_tensors
+        q, k, v, o, total, beside, slopes, lengths, *blocks = ctx.saved_tensors
         needs = ctx.needs_input_grad
         gradients = [None] * len(needs)
         if d_o is None and d_total is None:
@@ -312,7 +312,7 @@ class _WithTotal(torch.autograd.Function):
         # There are no sinks.
         words = f"{ctx.words} wanted={''.join('01'[want] for want in wanted)}0"
         policy = _ops._made_deterministic(ctx.policy) if torch.are_deterministic_algorithms_enabled() else ctx.policy
-        found = _ops._each_result(_ops.attention_backward.again(policy, d_o, q, k, v, o, total, beside, slopes, None, None, None, *blocks, None, words))
+        found = _ops._each_result(_ops.attention_backward.again(policy, d_o, q, k, v, o, total, beside, slopes, None, None, lengths, None, *blocks, None, words))
         found = iter(found)
         gradients[2:6] = [next(found) if want else None for want in wanted]
         if gradients[4] is not None:
@@ -332,6 +332,14 @@ def _with_most(words, q, k, v, beside, slopes, lengths, blocks):
 # What a call is to the op: decided once for all calls that are alike, of which each has tensors of its own (`_attend`).
 
 
+def _lengths_of(computed, length):
+    """How many keys of each batch count, as the op takes them: i32 `[b, 1, 1, 1]`; None where all do."""
+    if length is None:
+        return None
+    b, _, _, keys = computed.dims
+    return computed.of(length).to(torch.int64).clamp(0, keys).to(torch.int32).expand(b, 1, 1, 1).contiguous()
+
+
 class _Options:
     """The op of attention with its options and, where more is left, one tensor beside it. What is computed for them are values of the trace."""
 
@@ -342,26 +350,24 @@ class _Options:
 
     def run(self, computed, tensors, blocks, wants_most):
         q, k, v = tensors
-        b, _, _, keys = computed.dims
         beside = None if self.beside is None else _tensor_of(computed, self.beside)
         slopes = None if self.slope is None else computed.of(self.slope)
         is_trained = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, beside, slopes))
+        lengths = _lengths_of(computed, self.length)
         if self.is_total_trained or (wants_most and is_trained):
-            return _WithTotal.apply(self.words, wants_most, q, k, v, beside, slopes, *(blocks or _NO_BLOCKS))
-        length = self.length
-        lengths = None if length is None else computed.of(length).to(torch.int64).clamp(0, keys).to(torch.int32).expand(b, 1, 1, 1).contiguous()
+            return _WithTotal.apply(self.words, wants_most, q, k, v, beside, slopes, lengths, *(blocks or _NO_BLOCKS))
         if wants_most:
             return _with_most(self.words, q, k, v, beside, slopes, lengths, blocks or _NO_BLOCKS)
         return *_ops.attention(q, k, v, beside, slopes, None, None, lengths, None, None, *_NO_DESCALES, *(blocks or _NO_BLOCKS), None, self.words), None
 
 
 class _InSteps:
-    """The op with the function's steps: `words` has its window, `mask` is what is left of conditions, or None."""
+    """The op with the function's steps: `words` has its window, `length` says how many keys count, `mask` is what is left of conditions; each of the two may be None."""
 
-    __slots__ = ("function", "words", "mask", "is_trained")
+    __slots__ = ("function", "words", "length", "mask", "is_trained")
 
-    def __init__(self, function, words, mask, is_trained):
-        self.function, self.words, self.mask, self.is_trained = function, words, mask, is_trained
+    def __init__(self, function, words, length, mask, is_trained):
+        self.function, self.words, self.length, self.mask, self.is_trained = function, words, length, mask, is_trained
 
     def run(self, computed, tensors, blocks, wants_most):
         if self.is_trained:
@@ -371,6 +377,8 @@ class _InSteps:
 
     def _read(self, computed, blocks):
         beside = dict(zip(("block_map", "mask_blocks"), blocks)) if blocks else {}
+        if self.length is not None:
+            beside["kv_lengths"] = _lengths_of(computed, self.length)
         if self.mask is not None:
             beside["mask"] = _tensor_of(computed, self.mask)
         return beside, [_score_operand(computed, operand, self.function.wide) for operand in self.function.operands]
@@ -418,7 +426,8 @@ def _options(trace, score, form, conditions, given_scale, tensors, dims, wants_t
     is_trained = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     scale, cap = form.scale_and_cap(given_scale)
     biases, hidden = forms.without_hiding(trace, form.biases)
-    is_trained = is_trained or _wants_gradient(trace, [bias for _, bias in biases])
+    is_bias_trained = _wants_gradient(trace, [bias for _, bias in biases])
+    is_trained = is_trained or is_bias_trained
     band, length, rest = (None, None), None, []
     for value, sense in forms.parts_of([*form.conditions, *hidden, *conditions]):
         own = forms.band_of(trace, value, sense)
@@ -427,8 +436,8 @@ def _options(trace, score, form, conditions, given_scale, tensors, dims, wants_t
             if forms.words_of_band(narrow, queries, keys) is not None:
                 band = narrow
                 continue
-        # The op has no gradients with lengths of a cache, which these are.
-        own = forms.length_of(trace, value, sense) if length is None and not is_trained and not has_blocks else None
+        # Kernels that go through blocks take no lengths, and those of tensor cores that give the gradient of a bias neither.
+        own = forms.length_of(trace, value, sense) if length is None and not has_blocks and not is_bias_trained else None
         if own is not None:
             length, of_length = own, (value, sense)
         else:
@@ -442,8 +451,7 @@ def _options(trace, score, form, conditions, given_scale, tensors, dims, wants_t
         slope = slope or own
         if own is None:
             kept.append((factor, bias))
-    # The diagonal that windows and slopes count from would follow the lengths.
-    if length is not None and (slope is not None or (causal is None and band != (None, None))):
+    if length is not None and (slope is not None or _follows_lengths(causal, band)):
         rest.append(of_length)
         length = None
     own_parts = forms.parts_of([*form.conditions, *hidden])
@@ -461,7 +469,12 @@ def _options(trace, score, form, conditions, given_scale, tensors, dims, wants_t
         total = trace.cast(forms._sum(trace, kept), wide)
         beside = total if beside is None else trace.where(beside, total, trace.number(-math.inf, wide))
     words = _attention_words(scale, causal, left, right, cap)
-    return _Options(words, beside, slope, length, wants_total and is_trained and length is None)
+    return _Options(words, beside, slope, length, wants_total and is_trained)
+
+
+def _follows_lengths(causal, band):
+    """Whether the diagonal that a window counts from ends at the last key, which lengths would move. So does the one of slopes."""
+    return causal is None and band != (None, None)
 
 
 def _wide(query):
@@ -496,18 +509,27 @@ def _score_operand(computed, value, wide):
 
 
 def _in_steps(trace, function, conditions, scale, dims, is_trained):
-    """The op with the function's steps: what bounds distances is its window, the rest of a mask a tensor or blocks."""
+    """The op with the function's steps: what bounds distances is its window, the first keys of a batch are a length, the rest of a mask is a tensor or blocks."""
     _, _, queries, keys = dims
-    band, rest = (None, None), []
+    band, length, rest = (None, None), None, []
+    # Kernels of tensor cores that give the gradients of what a function reads take no lengths.
+    takes_lengths = not _wants_gradient(trace, function.operands)
     for value, sense in forms.parts_of(conditions):
         own = forms.band_of(trace, value, sense)
         narrow = None if own is None else forms.narrower(band, own)
+        own = forms.length_of(trace, value, sense) if length is None and takes_lengths else None
         if narrow is not None and forms.words_of_band(narrow, queries, keys) is not None:
             band = narrow
+        elif own is not None:
+            length, of_length = own, (value, sense)
         else:
             rest.append((value, sense))
     causal, left, right = forms.words_of_band(band, queries, keys)
-    return _InSteps(function, {"scale": scale, "causal": causal or "none", "left": left, "right": right}, _all_of(trace, rest), is_trained)
+    if length is not None and _follows_lengths(causal, band):
+        rest.append(of_length)
+        length = None
+    words = {"scale": scale, "causal": causal or "none", "left": left, "right": right}
+    return _InSteps(function, words, length, _all_of(trace, rest), is_trained)
 
 
 def _blocks_of(block_mask, trace, score, mask, tensors, dims):
@@ -529,6 +551,9 @@ def _are_steps_in_blocks(told, tensors, dims):
     """Whether a function that is no option is steps of the op beside a map of blocks: where the op has the gradients that are wanted."""
     trace, score = told.trace, told.score
     if _wants_gradient(trace, [score]) or max(tensors[0].shape[3], tensors[2].shape[3]) > _MOST_ELEMENTS_IN_BLOCKS:
+        return False
+    # Kernels of other chips go through blocks in gradients alone: with a mask as a tensor tensor cores have steps on both sides.
+    if tensors[0].device.type == "cuda" and block_maps.capability(tensors[0].device) != (9, 0):
         return False
     is_trained = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
@@ -629,9 +654,9 @@ def flex_attention(
     taken. Other masks of a `BlockMask` whose blocks are multiples of 128, of 16-bit types, are the op's map of blocks: blocks without a pair are skipped, full ones read no mask, and
     of others a bit for each pair is kept with the mask. Other masks and biases become one tensor over the dims in which they differ, up to `batch * heads * queries * keys` elements; those of places and numbers alone are remembered (256 MiB of them at most).
     Score functions of another kind, arithmetic of both `q_idx` and `kv_idx` that is added, and pairs that a score function hides by captured tensors are steps within the op, and nothing of the size of the scores is stored: on GPUs from compute capability 8.0 on of 16-bit types with heads of up to 256 elements, by multiples of 8, on the CPU of all types. What is
-    of queries, of keys, of batch or head alone, and what is gathered, is up to 4 operands of them (at a place of both that lies within a tensor, such as `table[h, q_idx - kv_idx + last]`, it is read there); there are up to 64 steps, of functions that are a few instructions each. So are the gradients of such functions and of what they capture, by their slopes, of up to
-    256 steps with each: on GPUs of compute capability 9.0 for heads of up to 128 elements (of what they capture not under `torch.use_deterministic_algorithms`), on the CPU for all. Other functions, gradients of a log-sum-exp that is returned and of these functions elsewhere
-    are computed between two products, with all scores in memory.
+    of queries, of keys, of batch or head alone, and what is gathered, is up to 4 operands of them (at a place of both that lies within a tensor, such as `table[h, q_idx - kv_idx + last]`, it is read there); there are up to 64 steps, of functions that are a few instructions each. So are the gradients of such functions, by their slopes, of up to
+    256 steps with each, and those of what they capture: the latter on GPUs of compute capability 9.0 for heads of up to 128 elements, not under `torch.use_deterministic_algorithms`, and on the CPU. Other functions, gradients of a log-sum-exp that is returned and of what is captured elsewhere
+    are computed between two products, with all scores in memory. A mask of the first keys of each batch (`kv_idx < lengths[b]`) is the op's lengths of keys, behind which nothing is computed.
 
     Gradients are there for `query`, `key`, `value`, captured tensors and the log-sum-exp; a second derivative raises `UnsupportedError`. `kernel_options` are hints to PyTorch's kernels and change nothing here.
     `torch.compile` calls it between graphs.

@@ -385,20 +385,19 @@ def of_function(trace, value, dims, tensors):
         return None
 
 
-#: The longest heads whose gradients the kernel of tensor cores has registers for beside a function.
-_MOST_ELEMENTS_OF_GRADIENTS = 128
+#: The chip whose kernel of tensor cores gives the gradients of what a function reads, and the longest heads that it has registers for beside a function.
+_CHIP_OF_OPERANDS, _MOST_ELEMENTS_BESIDE_OPERANDS = (9, 0), 128
 
 
 def has_gradient(function, tensors, of_operands=False):
     """Whether the op gives the gradients of queries, keys and values, and of what the function reads if they are wanted, and a kernel takes it that is no slower than products with
     steps between them: those that add to tables do not repeat bit for bit."""
     q, _, v = tensors
-    if of_operands and q.device.type == "cuda" and torch.are_deterministic_algorithms_enabled():
-        return False
-    if q.device.type == "cuda":
-        is_short = max(q.shape[3], v.shape[3]) <= _MOST_ELEMENTS_OF_GRADIENTS
-        if block_maps.capability(q.device) != (9, 0) or not is_short:
+    if of_operands and q.device.type == "cuda":
+        is_short = max(q.shape[3], v.shape[3]) <= _MOST_ELEMENTS_BESIDE_OPERANDS
+        if torch.are_deterministic_algorithms_enabled() or block_maps.capability(q.device) != _CHIP_OF_OPERANDS or not is_short:
             return False
+    # The others are given wherever the op takes the function (`of_function`).
     return function.has_operand_slopes if of_operands else function.has_slope
 
 

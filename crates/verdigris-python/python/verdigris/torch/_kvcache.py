@@ -197,6 +197,7 @@ def flash_attn_with_kvcache(
             lengths = cache_seqlens + k.shape[1]
 
     words, alibi_slopes = _flash_words(q, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    words += _ops.OF_CACHE if cache_seqlens is not None or cache_leftpad is not None else ""
     sinks = _sinks(q, q.shape[2], learnable_sink)
     if cache_leftpad is not None and batch and k_cache.shape[0]:
         o, total = _behind_padding(q, k_cache, v_cache, lengths, cache_batch_idx, cache_leftpad, alibi_slopes, descales, sinks, words)

@@ -104,14 +104,17 @@ def multi_head_attention(
         return x.transpose(1, 2) if first else x.permute(1, 2, 0, 3)
 
     # The mask that comes with the word is the causal one, and need not be read.
-    is_causal = is_causal and key_padding_mask is None
-    mask = None if is_causal else _mask(module, attn_mask, key_padding_mask, batch)
+    mask = _mask(module, None if is_causal else attn_mask, key_padding_mask, batch)
     if mask is not None and mask.is_floating_point() and mask.dtype not in (query.dtype, torch.float32):
         mask = mask.to(query.dtype)
     dropout_p = module.dropout if module.training else 0.0
     if _is_one_plan(module, query, key, value, dropout_p):
         return _one_plan(module, query, mask, is_causal), None
     q, k, v = map(in_heads, _projected(module, query, key, value))
-    o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal)
+    if is_causal and mask is not None:
+        # PyTorch's function takes one of both.
+        o = F.attention_of_heads(q, k, v, mask, True, dropout_p=dropout_p)
+    else:
+        o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal)
     o = o[0].transpose(0, 1) if not is_batched else o.transpose(1, 2) if first else o.permute(2, 0, 1, 3)
     return F.linear(o.flatten(-2), module.out_proj.weight, module.out_proj.bias), None

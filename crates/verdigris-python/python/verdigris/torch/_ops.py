@@ -1007,21 +1007,23 @@ def _attention_fake(q, k, v, beside, slopes, q_offsets, kv_offsets, kv_lengths, 
     return o, q.new_empty((*q.shape[:3], 1), dtype=wide)
 
 
+#: What attributes say of attention to a cache, which has no gradient: what is written into a cache, and turned before, is so behind autograd's back.
+OF_CACHE = " cache=1"
 #: What attention takes without giving it back: results beside queries of these are bf16, and there are no gradients.
 OF_8_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
-def _attention_backward_fake(d_o, q, k, v, o, total, beside, slopes, q_offsets, kv_offsets, state, block_map, mask_blocks, sinks, attributes):
+def _attention_backward_fake(d_o, q, k, v, o, total, beside, slopes, q_offsets, kv_offsets, kv_lengths, state, block_map, mask_blocks, sinks, attributes):
     return [_in_order_of(of, of.shape) for of, wanted in zip((q, k, v, beside, sinks), parse(attributes)["wanted"]) if wanted == "1"]
 
 
 def _keep_of_attention(ctx, inputs, used, output):
     q, k, v, beside, slopes, q_offsets, kv_offsets, kv_lengths, page_table, state, *_, block_map, mask_blocks, sinks, attributes = inputs
     # The state draws the same mask again.
-    ctx.save_for_backward(q, k, v, *output, beside, slopes, q_offsets, kv_offsets, state, block_map, mask_blocks, sinks)
+    ctx.save_for_backward(q, k, v, *output, beside, slopes, q_offsets, kv_offsets, kv_lengths, state, block_map, mask_blocks, sinks)
     ctx.attributes, ctx.policy = attributes, _current_policy()
     ctx.is_of_8_bits = k.dtype in OF_8_BITS
-    ctx.reads_cache, ctx.is_latent = kv_lengths is not None or page_table is not None, v is None
+    ctx.is_paged, ctx.is_latent, ctx.is_of_cache = page_table is not None, v is None, OF_CACHE in attributes
     ctx.mark_non_differentiable(output[1])
     return output
 
@@ -1036,8 +1038,12 @@ def _attention_gradients(ctx, d_o, *_):
     needs = ctx.needs_input_grad
     if ctx.is_of_8_bits:
         raise UnsupportedError("attention of 8-bit floats has no gradient; queries, keys and values are of 16 bits or more where one is wanted")
-    if ctx.reads_cache or ctx.is_latent:
-        raise UnsupportedError("attention to a cache of keys and values has no gradient in this package; use flash_attn_func where one is wanted")
+    if ctx.is_latent:
+        raise UnsupportedError("attention to keys that hold their values has no gradient in this package; use flash_attn_func where one is wanted")
+    if ctx.is_paged:
+        raise UnsupportedError("attention to pages of keys and values has no gradient in this package; use flash_attn_func or flash_attn_varlen_func, which take keys side by side, where one is wanted")
+    if ctx.is_of_cache:
+        raise UnsupportedError("attention to a cache of keys and values, which is written to in place, has no gradient in this package; use flash_attn_func where one is wanted")
     if needs[4]:
         raise UnsupportedError("the slopes of attention have no gradient in this package; they are no variables")
     # Queries, keys, values, the bias, and the sinks.
@@ -1094,6 +1100,7 @@ attention_backward = _operator(
         "Tensor? slopes",
         "Tensor? q_offsets",
         "Tensor? kv_offsets",
+        "Tensor? kv_lengths",
         "Tensor? state",
         "Tensor? block_map",
         "Tensor? mask_blocks",

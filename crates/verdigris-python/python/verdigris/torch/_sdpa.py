@@ -56,8 +56,7 @@ def transformers_attention(module, query, key, value, attention_mask, dropout=0.
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     lengths, sinks = getattr(attention_mask, "verdigris_lengths", None), options.get("s_aux")
     position_bias = options.get("position_bias")
-    is_first = lengths is not None and query.shape[2] == 1 and key.shape[2] == attention_mask.shape[-1] and not dropout and position_bias is None
-    if is_first and not (torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value, sinks) if x is not None)):
+    if lengths is not None and query.shape[2] == 1 and key.shape[2] == attention_mask.shape[-1] and not dropout and position_bias is None:
         # The kernels that decode read no mask, and no keys behind the length.
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         words = functional._attention_words(scale, None, None, None, options.get("softcap"))
@@ -66,7 +65,10 @@ def transformers_attention(module, query, key, value, attention_mask, dropout=0.
         return o.transpose(1, 2).contiguous(), None
     # Without a mask, one query attends to all keys that there are.
     causal = bool(causal) and attention_mask is None and query.shape[2] > 1
-    if attention_mask is not None:
+    padding = padding_of(attention_mask, query.shape[2], key.shape[2])
+    if padding is not None:
+        attention_mask, causal = padding, True
+    elif attention_mask is not None:
         attention_mask = attention_mask[:, :, :, : key.shape[2]]
     if position_bias is not None:
         # As long as the mask may be: that of a cache's room.
@@ -83,19 +85,33 @@ def _biased(mask, position_bias):
     return torch.where(mask, position_bias, -torch.inf) if mask.dtype == torch.bool else position_bias + mask
 
 
-def _with_lengths(theirs, causal):
-    """The function of transformers that makes masks, which of one new token behind a static cache also tells how many keys it attends to: the first ones."""
+def padding_of(mask, queries, keys):
+    """Of a mask of so many queries and keys that is causal from the first of both and leaves out padding, what is left beside `causal`: `[batch, 1, 1, keys]`, of bool. None of others, and of one that was written to since."""
+    padding, version = getattr(mask, "verdigris_padding", (None, None))
+    return padding if padding is not None and mask._version == version and tuple(mask.shape[2:]) == (queries, keys) else None
+
+
+def _in_parts(theirs, causal):
+    """The function of transformers that makes masks, which also tells what a causal one consists of: of one new token behind a static cache how many keys it attends to, the first ones,
+    and of tokens from the first on, beside padding, which keys are none. The latter is so wherever the padding is; that it is at the end nobody knows without reading it."""
 
     @functools.wraps(theirs)
     def mask(*arguments, **words):
         made = theirs(*arguments, **words)
-        is_causal = words.get("mask_function", causal) is causal and words.get("attention_mask") is None and not words.get("kv_offset", 0)
-        if arguments or made is None or not is_causal or words.get("q_length") != 1 or torch.compiler.is_compiling():
+        is_causal = words.get("mask_function", causal) is causal and not words.get("kv_offset", 0)
+        if arguments or made is None or not is_causal or torch.compiler.is_compiling():
             return made
-        offset = words.get("q_offset", 0)
-        offset = offset if isinstance(offset, torch.Tensor) else torch.full((), offset, device=made.device)
-        # On the device: nothing waits for it.
-        made.verdigris_lengths = (offset + 1).to(torch.int32).expand(made.shape[0]).contiguous()
+        offset, kept = words.get("q_offset", 0), words.get("attention_mask")
+        if kept is None and words.get("q_length") == 1:
+            offset = offset if isinstance(offset, torch.Tensor) else torch.full((), offset, device=made.device)
+            # On the device: nothing waits for it.
+            made.verdigris_lengths = (offset + 1).to(torch.int32).expand(made.shape[0]).contiguous()
+        elif kept is not None and type(offset) is int and offset == 0 and kept.dtype == torch.bool and kept.shape[:-1] == made.shape[:1] and not made.is_inference():
+            # Tensors of inference do not tell when they are written to.
+            keys = made.shape[3]
+            # What a mask is shorter than the keys is padding.
+            kept = kept[:, :keys] if kept.shape[1] >= keys else torch.nn.functional.pad(kept, (0, keys - kept.shape[1]))
+            made.verdigris_padding = kept[:, None, None], made._version
         return made
 
     return mask
@@ -104,7 +120,8 @@ def _with_lengths(theirs, causal):
 def register_transformers(name="verdigris"):
     """Makes attention of this package known to Hugging Face's transformers: `model.set_attn_implementation("verdigris")`, or `attn_implementation=` of
     `from_pretrained`. Grouped heads, masks, biases of positions, soft caps, sinks (`s_aux`) and dropout are computed as they are. One new token behind a static
-    cache reads the keys before it alone where no mask of padding is given, and all keys with their mask where one is.
+    cache reads the keys before it alone where no mask of padding is given, and all keys with their mask where one is. Tokens from the first on that come with a mask of padding, on whichever
+    side, in training too, are causal with a mask of keys, so that nothing of the size of the scores is read and what stands behind a query is not computed.
 
     Raises `ImportError` without transformers, or with one that has no attention interface (before 4.48).
     """
@@ -114,5 +131,5 @@ def register_transformers(name="verdigris"):
     except ImportError as error:
         raise ImportError(f"transformers with an attention interface is needed ({error}); `pip install 'transformers>=4.53'`") from error
     AttentionInterface.register(name, transformers_attention)
-    AttentionMaskInterface.register(name, _with_lengths(sdpa_mask, causal_mask_function))
+    AttentionMaskInterface.register(name, _in_parts(sdpa_mask, causal_mask_function))
     return name

@@ -164,7 +164,8 @@ def _in_one_plan(m, x, packed, angles, mask, cache, kwargs, residual=None):
         mask = None
     elif mask is not None:
         keys = x.shape[1]
-        mask = mask[..., :keys]
+        padding = _sdpa.padding_of(mask, keys, keys)
+        mask, causal = (mask[..., :keys], None) if padding is None else (padding, "top_left")
         mask = F._rows_of_keys(mask.view(torch.uint8) if mask.dtype == torch.bool else mask, keys)
     else:
         is_causal = words.get("is_causal")

@@ -1007,7 +1007,7 @@ def _in_heads(x):
 
 
 def scaled_dot_product_attention(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False, *, state=None, sinks=None
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False, *, state=None, sinks=None, kv_lengths=None
 ):
     """`softmax(query @ key.mT * scale + mask) @ value`; see `torch.nn.functional.scaled_dot_product_attention`.
 
@@ -1019,9 +1019,16 @@ def scaled_dot_product_attention(
     and key alone (`attention_dropout_mask`), and is drawn again in the gradient. States are as in `dropout`: without one PyTorch's generator draws it, in
     a captured CUDA graph anew in every replay. `sinks` `[heads]`, of any floating-point type, are one more score of each query of a head, that of no key: it takes its share of the probabilities
     and adds nothing to the result. They have a gradient. Of three dims without `enable_gqa` there is one head, the first dim being the batch. What `torch.compile` compiles is PyTorch's own
-    attention where there is dropout and neither a state nor sinks.
+    attention where there is dropout and no state, sinks or lengths.
+
+    With `kv_lengths` the first so many keys of each batch count (int32 on the device of `query`, of the dims in front of those of heads, positions and elements: `[batch]`), beside a mask too. What is behind them
+    has no part in the result, and has the gradient 0. Lengths are not trusted: one counts as 0 below 0 and as all keys above that, and the host does not read them.
+    `is_causal` counts from the first query and the first key, as without. The gradient of an `attn_mask` beside them is computed without tensor cores, and so are the others of that call. A batch that is padded at its end needs no mask so:
+
+        lengths = attention_mask.sum(1, dtype=torch.int32)  # of a mask [batch, positions] with its ones in front
+        o = vt.scaled_dot_product_attention(q, k, v, is_causal=True, kv_lengths=lengths)
     """
-    if dropout_p > 0.0 and state is None and sinks is None and torch.compiler.is_compiling():
+    if dropout_p > 0.0 and state is None and sinks is None and kv_lengths is None and torch.compiler.is_compiling():
         return _their_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if attn_mask is not None and is_causal:
         raise GraphError("attn_mask with is_causal; one of both says which keys are attended")
@@ -1043,13 +1050,24 @@ def scaled_dot_product_attention(
             raise GraphError(f"attn_mask of {attn_mask.dtype}; it is of bool or added to the scores")
     # Of three dims the first is that of heads where heads are shared, and else whatever it is.
     heads = [x.unsqueeze(0) if enable_gqa and rank == 3 else _in_heads(x) for x in (query, key, value)]
-    o = attention_of_heads(*heads, attn_mask, is_causal, scale, dropout_p=dropout_p, state=state, sinks=sinks)
+    if kv_lengths is not None:
+        kv_lengths = _lengths_of_batches(kv_lengths, () if enable_gqa and rank == 3 else lead[: max(rank - 3, 1)], query.device)
+    o = attention_of_heads(*heads, attn_mask, is_causal, scale, dropout_p=dropout_p, state=state, sinks=sinks, kv_lengths=kv_lengths)
     return o if rank == 4 else o.reshape(*lead, *o.shape[-2:])
 
 
-def attention_of_heads(query, key, value, mask=None, is_causal=False, scale=None, soft_cap=None, dropout_p=0.0, state=None, sinks=None):
+def _lengths_of_batches(lengths, batches, device):
+    """How many keys count, a number for each of `batches` (their dims, of which there may be several, or none), as the operator takes them."""
+    if lengths.dtype != torch.int32 or tuple(lengths.shape) != tuple(batches):
+        raise GraphError(f"kv_lengths of {lengths.dtype} and {tuple(lengths.shape)}; it is int32, {list(batches)}: a number of keys for each batch")
+    if lengths.device != device:
+        raise GraphError(f"kv_lengths is on {lengths.device}, queries are on {device}")
+    return lengths.reshape(-1, 1, 1, 1)
+
+
+def attention_of_heads(query, key, value, mask=None, is_causal=False, scale=None, soft_cap=None, dropout_p=0.0, state=None, sinks=None, kv_lengths=None):
     """Attention of `[batch, heads, positions, elements]`, heads of `query` being a multiple of the others': with a mask of bool or one that is added to the
-    scores, and scores kept below `soft_cap` before. Dropout and sinks are as in `scaled_dot_product_attention`."""
+    scores, and scores kept below `soft_cap` before. Dropout and sinks are as in `scaled_dot_product_attention`; `kv_lengths`, `[batch, 1, 1, 1]`, are those of the operator."""
     dropout, state = _dropout_of(dropout_p, state, query)
     if mask is not None:
         mask = _rows_of_keys(mask.view(torch.uint8) if mask.dtype == torch.bool else mask, key.shape[-2])
@@ -1057,7 +1075,7 @@ def attention_of_heads(query, key, value, mask=None, is_causal=False, scale=None
     causal, cap = "top_left" if is_causal else None, float(soft_cap) if soft_cap else None
     words = _attention_words(1.0 if scale is None else scale, causal, None, None, cap, dropout)
     sinks = _sinks(query, query.shape[1], sinks)
-    return _ops.attention(query, key, value, mask, None, None, None, None, None, state, *_NO_DESCALES, *_NO_BLOCKS, sinks, words)[0]
+    return _ops.attention(query, key, value, mask, None, None, None, kv_lengths, None, state, *_NO_DESCALES, *_NO_BLOCKS, sinks, words)[0]
 
 
 #: PyTorch's own, whose name within `sdpa_kernel` is ours.
@@ -1198,14 +1216,14 @@ def flash_attn_varlen_func(
     sequence without keys gives 0. `causal`, `window_size`, `softcap`, `alibi_slopes` and `deterministic` are as in `flash_attn_func`, the diagonal
     ending at the last query and key of each sequence. With `return_attn_probs`: `(o, log_sum_exp, None)`, the second `[heads, rows]`. `dropout_p` and `state`
     are as in `scaled_dot_product_attention`, a sequence being a batch, and `learnable_sink` as `sinks` there; where its gradient is wanted, all gradients of a call are computed by an
-    engine that does not use Hopper's `wgmma`. With `seqused_k` (int32 `[sequences]`) the first so many of a sequence's keys count.
+    engine that does not use Hopper's `wgmma`. With `seqused_k` (int32 `[sequences]`) the first so many of a sequence's keys count, at which its diagonal ends; the others have the gradient 0.
 
     With a `block_table` (int32 `[sequences, pages of a sequence]`) keys are paged, as a serving engine keeps them: `k` and `v` are
     `[pages, page size, heads of keys, elements]`, pages of multiples of 8 positions on tensor cores. How many keys a sequence has is told by `seqused_k` or by the
     differences of `cu_seqlens_k`, one of both, the other one being None. `max_seqlen_k` is taken and not used then: no sequence has more keys than its line of the table
     holds. Entries and lengths are not trusted, as in `flash_attn_with_kvcache`, and nothing waits for the device.
 
-    There are gradients where neither `block_table` nor `seqused_k` is given.
+    There are gradients where no `block_table` is given; with one they raise `UnsupportedError`.
     """
     rank, dims = (3, "[rows, heads, elements]") if block_table is None else (4, "[pages, page size, heads, elements]")
     if q.dim() != 3 or k.dim() != rank or v.dim() != rank:
