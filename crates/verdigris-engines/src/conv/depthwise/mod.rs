@@ -182,6 +182,9 @@ fn blocks(kind: Kind, stride: Stride, copying: Copying) -> &'static [Block] {
         }
         (_, Stride::One, Copying::Vectors(_)) => &[(Plain, [3, 3], false), (Plain, [5, 5], false), (Plain, [7, 7], true)],
         (_, Stride::One, Copying::Elements) => &[(Plain, [7, 7], true)],
+        (Kind::Filter, Stride::Two, Copying::Vectors(16)) => {
+            &[(Plain, [3, 3], false), (Plain, [5, 5], false), (Plain, [5, 5], true), (Plain, [7, 7], false)]
+        }
         (_, Stride::Two, Copying::Vectors(16)) => &[(Plain, [3, 3], false), (Plain, [5, 5], false), (Plain, [5, 5], true)],
         (_, Stride::Two, Copying::Vectors(_)) => &[(Plain, [3, 3], false), (Plain, [5, 5], true)],
         (_, Stride::Two, Copying::Elements) => &[(Plain, [5, 5], true)],
