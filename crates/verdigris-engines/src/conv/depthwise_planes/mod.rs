@@ -305,6 +305,11 @@ impl Spec {
         matches!(self.taps, Some([5, 5] | [7, 7]))
     }
 
+    /// Quads whose loads a thread has on their way together: of a wgrad of stride 2 and many taps, a CTA stages four times as many words as its threads have gradients.
+    fn quads_ahead(&self) -> u32 {
+        if self.is_split() && self.has_many_taps() { 8 } else { 4 }
+    }
+
     /// Even and odd words of staged lines lie apart: a block of a wgrad of stride 2 begins eight words behind its neighbour's.
     fn is_split(&self) -> bool {
         self.kind == Kind::Filter && self.stride == Stride::Two
@@ -452,7 +457,7 @@ impl DepthwisePlanes {
         let [longest, rounds] = self.turns(parts);
         let places = (self.ctas(parts) as f64).min(f64::from(self.arch.sm_count * spec.ctas_of_sm()));
         let mean = (shares.all() * self.columns()) as f64 / places;
-        let trips = 1 + shares.quads_of_share().div_ceil(u64::from(stage::AHEAD * THREADS));
+        let trips = 1 + shares.quads_of_share().div_ceil(u64::from(spec.quads_ahead() * THREADS));
         main.issuing(main.issued * longest as f64 / mean).in_turns(TURNS_OF_TRIP * (longest * trips + rounds) as f64)
     }
 

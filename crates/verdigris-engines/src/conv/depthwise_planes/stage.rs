@@ -13,9 +13,6 @@ use verdigris_tensor::DType;
 use super::{Spec, THREADS};
 use crate::fuse::compute;
 
-/// Quads whose loads a thread has on their way together.
-pub(super) const AHEAD: u32 = 4;
-
 verdigris_kir::parameters! {
     /// How outputs are cut: blocks of a thread's below and beside each other, of which a CTA takes those of some whole planes, or some of a plane's.
     #[derive(Clone, Copy)]
@@ -113,9 +110,9 @@ impl<'k> Source<'k> {
         let [first_row, first_column] =
             std::array::from_fn(|i| (share.block[i] * spec.stride.apart(spec.outputs()[i]) + ahead[i]).signed() + self.first[i]);
         let all = share.planes * self.lines.value() * self.quads.value();
-        k.range_step(k.thread(), all, AHEAD * THREADS, |first| {
+        k.range_step(k.thread(), all, spec.quads_ahead() * THREADS, |first| {
             let quads: Vec<_> =
-                (0..AHEAD).map(|i| (first + i * THREADS, std::array::from_fn::<_, 4, _>(|_| Held::new(k, spec.dtype)))).collect();
+                (0..spec.quads_ahead()).map(|i| (first + i * THREADS, std::array::from_fn::<_, 4, _>(|_| Held::new(k, spec.dtype)))).collect();
             for (quad, words) in &quads {
                 k.when(quad.lt(all), || {
                     let (rest, column) = self.quads.split(*quad);
