@@ -10,10 +10,11 @@
 //! | direction | threads |
 //! |---|---|
 //! | fprop, dgrad ([`pixels`]) | each sums a block of outputs, 4×4 for stride 1: a word of shared memory is read once for all outputs of a row and the next rows that meet it, which for 3×3 is two words an output, for 7×7 six; results go out through shared memory, 16 bytes at a time |
-//! | wgrad ([`filter`]) | each has a block of gradients in registers, and sums all taps over it |
+//! | wgrad ([`filter`]) | each has a block of gradients in registers, and sums all taps over it: 4×4 of them, or 2×4 of stride 2 where taps are few |
 //!
 //! Filters of 3×3, 5×5 and 7×7 are unrolled; the taps of others are gone through four of a row at a time. Where there is one row, a thread has 8 outputs of it.
-//! A CTA takes a band of a plane, or several whole planes; small ones of few channels are enough for a wgrad in one launch.
+//! A CTA takes a band of a plane, or several whole planes; small ones of few channels are enough for a wgrad in one launch. Its parts are cut so that places for CTAs go through few shares
+//! one behind the other (`parts`): one CTA a channel is often one more than there are places for, or waits for memory alone.
 //!
 //! **When it wins.** Where channels are not neighbours in memory. By count, a 3×3 of stride 1 has about 24 instructions an output, of which 9 multiply, and is bound by memory in f32; a 7×7 has
 //! about 65, of which 49 multiply.
@@ -57,8 +58,9 @@ const THREADS: u32 = 128;
 const COUNT_LIMIT: u64 = 1 << 30;
 /// CTAs of a wgrad for each SM, beyond which the images of a channel are not cut into more parts only to have more of them.
 const CTAS_OF_SM: u64 = 4;
-/// Turns of a stream that a trip to memory takes.
-const TURNS_OF_TRIP: f64 = 4.0;
+/// Turns of a stream that a trip to memory takes, and instructions of warps that a CTA issues in one if it has its SM to itself.
+const TURNS_OF_TRIP: f64 = 3.0;
+const ISSUED_IN_TURN: f64 = 400.0;
 /// The most parts of a wgrad that are cut for even shares: what the second launch reads stays little.
 const MOST_PARTS: u64 = 64;
 
@@ -450,8 +452,8 @@ impl DepthwisePlanes {
         [rounds * self.shares.all().div_ceil(parts), rounds]
     }
 
-    /// A wgrad's product with what is left to places for CTAs that others leave idle, and with the trips to memory that a place waits for: the gradients of a share, and its lines a few
-    /// quads of each thread at a time.
+    /// A wgrad's product, if places for CTAs idle while others go through more shares; and as one place goes through its shares alone: it waits for the gradients of a share and for its
+    /// lines, a few quads of each thread at a time, and then works on them.
     fn in_turns(&self, main: Stream, parts: u64) -> Stream {
         let (spec, shares) = (&self.spec, &self.shares);
         let [longest, rounds] = self.turns(parts);
@@ -460,7 +462,8 @@ impl DepthwisePlanes {
         // What is left of a last round runs faster.
         let turns = 0.5 * (longest as f64 + mean);
         let trips = 1 + shares.quads_of_share().div_ceil(u64::from(spec.quads_ahead() * THREADS));
-        main.issuing(main.issued * turns / mean).in_turns(TURNS_OF_TRIP * (turns * trips as f64 + rounds as f64))
+        let of_share = TURNS_OF_TRIP * trips as f64 + main.issued / (shares.all() * self.columns()) as f64 / ISSUED_IN_TURN;
+        main.issuing(main.issued * turns / mean).in_turns(turns * of_share + TURNS_OF_TRIP * rounds as f64)
     }
 
     /// The fewest parts with which the chip is through first, if the end of a CTA takes as long as a share.

@@ -111,8 +111,9 @@ impl<'k> Source<'k> {
             std::array::from_fn(|i| (share.block[i] * spec.stride.apart(spec.outputs()[i]) + ahead[i]).signed() + self.first[i]);
         let all = share.planes * self.lines.value() * self.quads.value();
         k.range_step(k.thread(), all, spec.quads_ahead() * THREADS, |first| {
-            let quads: Vec<_> =
-                (0..spec.quads_ahead()).map(|i| (first + i * THREADS, std::array::from_fn::<_, 4, _>(|_| Held::new(k, spec.dtype)))).collect();
+            let quads: Vec<_> = (0..spec.quads_ahead())
+                .map(|i| (first + i * THREADS, std::array::from_fn::<_, 4, _>(|_| Held::new(k, spec.dtype))))
+                .collect();
             for (quad, words) in &quads {
                 k.when(quad.lt(all), || {
                     let (rest, column) = self.quads.split(*quad);
