@@ -33,7 +33,7 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
         product;
     let coordinates = ThreadCoordinates::new(k, spec, places);
 
-    let (x_bytes, y_bytes) = (spec.tile_pixels() * spec.pixel_bytes(), spec.output_pixels() * spec.pixel_bytes());
+    let (x_bytes, y_bytes) = (spec.tile_bytes(), spec.gradient_bytes());
     let stage_bytes = x_bytes + y_bytes;
     let whole_bytes = (spec.stages() * stage_bytes).max(spec.taps() * spec.channels() * spec.threads() * 4);
     let stages = k.shared("tiles", whole_bytes, 128).address();
@@ -117,7 +117,7 @@ fn add_products<'k>(
     let [output_rows, output_columns] = spec.outputs();
     let [lines, places] = spec.thread_lines();
     let read = |address: Val<'k, u32>, pixels: u32| -> Vec<Vec<Val<'k, f32>>> {
-        (0..pixels).map(|pixel| widen(k, spec.dtype, k.ld_shared::<u32>(address, i64::from(pixel * spec.pixel_bytes())))).collect()
+        (0..pixels).map(|pixel| widen(k, spec.dtype, k.ld_shared::<u32>(address, i64::from(spec.column_bytes(pixel))))).collect()
     };
     // A row of gradients is read when the first line needs it.
     let mut gradients: Vec<Option<Vec<Vec<Val<'k, f32>>>>> = vec![None; output_rows as usize];

@@ -10,8 +10,8 @@
 //!
 //! - *fprop and dgrad* ([`pixels`]): a thread has 4×7 outputs of the channels of a 32-bit word; each word of the tile is read and widened
 //!   once for all outputs that meet it. A dgrad of stride 1 is an fprop with its taps reversed; one of stride 2 meets every second tap.
-//! - *wgrad* ([`filter`]): a thread has all taps of a block and adds up over 4×7 gradients at a time; CTAs have shares of the pixels, which
-//!   a second launch adds up in their order.
+//! - *wgrad* ([`filter`]): a thread has all taps of a block and adds up over 4×7 gradients at a time, of stride 2 over 2×4; CTAs have shares of
+//!   the pixels, which a second launch adds up in their order.
 //!
 //! Filters of 3×3, 5×5 and 7×7 are unrolled; others, and planes of taps along a third dim, are sequences of such blocks, or of 1×4. Dilated
 //! taps meet pixels a dilation apart, so outputs of one phase (modulo the dilation) make tiles of their own, and dilation costs nothing.
@@ -182,6 +182,9 @@ fn blocks(kind: Kind, stride: Stride, copying: Copying) -> &'static [Block] {
         }
         (_, Stride::One, Copying::Vectors(_)) => &[(Plain, [3, 3], false), (Plain, [5, 5], false), (Plain, [7, 7], true)],
         (_, Stride::One, Copying::Elements) => &[(Plain, [7, 7], true)],
+        (Kind::Filter, Stride::Two, Copying::Vectors(16)) => {
+            &[(Plain, [3, 3], false), (Plain, [5, 5], false), (Plain, [5, 5], true), (Plain, [7, 7], false)]
+        }
         (_, Stride::Two, Copying::Vectors(16)) => &[(Plain, [3, 3], false), (Plain, [5, 5], false), (Plain, [5, 5], true)],
         (_, Stride::Two, Copying::Vectors(_)) => &[(Plain, [3, 3], false), (Plain, [5, 5], true)],
         (_, Stride::Two, Copying::Elements) => &[(Plain, [5, 5], true)],

@@ -85,7 +85,7 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
     let coordinates = ThreadCoordinates::new(k, spec, places);
     let epilogue = epilogue.expect("a product of pixels has an epilogue");
 
-    let stage_bytes = spec.tile_pixels() * spec.pixel_bytes();
+    let stage_bytes = spec.tile_bytes();
     let stages = k.shared("tiles", spec.stages() * stage_bytes, 128).address();
     let table_bytes = spec.taps() * spec.cta_channels() * 4;
     let table = k.shared("taps", spec.table_blocks() * table_bytes, 16).address();

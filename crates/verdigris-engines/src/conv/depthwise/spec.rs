@@ -168,7 +168,8 @@ impl Spec {
             (Kind::Pixels, Team::Wide, _) => 2,
             (Kind::Pixels, _, [7, 7] | [6, 6] | [5, 5]) => 3,
             (Kind::Pixels, ..) => 4,
-            (Kind::Filter, _, [7, 7] | [5, 5]) => 2,
+            // Of stride 2, a thread holds fewer gradients.
+            (Kind::Filter, _, [7, 7] | [5, 5]) if self.stride == Stride::One => 2,
             (Kind::Filter, ..) => 3,
         }
     }
@@ -198,16 +199,44 @@ impl Spec {
         if self.block == [3, 3] { 3 } else { 1 }
     }
 
-    /// Pixels of a CTA's tile of outputs.
-    pub(super) fn output_pixels(&self) -> u32 {
+    /// The most bytes of a tile of activations.
+    pub(super) fn tile_bytes(&self) -> u32 {
+        self.tile_pixels() * self.pixel_bytes()
+    }
+
+    /// The most bytes of a wgrad's tile of gradients, however its places lie.
+    pub(super) fn gradient_bytes(&self) -> u32 {
         let [rows, columns] = self.outputs();
-        self.places() * rows * columns
+        let lines = self.places() * rows;
+        let gaps = self.columns_between_gaps().map_or(0, |apart| lines * columns / apart * self.pixel_bytes());
+        lines * (columns * self.pixel_bytes() + self.line_gap_bytes()) + gaps
     }
 
     /// Rows and columns of the tile that one thread meets.
     pub(super) fn thread_lines(&self) -> [u32; 2] {
         let outputs = self.outputs();
         std::array::from_fn(|dim| self.stride.lines(outputs[dim], self.block[dim]))
+    }
+
+    /// Of a tile, columns behind which a pixel stays free. Blocks of a wgrad of stride 2 that are neighbours are a whole number of turns of the banks apart: without it, the two of a
+    /// warp would meet in all of theirs.
+    pub(super) fn columns_between_gaps(&self) -> Option<u32> {
+        (self.kind == Kind::Filter && self.stride == Stride::Two).then(|| self.stride.apart(self.outputs()[1]))
+    }
+
+    /// Bytes that stay free behind a line: where the two blocks of a warp lie below each other, they are four lines apart, and half a turn of the banks.
+    fn line_gap_bytes(&self) -> u32 {
+        if self.columns_between_gaps().is_some() { 16 } else { 0 }
+    }
+
+    /// Bytes in front of a column of a tile; of the first column of a block and those behind it likewise.
+    pub(super) fn column_bytes(&self, column: u32) -> u32 {
+        (column + self.columns_between_gaps().map_or(0, |columns| column / columns)) * self.pixel_bytes()
+    }
+
+    /// Bytes from line to line of a tile.
+    pub(super) fn pitch_bytes(&self, columns: u32) -> u32 {
+        self.column_bytes(columns.saturating_sub(1)) + self.pixel_bytes() + self.line_gap_bytes()
     }
 
     /// Which outputs and rows of taps meet a line of the tile.

@@ -81,7 +81,13 @@ verdigris_kir::parameters! {
 impl<'k> TileExtents<'k> {
     /// The offset of a pixel.
     pub(super) fn offset(&self, spec: &Spec, image: Val<'k, u32>, row: Val<'k, u32>, column: Val<'k, u32>) -> Val<'k, u32> {
-        (image * self.rows.value() + row) * self.pitch_bytes + column * spec.pixel_bytes()
+        (image * self.rows.value() + row) * self.pitch_bytes + self.column_offset(spec, column)
+    }
+
+    /// The offset of a column in its line.
+    fn column_offset(&self, spec: &Spec, column: Val<'k, u32>) -> Val<'k, u32> {
+        let gaps = spec.columns_between_gaps().map(|columns| column >> columns.ilog2());
+        gaps.map_or(column, |gaps| column + gaps) * spec.pixel_bytes()
     }
 }
 
@@ -124,7 +130,7 @@ impl<'k> Activations<'k> {
                         let extent = k.select(has_image & place.unsigned().lt(self.extents[1]), self.extents[0], 0u32);
                         let height = k.var(first_height);
                         let from = k.var(from + place.widen().unsigned() * self.strides[3]);
-                        let to = k.var(to + column * spec.pixel_bytes());
+                        let to = k.var(to + tile.column_offset(spec, column));
                         k.range_step(line, tile.rows.value(), rows, |_| {
                             // Nothing is read, and zeros are written, where the source has no bytes.
                             k.cp_async(to, 0, from, 0, bytes as u8, k.select(height.unsigned().lt(extent), bytes, 0u32));
@@ -149,7 +155,7 @@ impl<'k> Activations<'k> {
                         let is_inside = place.unsigned().lt(width) & channel.lt(channels.all);
                         let channel = quotient.quotient(channel) * factor + channels.addend;
                         let from = plane + row.from + place.widen().unsigned() * self.strides[3] + channel.widen() * stride;
-                        let to = to + row.to + column * spec.pixel_bytes() + own * bytes;
+                        let to = to + row.to + tile.column_offset(spec, column) + own * bytes;
                         if bytes == 4 {
                             k.cp_async(to, 0, from, 0, 4, k.select(is_inside, 4u32, 0u32));
                         } else {

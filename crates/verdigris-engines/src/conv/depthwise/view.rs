@@ -6,7 +6,7 @@ use verdigris_kir::program::Address;
 use super::ID;
 use super::coordinates::{AxisArguments, DepthArguments, TilesArguments};
 use super::pixels::FilterArguments;
-use super::spec::{Copying, Spec};
+use super::spec::{Copying, Kind, Spec};
 use super::tile::{ActivationsArguments, ChannelsArguments, TileExtentsArguments};
 use crate::conv::geometry::spacing::Stride;
 use crate::engine::{Reason, Refusal};
@@ -120,6 +120,12 @@ impl Places {
         self.0[0] * self.lines(spec).iter().product::<u64>()
     }
 
+    /// Bytes of a tile of activations in shared memory.
+    fn bytes(self, spec: &Spec) -> u64 {
+        let [rows, columns] = self.lines(spec);
+        self.0[0] * rows * u64::from(spec.pitch_bytes(columns as u32))
+    }
+
     /// All tiles of a problem.
     pub(super) fn items(self, view: &View, spec: &Spec) -> u64 {
         let outputs = self.outputs(spec);
@@ -129,11 +135,13 @@ impl Places {
 
     /// The arrangement with the fewest tiles, and of these with the fewest pixels to bring.
     pub(super) fn best(view: &View, spec: &Spec) -> Places {
-        let parts = |most: u32| (0..=most.ilog2()).map(|i| 1u64 << i);
         let most = spec.places();
+        // Where the outputs of a thread are few, so are those of an image in them: any number of places may be the one that divides them.
+        let is_any = spec.kind == Kind::Filter && spec.stride == Stride::Two;
+        let parts = |most: u32| (1..=u64::from(most)).filter(move |part| is_any || part.is_power_of_two());
         let all = parts(most).flat_map(|images| parts(most).flat_map(move |rows| parts(most).map(move |columns| [images, rows, columns])));
         let fits = all.filter(|places| places.iter().product::<u64>() <= u64::from(most)).map(Places);
-        let fits = fits.filter(|places| places.pixels(spec) <= u64::from(spec.tile_pixels()));
+        let fits = fits.filter(|places| places.bytes(spec) <= u64::from(spec.tile_bytes()));
         fits.min_by_key(|places| (places.items(view, spec), places.pixels(spec))).unwrap_or(Places([1; 3]))
     }
 }
@@ -219,7 +227,7 @@ impl View {
             rows: divisor(rows),
             all_rows: (rows * places.0[0]) as u32,
             columns: columns as u32,
-            pitch_bytes: (columns * u64::from(spec.pixel_bytes())) as u32,
+            pitch_bytes: spec.pitch_bytes(columns as u32),
         };
         let copied_rows_log2 = match spec.copying {
             Copying::Vectors(bytes) => {

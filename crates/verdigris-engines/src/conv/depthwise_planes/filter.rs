@@ -4,7 +4,7 @@
 use verdigris_kir::face::{Kernel, Val, Var};
 use verdigris_kir::params::{Divide, Read, Write};
 
-use super::stage::{CutArgs, Held, SourceArgs, words};
+use super::stage::{CutArgs, Held, SourceArgs, words_of_line};
 use super::{Spec, THREADS};
 use crate::fuse::epilogue::{EpilogueArgs, EpilogueSpec};
 use crate::split_k::filter::depthwise::{TapBlocks, TapBlocksArguments};
@@ -104,7 +104,7 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
         k.when(place.is_used, || {
             let block: Vec<Vec<Val<'k, f32>>> =
                 block.iter().map(|row| row.iter().map(|gradient| gradient.value(spec.dtype)).collect()).collect();
-            add_products(k, spec, source.own(spec, &place, staged), source.pitch_bytes(), &block, &sums);
+            add_products(k, spec, source.own(spec, &place, staged), source.pitch_bytes(spec), &block, &sums);
         });
     });
     let sums = sums.iter().flatten().map(|sum| sum.get()).collect();
@@ -126,7 +126,7 @@ fn add_products<'k>(
         if line > 0 {
             address = address + pitch_bytes;
         }
-        let values = words(k, address, 0, spec.stride.lines(columns, tap_columns));
+        let values = words_of_line(k, spec, address, spec.stride.lines(columns, tap_columns));
         for (row, tap_row) in spec.stride.pairs(rows, tap_rows, line) {
             for (tap, sum) in (0u32..).zip(&sums[tap_row]) {
                 for (column, &gradient) in (0u32..).zip(&gradients[row]) {

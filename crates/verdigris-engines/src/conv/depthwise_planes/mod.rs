@@ -10,10 +10,11 @@
 //! | direction | threads |
 //! |---|---|
 //! | fprop, dgrad ([`pixels`]) | each sums a block of outputs, 4×4 for stride 1: a word of shared memory is read once for all outputs of a row and the next rows that meet it, which for 3×3 is two words an output, for 7×7 six; results go out through shared memory, 16 bytes at a time |
-//! | wgrad ([`filter`]) | each has a block of gradients in registers, and sums all taps over it |
+//! | wgrad ([`filter`]) | each has a block of gradients in registers, and sums all taps over it: 4×4 of them, or 2×4 of stride 2 where taps are few |
 //!
 //! Filters of 3×3, 5×5 and 7×7 are unrolled; the taps of others are gone through four of a row at a time. Where there is one row, a thread has 8 outputs of it.
-//! A CTA takes a band of a plane, or several whole planes; small ones of few channels are enough for a wgrad in one launch.
+//! A CTA takes a band of a plane, or several whole planes; small ones of few channels are enough for a wgrad in one launch. Its parts are cut so that places for CTAs go through few shares
+//! one behind the other (`parts`): one CTA a channel is often one more than there are places for, or waits for memory alone.
 //!
 //! **When it wins.** Where channels are not neighbours in memory. By count, a 3×3 of stride 1 has about 24 instructions an output, of which 9 multiply, and is bound by memory in f32; a 7×7 has
 //! about 65, of which 49 multiply.
@@ -55,8 +56,13 @@ const ID: EngineId = EngineId { name: "conv.depthwise_planes", number: 212 };
 const THREADS: u32 = 128;
 /// What a launch counts in 32 bits stays below this.
 const COUNT_LIMIT: u64 = 1 << 30;
-/// CTAs of a wgrad for each SM, beyond which the images of a channel are not cut into more parts.
+/// CTAs of a wgrad for each SM, beyond which the images of a channel are not cut into more parts only to have more of them.
 const CTAS_OF_SM: u64 = 4;
+/// Turns of a stream that a trip to memory takes, and instructions of warps that a CTA issues in one if it has its SM to itself.
+const TURNS_OF_TRIP: f64 = 3.0;
+const ISSUED_IN_TURN: f64 = 400.0;
+/// The most parts of a wgrad that are cut for even shares: what the second launch reads stays little.
+const MOST_PARTS: u64 = 64;
 
 /// An accepted problem.
 #[derive(Clone, Debug)]
@@ -134,12 +140,16 @@ impl Algorithm for DepthwisePlanes {
         match self.spec.kind {
             Kind::Pixels => vec![Parts(1)],
             Kind::Filter => {
-                let columns = self.problem.k * self.tap_blocks();
-                let most = (CTAS_OF_SM * u64::from(self.arch.sm_count) / columns).clamp(1, self.shares.all());
                 // A filter of blocks of taps has sums in parts only, so that there are fewer kernels.
-                let alone = self.spec.taps.is_some().then_some(Parts(1));
-                let apart = (most > 1 || alone.is_none()).then_some(Parts(most));
-                alone.into_iter().chain(apart).collect()
+                let alone = self.spec.taps.is_some().then_some(1);
+                let mut all: Vec<u64> = alone.into_iter().collect();
+                let apart = [CTAS_OF_SM * u64::from(self.arch.sm_count) / self.columns(), self.parts_of_least_turns()];
+                for parts in apart.map(|parts| parts.clamp(1, self.shares.all())) {
+                    if !all.contains(&parts) {
+                        all.push(parts);
+                    }
+                }
+                all.into_iter().map(Parts).collect()
             }
         }
     }
@@ -170,6 +180,7 @@ impl Algorithm for DepthwisePlanes {
         let threads = shares.threads() as f64 * rounds * of_block;
         let ends = if spec.kind == Kind::Filter { ctas * f64::from(THREADS) * (taps * 8.0 + 50.0) } else { 0.0 };
         let main = Stream::new(Traffic::Lines, p.traffic_bytes()).issuing((quads + threads + ends) / 32.0).of_ctas(ctas);
+        let main = if spec.kind == Kind::Filter { self.in_turns(main, parts) } else { main };
         let joined = self.is_apart(parts).then(|| Stream::new(Traffic::Reduced, 2.0 * (parts * self.part_bytes()) as f64));
         Work::default().beside([main]).beside(joined).beside(statistics::work(p))
     }
@@ -260,7 +271,8 @@ impl Spec {
     fn unrolled(kind: Kind, stride: Stride) -> &'static [[u32; 2]] {
         match (kind, stride) {
             (_, Stride::One) => &[[3, 3], [5, 5], [7, 7]],
-            (_, Stride::Two) => &[[3, 3]],
+            (Kind::Pixels, Stride::Two) => &[[3, 3]],
+            (Kind::Filter, Stride::Two) => &[[3, 3], [5, 5], [7, 7]],
             (Kind::Pixels, Stride::Half) => &[[3, 3], [5, 5]],
             (Kind::Filter, Stride::Half) => &[],
         }
@@ -283,9 +295,36 @@ impl Spec {
         match (self.flat, self.stride) {
             (true, _) => [1, 8],
             (_, Stride::One) => [4, 4],
+            // Of many taps, words of shared memory that meet few rows of gradients would take longer than the products.
+            (_, Stride::Two) if self.kind == Kind::Filter && self.has_many_taps() => [4, 4],
             (_, Stride::Two) => [2, 4],
             (_, Stride::Half) => [4, 8],
         }
+    }
+
+    /// More taps than 3×3, in a kernel that is written out for them.
+    fn has_many_taps(&self) -> bool {
+        matches!(self.taps, Some([5, 5] | [7, 7]))
+    }
+
+    /// Quads whose loads a thread has on their way together: of a wgrad of stride 2 and many taps, a CTA stages four times as many words as its threads have gradients.
+    fn quads_ahead(&self) -> u32 {
+        if self.is_split() && self.has_many_taps() { 8 } else { 4 }
+    }
+
+    /// Even and odd words of staged lines lie apart: a block of a wgrad of stride 2 begins eight words behind its neighbour's.
+    fn is_split(&self) -> bool {
+        self.kind == Kind::Filter && self.stride == Stride::Two
+    }
+
+    /// Bytes that four words of a staged line take at one place.
+    fn quad_bytes(&self) -> u32 {
+        if self.is_split() { 8 } else { 16 }
+    }
+
+    /// Of split lines, the bytes from an even word to the odd one behind it.
+    fn odd_words(&self) -> i64 {
+        i64::from(self.staged_bytes() / 2)
     }
 
     /// Rows and columns of the taps that a wgrad sums at a time.
@@ -307,6 +346,7 @@ impl Spec {
             (false, Stride::One, Some([3, 3])) => 14 << 10,
             (false, Stride::One, Some([5, 5])) => 18 << 10,
             (_, Stride::Half, _) | (true, Stride::One, _) => 12 << 10,
+            (_, Stride::Two, _) if self.kind == Kind::Filter && self.has_many_taps() => 40 << 10,
             _ => 24 << 10,
         }
     }
@@ -397,7 +437,38 @@ impl DepthwisePlanes {
     }
 
     fn ctas(&self, parts: u64) -> u64 {
-        if self.spec.kind == Kind::Filter { self.problem.k * self.tap_blocks() * parts } else { self.shares.all() }
+        if self.spec.kind == Kind::Filter { self.columns() * parts } else { self.shares.all() }
+    }
+
+    /// Sums of a wgrad, each of the CTAs of all its parts.
+    fn columns(&self) -> u64 {
+        self.problem.k * self.tap_blocks()
+    }
+
+    /// Shares that one place for a CTA goes through, one behind the other, and the ends of its CTAs.
+    fn turns(&self, parts: u64) -> [u64; 2] {
+        let places = u64::from(self.arch.sm_count * self.spec.ctas_of_sm());
+        let rounds = self.ctas(parts).div_ceil(places);
+        [rounds * self.shares.all().div_ceil(parts), rounds]
+    }
+
+    /// A wgrad's product, if places for CTAs idle while others go through more shares; and as one place goes through its shares alone: it waits for the gradients of a share and for its
+    /// lines, a few quads of each thread at a time, and then works on them.
+    fn in_turns(&self, main: Stream, parts: u64) -> Stream {
+        let (spec, shares) = (&self.spec, &self.shares);
+        let [longest, rounds] = self.turns(parts);
+        let places = (self.ctas(parts) as f64).min(f64::from(self.arch.sm_count * spec.ctas_of_sm()));
+        let mean = (shares.all() * self.columns()) as f64 / places;
+        // What is left of a last round runs faster.
+        let turns = 0.5 * (longest as f64 + mean);
+        let trips = 1 + shares.quads_of_share().div_ceil(u64::from(spec.quads_ahead() * THREADS));
+        let of_share = TURNS_OF_TRIP * trips as f64 + main.issued / (shares.all() * self.columns()) as f64 / ISSUED_IN_TURN;
+        main.issuing(main.issued * turns / mean).in_turns(turns * of_share + TURNS_OF_TRIP * rounds as f64)
+    }
+
+    /// The fewest parts with which the chip is through first, if the end of a CTA takes as long as a share.
+    fn parts_of_least_turns(&self) -> u64 {
+        (1..=self.shares.all().min(MOST_PARTS)).min_by_key(|&parts| self.turns(parts).iter().sum::<u64>()).unwrap_or(1)
     }
 
     fn launch(&self, spec: &Spec, parts: u64, args: Arguments, program: &mut Program) {

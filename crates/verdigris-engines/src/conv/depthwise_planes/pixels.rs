@@ -100,8 +100,8 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
         // Lines and taps are there.
         k.bar_sync();
         k.when(place.is_used, || match spec.taps {
-            Some(extents) => add_whole(k, spec, extents, own, source.pitch_bytes(), taps, &sums),
-            None => add_any(k, spec, own, source.pitch_bytes(), taps, &filter, &sums),
+            Some(extents) => add_whole(k, spec, extents, own, source.pitch_bytes(spec), taps, &sums),
+            None => add_any(k, spec, own, source.pitch_bytes(spec), taps, &filter, &sums),
         });
     });
     result.store(k, spec, &cut, &share, &place, &epilogue, kept, &sums);

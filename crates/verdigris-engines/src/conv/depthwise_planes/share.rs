@@ -87,7 +87,9 @@ impl Shares {
             u64::from(spec.stride.apart(outputs)) * (blocks - 1) + own
         };
         let (lines, words) = (met(0, self.strips), met(1, self.groups));
-        Shares { lines, quads_of_line: words.div_ceil(4), ..self }
+        // Halves of a line are whole quads.
+        let quads_of_line = if spec.is_split() { words.div_ceil(8) * 2 } else { words.div_ceil(4) };
+        Shares { lines, quads_of_line, ..self }
     }
 
     fn has_room(&self, p: &ConvProblem, spec: &Spec) -> bool {
@@ -117,6 +119,11 @@ impl Shares {
     /// Quads that are staged, in all.
     pub(super) fn quads(&self) -> u64 {
         self.planes * self.bands * self.tiles * self.lines * self.quads_of_line
+    }
+
+    /// Quads that a CTA stages at a time.
+    pub(super) fn quads_of_share(&self) -> u64 {
+        self.planes_of_cta.min(self.planes) * self.lines * self.quads_of_line
     }
 
     /// Threads with a block, in all.

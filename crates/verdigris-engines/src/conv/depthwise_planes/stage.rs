@@ -2,6 +2,9 @@
 //!
 //! Lines lie in shared memory in f32, zeros in place of what is outside of the tensor: a plane behind the other, whole quads of words a line. No product asks where it is, rows
 //! may begin anywhere in global memory, and a thread reads four neighbours at a time.
+//!
+//! Where blocks are twice as many words apart as they have outputs ([`Spec::is_split`]), the even words of all lines lie in the first half of the room and the odd ones in the second:
+//! of one half, neighbouring threads read quads side by side, and no two meet in a bank.
 
 use verdigris_kir::face::{Kernel, Val, Var};
 use verdigris_kir::params::{Divide, Read};
@@ -9,9 +12,6 @@ use verdigris_tensor::DType;
 
 use super::{Spec, THREADS};
 use crate::fuse::compute;
-
-/// Quads whose loads a thread has on their way together.
-const AHEAD: u32 = 4;
 
 verdigris_kir::parameters! {
     /// How outputs are cut: blocks of a thread's below and beside each other, of which a CTA takes those of some whole planes, or some of a plane's.
@@ -91,8 +91,8 @@ verdigris_kir::parameters! {
 
 impl<'k> Source<'k> {
     /// Bytes from line to line in shared memory.
-    pub(super) fn pitch_bytes(&self) -> Val<'k, u32> {
-        self.quads.value() << 4
+    pub(super) fn pitch_bytes(&self, spec: &Spec) -> Val<'k, u32> {
+        self.quads.value() << spec.quad_bytes().ilog2()
     }
 
     /// Brings the lines of a share to shared memory at `to`; they are there behind a barrier. `plane` is the address of a plane of the share, `ahead` are rows and columns of taps before
@@ -110,9 +110,10 @@ impl<'k> Source<'k> {
         let [first_row, first_column] =
             std::array::from_fn(|i| (share.block[i] * spec.stride.apart(spec.outputs()[i]) + ahead[i]).signed() + self.first[i]);
         let all = share.planes * self.lines.value() * self.quads.value();
-        k.range_step(k.thread(), all, AHEAD * THREADS, |first| {
-            let quads: Vec<_> =
-                (0..AHEAD).map(|i| (first + i * THREADS, std::array::from_fn::<_, 4, _>(|_| Held::new(k, spec.dtype)))).collect();
+        k.range_step(k.thread(), all, spec.quads_ahead() * THREADS, |first| {
+            let quads: Vec<_> = (0..spec.quads_ahead())
+                .map(|i| (first + i * THREADS, std::array::from_fn::<_, 4, _>(|_| Held::new(k, spec.dtype))))
+                .collect();
             for (quad, words) in &quads {
                 k.when(quad.lt(all), || {
                     let (rest, column) = self.quads.split(*quad);
@@ -129,7 +130,14 @@ impl<'k> Source<'k> {
             for (quad, words) in &quads {
                 k.when(quad.lt(all), || {
                     let values = words.map(|word| word.value(spec.dtype));
-                    k.st_shared_vector(to + (*quad << 4), 0, &values);
+                    let own = to + (*quad << spec.quad_bytes().ilog2());
+                    if spec.is_split() {
+                        let [even, odd, next_even, next_odd] = values;
+                        k.st_shared_vector(own, 0, &[even, next_even]);
+                        k.st_shared_vector(own, spec.odd_words(), &[odd, next_odd]);
+                    } else {
+                        k.st_shared_vector(own, 0, &values);
+                    }
                 });
             }
         });
@@ -139,7 +147,7 @@ impl<'k> Source<'k> {
     pub(super) fn own(&self, spec: &Spec, place: &Place<'k>, staged: Val<'k, u32>) -> Val<'k, u32> {
         let [rows, columns] = spec.outputs().map(|outputs| spec.stride.apart(outputs));
         let line = place.plane * self.lines.value() + place.strip * rows;
-        staged + line * self.pitch_bytes() + place.group * (columns * 4)
+        staged + line * self.pitch_bytes(spec) + place.group * (columns / 4 * spec.quad_bytes())
     }
 }
 
@@ -170,6 +178,15 @@ impl<'k> Held<'k> {
             Held::Word(held) => held.get().bitcast(),
         }
     }
+}
+
+/// The first words of a line from where a thread's block begins.
+pub(super) fn words_of_line<'k>(k: Kernel<'k>, spec: &Spec, address: Val<'k, u32>, count: u32) -> Vec<Val<'k, f32>> {
+    if !spec.is_split() {
+        return words(k, address, 0, count);
+    }
+    let halves = [words(k, address, 0, count.div_ceil(2)), words(k, address, spec.odd_words(), count / 2)];
+    (0..count as usize).map(|word| halves[word % 2][word / 2]).collect()
 }
 
 /// Neighbouring words of shared memory, from a multiple of 16 bytes on.
