@@ -244,9 +244,14 @@ impl Spec {
         2 * (usize::from(self.has_moments()) + usize::from(self.backward))
     }
 
-    /// Numbers that are kept of a group: mean and root, and of a gradient the mean less the shift and the line that is added.
+    /// Numbers that are kept of a group: mean and root, and of a gradient the mean less the shift and the line that is added. Where statistics are given, the gradients of scale and
+    /// bias alone need none.
     pub(super) fn kept(&self) -> usize {
-        if self.backward { 5 } else { 2 }
+        match (self.backward, self.stage) {
+            (true, Stage::Apply) if self.given && !self.dx => 0,
+            (true, _) => 5,
+            (false, _) => 2,
+        }
     }
 
     /// Whether the gradients of scale or bias are added up here.
@@ -746,9 +751,12 @@ impl<'s, 'k> Run<'s, 'k> {
             let [plain, weighted] = self.over_entries(k.lane(), 32, values.images * parts, |entry| {
                 let (image, part) = values.parts.split(entry);
                 let first = (image * values.channels + channel).mul_wide(parts);
+                if !self.spec.has_moments() {
+                    return [self.sum_at(0, first, part), self.sum_at(1, first, part)];
+                }
                 let [_, inv, apart] = self.kept(image, channel);
                 let [plain, weighted] = self.gradient_at(first, part, apart);
-                [plain, if self.spec.has_moments() { weighted * inv } else { weighted }]
+                [plain, weighted * inv]
             });
             k.when(k.lane().eq(0), || {
                 for (to, value) in [(Role::Dscale, weighted), (Role::Dbias, plain)] {
