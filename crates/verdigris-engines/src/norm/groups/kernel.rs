@@ -696,9 +696,8 @@ impl<'s, 'k> Run<'s, 'k> {
                     None => sums,
                 }
             });
-            let share = -inv.div(count);
             let of_h = if spec.has_moments() { of_product * inv } else { of_product };
-            kept.extend([share * of_h * inv, share * of_g]);
+            kept.extend([of_h, of_g].map(|sum| -sum.div(count)));
         }
         k.when(inside, || {
             if !spec.backward {
@@ -796,7 +795,8 @@ impl<'s, 'k> Run<'s, 'k> {
         });
     }
 
-    /// `dx = r · γ · dy + (x − μ) · slope + offset`, of which the join has left the last two.
+    /// `dx = r · (γ · dy + h · slope + offset)`, of which the join has left the last two: means of sums, less than 0. (With `r` in them they would be too small for f32 where `x` is
+    /// near its bounds.)
     fn input_gradient(&self, tile: &Tile<'k>) {
         let k = self.k;
         let [x, dy, dx] = [Role::X, Role::Dy, Role::Dx].map(|role| self.whole(role, tile));
@@ -814,8 +814,8 @@ impl<'s, 'k> Run<'s, 'k> {
                     .enumerate()
                     .map(|(i, (dy, x))| {
                         let (mean, inv, gamma, slope, offset) = factors[self.channel_of(i)];
-                        let g = gamma.map_or(dy, |gamma| dy * gamma);
-                        k.fma(x - mean, slope, k.fma(g, inv, offset))
+                        let rest = k.fma((x - mean) * inv, slope, offset);
+                        gamma.map_or_else(|| dy + rest, |gamma| k.fma(dy, gamma, rest)) * inv
                     })
                     .collect();
                 k.when(tile.inside, || dx.store(point, &results));

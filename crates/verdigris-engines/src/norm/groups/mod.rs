@@ -350,7 +350,7 @@ impl Groups {
         let narrow = if vector == 8 || bytes >= 4.0 * elements * operands.len() as f64 { 1.0 } else { 1.1 };
         let backward = matches!(self.problem.pass, NormPass::Backward { .. });
         // Of an element, and of a vector: counted in what the assembler makes of the kernels.
-        let [of_element, of_vector] = if backward { [16.0, 40.0] } else { [8.0, 24.0] };
+        let [of_element, of_vector] = if backward { [15.0, 32.0] } else { [8.5, 26.0] };
         let issued = elements / 32.0 * (of_element + of_vector / f64::from(vector)) + ctas * f64::from(team.threads) / 32.0 * 600.0;
         let sums = self.resident_spec(team, vector).is_some_and(|spec| spec.leaves_sums);
         let launches = match (sums, self.overlaps) {

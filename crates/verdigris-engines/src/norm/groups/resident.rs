@@ -4,7 +4,7 @@
 //! into *pieces*, and the warps of the team take pieces of all channels by turns, a vector a lane. A thread copies to shared memory what it reads there itself, so that nobody
 //! waits for another's copies.
 //!
-//! **Sums.** The mean `m` of what the CTA holds is near the group's `μ`; a second pass sums differences from it, and what CTAs have is joined once:
+//! **Sums.** The mean `m` of some of what the CTA holds is near that of all: differences from it are summed in one pass, and what CTAs have is joined once, with `μ` the group's:
 //!
 //! ```text
 //! D = Σ (x − m)     m' = m + D / n     M2 = Σ (x − m)² − D² / n     A = Σ γ · dy     B = Σ γ · dy · (x − m) − (m' − m) · A
@@ -83,11 +83,12 @@ impl Team {
         if !fits || channels > entries {
             return None;
         }
-        // Each warp goes through as few vectors as there may be, in the fewest pieces.
+        // Each warp goes through as few vectors as there may be, and few pieces, each of which costs as much as one or two vectors.
         let deepest = of_cta.div_ceil(32);
         let pieces = |depth: u64| of_cta.div_ceil(32 * depth);
         let depths = (1..=deepest).rev().filter(|&depth| channels * pieces(depth) <= entries);
-        let depth = depths.min_by_key(|&depth| (channels * pieces(depth)).div_ceil(u64::from(self.warps())) * depth)?;
+        let cost = |depth: u64| (channels * pieces(depth)).div_ceil(u64::from(self.warps())) * (2 * depth + 3);
+        let depth = depths.min_by_key(|&depth| cost(depth))?;
         Some(Shares { vectors_of_cta: of_cta as u32, vectors_of_piece: 32 * depth as u32, pieces: pieces(depth) as u32 })
     }
 }
@@ -291,16 +292,22 @@ impl<'s, 'k> Run<'s, 'k> {
         self.group * self.values.channels_of_group + of_group
     }
 
+    /// A piece by its number, which may be behind the last one, that has no vectors.
+    fn piece(&self, number: Val<'k, u32>) -> Piece<'k> {
+        let (k, values) = (self.k, &self.values);
+        let (channel, piece) = values.pieces.split(number);
+        let begin = piece * values.vectors_of_piece;
+        let (first, end) = (begin + k.lane(), (begin + values.vectors_of_piece).min(self.held));
+        let turns = k.select(channel.lt(values.channels_of_group), (end.max(first) - first + 31) >> 5, 0u32);
+        Piece { number, channel, first, turns }
+    }
+
     /// Runs `f` for the pieces of the thread's warp.
     fn pieces(&self, f: impl Fn(Piece<'k>)) {
         let (k, values) = (self.k, &self.values);
         let warp = k.uniform(self.member >> 5);
-        k.range_step(warp, values.channels_of_group * values.pieces.value(), self.spec.team.warps(), |number| {
-            let (channel, piece) = values.pieces.split(number);
-            let begin = piece * values.vectors_of_piece;
-            let (first, end) = (begin + k.lane(), (begin + values.vectors_of_piece).min(self.held));
-            f(Piece { number, channel, first, turns: (end.max(first) - first + 31) >> 5 });
-        });
+        let pieces = values.channels_of_group * values.pieces.value();
+        k.range_step(warp, pieces, self.spec.team.warps(), |number| f(self.piece(number)));
     }
 
     /// Runs `f` for the lane's vectors of a piece, with the number of each among those of the channel that are held.
@@ -391,12 +398,7 @@ impl<'s, 'k> Run<'s, 'k> {
         let own = self.elements(self.rank);
         let near = match spec.given.then(|| given(Role::Mean)).flatten() {
             Some(mean) => mean,
-            None => {
-                let sum = k.var(0.0f32);
-                self.pieces(|piece| self.vectors(piece, |vector| sum.set(sum + pairwise(&self.load(Role::X, piece, vector)))));
-                let [sum] = self.over_threads(1, [sum.get()]);
-                sum.div(own)
-            }
+            None => self.mean_of_some(),
         };
         // D, squares of differences, and of a gradient A and B, which are sums of warps.
         let [apart, squares, of_g, of_product] = self.sums_of_differences(near);
@@ -430,6 +432,21 @@ impl<'s, 'k> Run<'s, 'k> {
         } else {
             self.normalize(mean, inv);
         }
+    }
+
+    /// The mean of the first vector of each thread that has one. As these are a part `f` of what the CTA holds, it is at most `σ / √f` from the mean of all: near enough for
+    /// differences from it to be summed in one pass.
+    fn mean_of_some(&self) -> F<'k> {
+        let k = self.k;
+        let [sum, elements] = std::array::from_fn(|_| k.var(0.0f32));
+        let piece = self.piece(k.uniform(self.member >> 5));
+        k.when(piece.turns.gt(0), || {
+            let values = self.load(Role::X, piece, piece.first);
+            elements.set(k.constant(values.len() as f32));
+            sum.set(pairwise(&values));
+        });
+        let [sum, elements] = self.over_threads(2, [sum.get(), elements.get()]);
+        sum.div(elements)
     }
 
     /// `D` and the squares of differences from a number, `A` and `B`, over the CTA; the sums of pieces stay in shared memory.
