@@ -61,7 +61,7 @@ pub(super) struct Config {
     form: Form,
     /// Neighbours that one access takes.
     vector: u32,
-    /// Who has a group and holds it; none where launches go through it in parts. Knobs `resident`, the CTAs, and `team`, the threads of each.
+    /// Who has a group and holds it; none where launches go through it in parts. Knobs `resident`, the CTAs, `team`, the threads of each, and `room`, the KiB that each holds.
     team: Option<Team>,
 }
 
@@ -146,7 +146,8 @@ impl Algorithm for Groups {
             Form::Lines { across } => across,
             Form::Planes => 0,
         };
-        let team = team.into_iter().flat_map(|Team { ctas, threads }| [("resident", ctas), ("team", threads)]);
+        let team =
+            team.into_iter().flat_map(|Team { ctas, threads, room_kib }| [("resident", ctas), ("team", threads), ("room", room_kib)]);
         Knobs::new([("across", across), ("vector", vector)].into_iter().chain(team))
     }
 
@@ -318,12 +319,12 @@ impl Groups {
         let is_copied = wholes().all(|view| matches!(vector as usize * view.dtype.bytes(), 4 | 8 | 16));
         let mut teams: Vec<Team> = Vec::new();
         for team in Team::all().filter(|&team| is_copied && self.shares(team, vector).is_some()) {
-            let alike = teams.iter().filter(|known| known.threads == team.threads).count();
+            let alike = teams.iter().filter(|known| (known.threads, known.room_kib) == (team.threads, team.room_kib)).count();
             let is_needed = match team.ctas_per_sm() {
                 4 => alike < 2,
                 2 => alike < 1,
                 // One CTA to an SM, where others do not hold the group.
-                _ => teams.is_empty(),
+                _ => alike < 1 && teams.iter().all(|known| known.room_kib == team.room_kib),
             };
             if is_needed && self.resident_spec(team, vector).is_some() {
                 teams.push(team);
@@ -351,7 +352,11 @@ impl Groups {
         let backward = matches!(self.problem.pass, NormPass::Backward { .. });
         // Of an element, and of a vector: counted in what the assembler makes of the kernels.
         let [of_element, of_vector] = if backward { [15.0, 32.0] } else { [8.5, 26.0] };
-        let issued = elements / 32.0 * (of_element + of_vector / f64::from(vector)) + ctas * f64::from(team.threads) / 32.0 * 600.0;
+        let warps = f64::from(team.cta_warps());
+        let issued = elements / 32.0 * (of_element + of_vector / f64::from(vector)) + ctas * warps * 600.0;
+        // Few warps of an SM wait for their own instructions.
+        let warps_of_sm = ctas.min(of_chip) * warps / f64::from(self.sm_count);
+        let issued = issued * (12.0 / warps_of_sm).clamp(1.0, 3.0);
         let sums = self.resident_spec(team, vector).is_some_and(|spec| spec.leaves_sums);
         let launches = match (sums, self.overlaps) {
             (false, _) => 1.0,
@@ -530,12 +535,16 @@ mod tests {
     #[test]
     fn groups_are_held_by_the_fewest_ctas() {
         let of = |pass: &str, dims: [u64; 4]| names(&images(pass, dims, false));
-        let planes = |all: &[&str]| all.iter().map(|team| format!("across=0,vector=8{team}")).collect::<Vec<_>>();
-        let teams = [",resident=1,team=32", ",resident=1,team=256", ",resident=2,team=256", ",resident=1,team=512", ""];
-        assert_eq!(of("forward", [2, 320, 64, 32]), planes(&teams));
-        assert_eq!(of("backward", [8, 320, 4096, 32])[..2], planes(&[",resident=4,team=256", ",resident=8,team=256"])[..]);
-        assert_eq!(of("backward", [2, 512, 16384, 32]), planes(&[",resident=8,team=1024", ""]));
-        assert_eq!(of("backward", [2, 512, 32768, 32]), planes(&[""]), "more than eight CTAs hold");
+        let held = |[ctas, threads, room_kib]: [u32; 3]| {
+            Groups::knobs(&Config { form: Form::Planes, vector: 8, team: Some(Team { ctas, threads, room_kib }) }).to_string()
+        };
+        let planes = |all: &[[u32; 3]]| all.iter().map(|team| held(*team)).chain(["across=0,vector=8".to_owned()]).collect::<Vec<_>>();
+        let any = [[1, 32, 48], [1, 128, 48], [2, 128, 48], [1, 256, 48], [2, 256, 48], [1, 256, 104], [1, 512, 104]];
+        assert_eq!(of("forward", [2, 320, 64, 32]), planes(&any));
+        let some = [[4, 128, 48], [8, 128, 48], [4, 256, 48], [8, 256, 48], [2, 256, 104], [2, 512, 104]];
+        assert_eq!(of("backward", [8, 320, 4096, 32]), planes(&some));
+        assert_eq!(of("backward", [2, 512, 16384, 32]), planes(&[[8, 512, 216], [8, 1024, 216]]));
+        assert_eq!(of("backward", [2, 512, 32768, 32]), planes(&[]), "more than eight CTAs hold");
     }
 
     #[test]

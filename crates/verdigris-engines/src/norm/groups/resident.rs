@@ -36,8 +36,11 @@ const BYTES: u32 = 4;
 const UNROLL: u32 = 2;
 /// Channels, and pieces of channels, that the teams of a CTA have numbers of.
 const ENTRIES: u32 = 512;
-/// Threads of a CTA, and bytes of what it holds: four, two and one of them fit on an SM, with as many threads each time.
-const ROOMS: [(u32, u32); 3] = [(256, 48 << 10), (512, 104 << 10), (1024, 216 << 10)];
+/// KiB of what a CTA holds, with the threads that it may have: four, two and one of them fit on an SM. Few threads do less beside what each element asks for, many are quicker where
+/// an SM has no other CTA.
+const ROOMS: [(u32, [u32; 2]); 3] = [(48, [128, 256]), (104, [256, 512]), (216, [512, 1024])];
+/// Threads of the CTAs of teams that are a warp.
+const WARPS_CTA: u32 = 128;
 
 /// Who has a group.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -46,37 +49,46 @@ pub(super) struct Team {
     pub ctas: u32,
     /// Threads of each, or of a warp.
     pub threads: u32,
+    /// What a CTA holds.
+    pub room_kib: u32,
 }
 
 impl Team {
     /// All that there are.
     pub(super) fn all() -> impl Iterator<Item = Team> {
-        let of_ctas = ROOMS.iter().flat_map(|&(threads, _)| [1, 2, 4, 8].map(|ctas| Team { ctas, threads }));
-        [Team { ctas: 1, threads: 32 }].into_iter().chain(of_ctas)
+        let of_ctas = |(room_kib, threads): (u32, [u32; 2])| {
+            threads.into_iter().flat_map(move |threads| [1, 2, 4, 8].map(|ctas| Team { ctas, threads, room_kib }))
+        };
+        [Team { ctas: 1, threads: 32, room_kib: ROOMS[0].0 }].into_iter().chain(ROOMS.into_iter().flat_map(of_ctas))
     }
 
-    /// Threads of a CTA, and bytes of what it holds.
-    fn room(self) -> (u32, u32) {
-        ROOMS.into_iter().find(|&(threads, _)| threads >= self.threads).unwrap_or(ROOMS[2])
+    /// Threads of a CTA.
+    fn cta_threads(self) -> u32 {
+        self.threads.max(WARPS_CTA)
     }
 
     /// Teams of a CTA.
     pub(super) fn of_cta(self) -> u32 {
-        self.room().0 / self.threads
+        self.cta_threads() / self.threads
     }
 
     fn warps(self) -> u32 {
         self.threads / 32
     }
 
+    /// Warps of a CTA.
+    pub(super) fn cta_warps(self) -> u32 {
+        self.cta_threads() / 32
+    }
+
     /// CTAs that an SM holds at once.
     pub(super) fn ctas_per_sm(self) -> u32 {
-        ROOMS[2].0 / self.room().0
+        ROOMS.iter().rev().zip([1, 2, 4]).find(|((room_kib, _), _)| *room_kib == self.room_kib).map_or(1, |(_, ctas)| ctas)
     }
 
     /// How a group of so many channels of so many vectors is shared out, `vector_bytes` of all that is held to a vector; none where there is no room.
     pub(super) fn share(self, channels: u64, vectors: u64, vector_bytes: u32) -> Option<Shares> {
-        let room = u64::from(self.room().1 / self.of_cta());
+        let room = u64::from((self.room_kib << 10) / self.of_cta());
         let of_cta = vectors.div_ceil(u64::from(self.ctas));
         let fits = channels * of_cta * u64::from(vector_bytes) <= room && of_cta * (u64::from(self.ctas) - 1) < vectors;
         let entries = u64::from(ENTRIES / self.of_cta());
@@ -135,9 +147,9 @@ impl ResidentSpec {
         let flag = |set: bool, word: &str| if set { format!("_{word}") } else { String::new() };
         let flags = [flag(self.given, "given"), flag(self.leaves_sums, "sums"), flag(self.zero_centred, "centred")].concat();
         let operands: String = self.operands.iter().map(|(role, dtype)| format!("_{}{dtype}", role.name())).collect();
-        let Team { ctas, threads } = self.team;
+        let Team { ctas, threads, room_kib } = self.team;
         let overlapped = flag(self.overlaps, "overlapped");
-        format!("norm_groups_{pass}_resident{ctas}x{threads}{flags}_planesx{}{operands}{overlapped}", self.vector)
+        format!("norm_groups_{pass}_resident{ctas}x{threads}x{room_kib}{flags}_planesx{}{operands}{overlapped}", self.vector)
     }
 
     pub(super) fn target(&self) -> Target {
@@ -150,7 +162,7 @@ impl ResidentSpec {
     }
 
     fn build(&self) -> KernelBody {
-        let (threads, min_ctas) = (self.team.room().0, self.team.ctas_per_sm());
+        let (threads, min_ctas) = (self.team.cta_threads(), self.team.ctas_per_sm());
         let header = Header { name: self.name(), target: self.target(), threads, min_ctas, cluster: self.team.ctas };
         build(header, |k| Run::new(k, self).run())
     }
@@ -180,7 +192,9 @@ impl ResidentSpec {
 pub(super) fn catalog() -> Vec<ResidentSpec> {
     let mut specs = Vec::new();
     for dtype in [DType::F16, DType::Bf16] {
-        for team in Team::all().filter(|team| team.threads <= ROOMS[0].0) {
+        // Clusters of few small CTAs, and CTAs of 256 threads that hold a group alone.
+        let is_usual = |team: &Team| if team.threads <= 128 { team.ctas <= 4 } else { team.threads == 256 && team.ctas == 1 };
+        for team in Team::all().filter(is_usual) {
             for (backward, roles) in
                 [(false, [Role::X, Role::Scale, Role::Bias, Role::Y]), (true, [Role::X, Role::Dy, Role::Scale, Role::Dx])]
             {
@@ -266,7 +280,7 @@ impl<'s, 'k> Run<'s, 'k> {
         }
         let declared = std::mem::take(&mut values.operands);
         let operands = spec.operands.iter().zip(declared).map(|(&(role, dtype), operand)| (role, Strided::new(dtype, operand))).collect();
-        let (team, room_bytes) = (spec.team, spec.team.room().1);
+        let (team, room_bytes) = (spec.team, spec.team.room_kib << 10);
         let (of_cta, number) = (team.of_cta(), k.uniform(k.thread() >> team.threads.ilog2()));
         let (rank, row) =
             if team.ctas > 1 { (k.cluster_rank(), k.cta() >> team.ctas.ilog2()) } else { (k.constant(0), k.cta() * of_cta + number) };
