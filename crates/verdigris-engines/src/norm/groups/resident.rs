@@ -404,7 +404,7 @@ impl<'s, 'k> Run<'s, 'k> {
         let (k, spec, values) = (self.k, self.spec, &self.values);
         self.fetch();
         let peers = (spec.team.ctas > 1).then(|| Peers::new(k, if spec.backward && !spec.given { 16 } else { 8 }));
-        peers.iter().for_each(Peers::meet);
+        peers.iter().for_each(|peers| peers.meet());
         self.keep_vectors();
         k.cp_async_wait(0);
         self.meet();
