@@ -447,6 +447,8 @@ const ALONE: &[(&str, &str)] = &[
     ("_bulk1_", "a team takes one row, whose copy it waits for once"),
     ("reduce_short_rows_", "threads start the copies of all rows of the CTA, and wait for them once"),
     ("pool_planes_", "threads start the copies of all planes of the CTA, and wait for them once"),
+    ("norm_groups_forward_resident", "threads start the copies of all that a team holds, and wait for them once"),
+    ("norm_groups_backward_resident", "as those of results"),
 ];
 
 /// The most elements of a head whose gradients one kernel has; longer heads have another.

@@ -32,7 +32,7 @@
 //! a stride. Whoever brings another place (a row of a softmax, a fragment) implements `steps::Operands` for it.
 //!
 //! Beside the language stand `strided` (operands that kernels read element by element), `element` (what is multiplied and summed without
-//! tensor cores), `lanes` (values combined over lanes) and `formats` (what tensor cores and tensor maps call element types).
+//! tensor cores), `lanes` (values combined over lanes), `peers` (what the CTAs of a cluster tell each other) and `formats` (what tensor cores and tensor maps call element types).
 
 mod angle;
 pub(crate) mod chain;
@@ -44,6 +44,7 @@ pub(crate) mod functions;
 pub(crate) mod lanes;
 pub(crate) mod math;
 pub(crate) mod operand;
+pub(crate) mod peers;
 pub(crate) mod philox;
 pub(crate) mod prologue;
 pub(crate) mod steps;

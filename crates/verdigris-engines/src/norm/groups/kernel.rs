@@ -244,9 +244,14 @@ impl Spec {
         2 * (usize::from(self.has_moments()) + usize::from(self.backward))
     }
 
-    /// Numbers that are kept of a group: mean and root, and of a gradient the mean less the shift and the line that is added.
+    /// Numbers that are kept of a group: mean and root, and of a gradient the mean less the shift and the line that is added. Where statistics are given, the gradients of scale and
+    /// bias alone need none.
     pub(super) fn kept(&self) -> usize {
-        if self.backward { 5 } else { 2 }
+        match (self.backward, self.stage) {
+            (true, Stage::Apply) if self.given && !self.dx => 0,
+            (true, _) => 5,
+            (false, _) => 2,
+        }
     }
 
     /// Whether the gradients of scale or bias are added up here.
@@ -691,9 +696,8 @@ impl<'s, 'k> Run<'s, 'k> {
                     None => sums,
                 }
             });
-            let share = -inv.div(count);
             let of_h = if spec.has_moments() { of_product * inv } else { of_product };
-            kept.extend([share * of_h * inv, share * of_g]);
+            kept.extend([of_h, of_g].map(|sum| -sum.div(count)));
         }
         k.when(inside, || {
             if !spec.backward {
@@ -746,9 +750,12 @@ impl<'s, 'k> Run<'s, 'k> {
             let [plain, weighted] = self.over_entries(k.lane(), 32, values.images * parts, |entry| {
                 let (image, part) = values.parts.split(entry);
                 let first = (image * values.channels + channel).mul_wide(parts);
+                if !self.spec.has_moments() {
+                    return [self.sum_at(0, first, part), self.sum_at(1, first, part)];
+                }
                 let [_, inv, apart] = self.kept(image, channel);
                 let [plain, weighted] = self.gradient_at(first, part, apart);
-                [plain, if self.spec.has_moments() { weighted * inv } else { weighted }]
+                [plain, weighted * inv]
             });
             k.when(k.lane().eq(0), || {
                 for (to, value) in [(Role::Dscale, weighted), (Role::Dbias, plain)] {
@@ -788,7 +795,8 @@ impl<'s, 'k> Run<'s, 'k> {
         });
     }
 
-    /// `dx = r · γ · dy + (x − μ) · slope + offset`, of which the join has left the last two.
+    /// `dx = r · (γ · dy + h · slope + offset)`, of which the join has left the last two: means of sums, less than 0. (With `r` in them they would be too small for f32 where `x` is
+    /// near its bounds.)
     fn input_gradient(&self, tile: &Tile<'k>) {
         let k = self.k;
         let [x, dy, dx] = [Role::X, Role::Dy, Role::Dx].map(|role| self.whole(role, tile));
@@ -806,8 +814,8 @@ impl<'s, 'k> Run<'s, 'k> {
                     .enumerate()
                     .map(|(i, (dy, x))| {
                         let (mean, inv, gamma, slope, offset) = factors[self.channel_of(i)];
-                        let g = gamma.map_or(dy, |gamma| dy * gamma);
-                        k.fma(x - mean, slope, k.fma(g, inv, offset))
+                        let rest = k.fma((x - mean) * inv, slope, offset);
+                        gamma.map_or_else(|| dy + rest, |gamma| k.fma(dy, gamma, rest)) * inv
                     })
                     .collect();
                 k.when(tile.inside, || dx.store(point, &results));

@@ -4,12 +4,13 @@
 //! number of them, in groups of any size) or points are (*planes*, and rows of any length without a scale along them). Scale and bias are one a channel,
 //! or one a channel of each image, or absent; statistics may be given and written. There is no residual, and no gradient of the bias alone.
 //!
-//! **Method.** A first launch reads `x` (a gradient `dy` too) and leaves sums of the channels of parts, a second one joins the parts of each group (a
+//! **Method.** Groups of planes that fit are read once: a warp, a CTA or a cluster of CTAs holds one in shared memory ([`resident`]), and a launch behind it adds up what are the
+//! gradients of scale and bias. Others go in parts: a first launch reads `x` (a gradient `dy` too) and leaves sums of the channels of parts, a second one joins the parts of each group (a
 //! warp or a CTA a group), a third goes through the elements once more, from the parts that were read last, which may still lie in L2. An image is cut into
 //! as many parts as fill the chip. The sums of a gradient are of each channel, so that those of scale and bias come of the same read: the third launch
 //! adds them up. Statistics that are not given come of that read too. Threads take up to 16 bytes at a time.
 //!
-//! **When it wins.** Channels-last images, whose groups `norm.strided` reads element by element; rows that are too few, or too long to be held in
+//! **When it wins.** Gradients of channels-first images; channels-last images, whose groups `norm.strided` reads element by element; rows that are too few, or too long to be held in
 //! registers, for `norm.rows`.
 //!
 //! **Numbers.** In f32. Squares are of differences from the mean so far, and parts are joined by the formula of parallel variances
@@ -19,6 +20,7 @@
 
 mod geometry;
 mod kernel;
+mod resident;
 
 use verdigris_graph::{NormKind, NormPass, NormProblem, Problem, View};
 use verdigris_kir::ir::Target;
@@ -31,10 +33,12 @@ use crate::arch::Arch;
 use crate::cost::{Stream, Traffic, Work};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::compute;
+use crate::fuse::operand::OperandArgs;
 use crate::fuse::strided;
 use crate::sums::moments::require_eps;
 use geometry::{Form, Geometry};
 use kernel::{KernelArgs, Role, Spec, Stage, THREADS, UNROLL, WARPS};
+use resident::{ResidentArgs, ResidentSpec, Shares, Team};
 
 /// Threads along channels that are neighbours, at the most: lines of 128 bytes, or of 512.
 const ACROSS: [u32; 2] = [8, 32];
@@ -57,6 +61,8 @@ pub(super) struct Config {
     form: Form,
     /// Neighbours that one access takes.
     vector: u32,
+    /// Who has a group and holds it; none where launches go through it in parts. Knobs `resident`, the CTAs, `team`, the threads of each, and `room`, the KiB that each holds.
+    team: Option<Team>,
 }
 
 /// How a problem is laid over the grid.
@@ -120,7 +126,8 @@ impl Algorithm for Groups {
         let wholes = self.operands().into_iter().filter(|(role, _)| role.is_whole()).map(|(_, view)| view);
         let vector = self.geometry.neighbours(wholes);
         if !self.geometry.channels_last {
-            return vec![Config { form: Form::Planes, vector }];
+            let parts = Config { form: Form::Planes, vector, team: None };
+            return self.resident().into_iter().chain([parts]).collect();
         }
         let vectors = self.geometry.channels / u64::from(vector);
         let mut forms = Vec::new();
@@ -131,15 +138,17 @@ impl Algorithm for Groups {
                 forms.push(across);
             }
         }
-        forms.into_iter().map(|across| Config { form: Form::Lines { across }, vector }).collect()
+        forms.into_iter().map(|across| Config { form: Form::Lines { across }, vector, team: None }).collect()
     }
 
-    fn knobs(&Config { form, vector }: &Config) -> Knobs {
+    fn knobs(&Config { form, vector, team }: &Config) -> Knobs {
         let across = match form {
             Form::Lines { across } => across,
             Form::Planes => 0,
         };
-        Knobs::new([("across", across), ("vector", vector)])
+        let team =
+            team.into_iter().flat_map(|Team { ctas, threads, room_kib }| [("resident", ctas), ("team", threads), ("room", room_kib)]);
+        Knobs::new([("across", across), ("vector", vector)].into_iter().chain(team))
     }
 
     fn notes(&self, _: &Config) -> Notes {
@@ -147,6 +156,9 @@ impl Algorithm for Groups {
     }
 
     fn work(&self, config: &Config) -> Work {
+        if let Some(team) = config.team {
+            return self.work_of_resident(team, config.vector);
+        }
         let elements = self.geometry.images as f64 * self.geometry.channels as f64 * self.geometry.points as f64;
         let bytes_of = |stage: Stage| -> f64 {
             let spec = self.spec(stage, *config);
@@ -164,6 +176,9 @@ impl Algorithm for Groups {
     }
 
     fn lower(&self, config: &Config) -> Result<Program, Refusal> {
+        if let Some(team) = config.team {
+            return Ok(self.lower_resident(team, config.vector));
+        }
         let (p, geometry) = (&self.problem, &self.geometry);
         let mut program = Program { buffer_alignment_bytes: vec![1; p.slots().len()], ..Program::default() };
         let grid = self.grid(*config);
@@ -211,9 +226,26 @@ impl Algorithm for Groups {
                 }
             }
         }
+        // What adds up the sums that resident groups leave.
+        for dtype in [DType::F16, DType::Bf16] {
+            let operands = [Role::Dscale, Role::Dbias].map(|role| (role, dtype)).to_vec();
+            specs.push(Spec {
+                stage: Stage::Apply,
+                backward: true,
+                given: true,
+                dx: false,
+                zero_centred: false,
+                form: Form::Planes,
+                vector: 1,
+                team: 0,
+                overlaps: true,
+                operands,
+            });
+        }
         let mut seen = std::collections::HashSet::new();
         specs.retain(|spec| spec.target() <= target && seen.insert(spec.clone()));
-        specs.into_iter().map(Spec::kernel).collect()
+        let resident = resident::catalog().into_iter().filter(|spec| spec.target() <= target).map(ResidentSpec::kernel);
+        specs.into_iter().map(Spec::kernel).chain(resident).collect()
     }
 }
 
@@ -238,7 +270,7 @@ impl Groups {
     fn spec(&self, stage: Stage, config: Config) -> Spec {
         let backward = matches!(self.problem.pass, NormPass::Backward { .. });
         let operands = self.operands().into_iter().map(|(role, view)| (role, view.dtype)).collect();
-        let Config { form, vector } = config;
+        let Config { form, vector, .. } = config;
         let (zero_centred, overlaps) = (self.problem.zero_centred, self.overlaps);
         let spec = Spec { stage, backward, given: false, dx: false, zero_centred, form, vector, team: 32, overlaps, operands };
         let mut spec = spec.reduced_to_stage();
@@ -246,6 +278,142 @@ impl Groups {
             spec.team = THREADS;
         }
         spec
+    }
+
+    /// What of the problem the kernel of resident groups is made of; none where it does not take the problem.
+    fn resident_spec(&self, team: Team, vector: u32) -> Option<ResidentSpec> {
+        let (backward, is_wanted) = match &self.problem.pass {
+            NormPass::Forward { .. } => (false, true),
+            NormPass::Backward { dx, .. } => (true, dx.is_some()),
+        };
+        let all = self.operands();
+        let has = |role: Role| all.iter().any(|&(known, _)| known == role);
+        let operands: Vec<(Role, DType)> =
+            all.iter().filter(|(role, _)| resident::takes(*role)).map(|(role, view)| (*role, view.dtype)).collect();
+        let spec = ResidentSpec {
+            team,
+            backward,
+            given: backward && has(Role::Inv),
+            leaves_sums: has(Role::Dscale) || has(Role::Dbias),
+            zero_centred: self.problem.zero_centred && has(Role::Scale),
+            vector,
+            overlaps: self.overlaps,
+            operands,
+        };
+        (is_wanted && (team.ctas == 1 || self.overlaps)).then_some(spec)
+    }
+
+    /// How the channels of a group are shared out; none where shared memory has no room for them.
+    fn shares(&self, team: Team, vector: u32) -> Option<Shares> {
+        let held: u32 =
+            self.operands().iter().filter(|(role, _)| resident::is_held(*role)).map(|(_, view)| vector * view.dtype.bytes() as u32).sum();
+        team.share(self.geometry.channels_of_group(), self.geometry.points / u64::from(vector), held)
+    }
+
+    /// The ways by which groups are read once, along planes whose accesses are copied: the fewest CTAs of each number of threads, and of small ones twice as many.
+    fn resident(&self) -> Vec<Config> {
+        let operands = self.operands();
+        let wholes = || operands.iter().filter(|(role, _)| role.is_whole()).map(|(_, view)| *view);
+        let widest = wholes().map(|view| view.dtype.bytes() as u32).max().unwrap_or(16);
+        let vector = self.geometry.neighbours(wholes()).min((16 / widest).max(1));
+        let is_copied = wholes().all(|view| matches!(vector as usize * view.dtype.bytes(), 4 | 8 | 16));
+        let mut teams: Vec<Team> = Vec::new();
+        for team in Team::all().filter(|&team| is_copied && self.shares(team, vector).is_some()) {
+            let alike = teams.iter().filter(|known| (known.threads, known.room_kib) == (team.threads, team.room_kib)).count();
+            let is_needed = match team.ctas_per_sm() {
+                4 => alike < 2,
+                2 => alike < 1,
+                // One CTA to an SM, where others do not hold the group.
+                _ => alike < 1 && teams.iter().all(|known| known.room_kib == team.room_kib),
+            };
+            if is_needed && self.resident_spec(team, vector).is_some() {
+                teams.push(team);
+            }
+        }
+        teams.into_iter().map(|team| Config { form: Form::Planes, vector, team: Some(team) }).collect()
+    }
+
+    fn ctas_of_resident(&self, team: Team) -> u32 {
+        let rows = (self.geometry.images * self.geometry.groups) as u32;
+        rows.div_ceil(team.of_cta()) * team.ctas
+    }
+
+    fn work_of_resident(&self, team: Team, vector: u32) -> Work {
+        let elements = self.geometry.images as f64 * self.geometry.channels as f64 * self.geometry.points as f64;
+        let operands = self.operands();
+        let bytes: f64 = operands.iter().filter(|(role, _)| role.is_whole()).map(|(_, view)| elements * view.dtype.bytes() as f64).sum();
+        let ctas = f64::from(self.ctas_of_resident(team));
+        let of_chip = f64::from(self.sm_count * team.ctas_per_sm());
+        // A CTA loads, then computes, then stores, beside others that do something else: one that is alone on its SM leaves memory idle meanwhile. CTAs of a cluster begin together.
+        let alone = [1.2, 1.03, 1.0][team.ctas_per_sm().ilog2() as usize];
+        let together = 1.0 + 0.01 * f64::from(team.ctas.ilog2());
+        let last_wave = if ctas > of_chip { 0.5 + 0.5 * (ctas / of_chip).ceil() / (ctas / of_chip) } else { 1.0 };
+        let narrow = if vector == 8 || bytes >= 4.0 * elements * operands.len() as f64 { 1.0 } else { 1.1 };
+        let backward = matches!(self.problem.pass, NormPass::Backward { .. });
+        // Of an element, and of a vector: counted in what the assembler makes of the kernels.
+        let [of_element, of_vector] = if backward { [15.0, 32.0] } else { [8.5, 26.0] };
+        let warps = f64::from(team.cta_warps());
+        let issued = elements / 32.0 * (of_element + of_vector / f64::from(vector)) + ctas * warps * 600.0;
+        // Few warps of an SM wait for their own instructions.
+        let warps_of_sm = ctas.min(of_chip) * warps / f64::from(self.sm_count);
+        let issued = issued * (12.0 / warps_of_sm).clamp(1.0, 3.0);
+        let sums = self.resident_spec(team, vector).is_some_and(|spec| spec.leaves_sums);
+        let launches = match (sums, self.overlaps) {
+            (false, _) => 1.0,
+            (true, true) => 1.5,
+            (true, false) => 2.0,
+        };
+        let stream = Stream::new(Traffic::Lines, bytes * alone * together * last_wave * narrow).issuing(issued);
+        // As many bytes are on their way as the CTAs of an SM hold.
+        let busy = (ctas * f64::from(team.ctas_per_sm())).min(2.0 * f64::from(self.sm_count)).max(ctas);
+        Work::default().beside([stream.of_ctas(busy).in_launches(launches)])
+    }
+
+    fn lower_resident(&self, team: Team, vector: u32) -> Program {
+        let (p, geometry) = (&self.problem, &self.geometry);
+        let mut program = Program { buffer_alignment_bytes: vec![1; p.slots().len()], ..Program::default() };
+        let spec = self.resident_spec(team, vector).expect("a config has a spec");
+        let shares = self.shares(team, vector).expect("a config has its shares");
+        let sums_bytes = geometry.images * geometry.channels * u64::from(team.ctas) * p.compute.bytes() as u64;
+        let sums: Vec<Address> =
+            SUMS[..if spec.leaves_sums { 2 } else { 0 }].iter().map(|name| program.add_scratch(name, sums_bytes)).collect();
+        let args = ResidentArgs {
+            rows: (geometry.images * geometry.groups) as u32,
+            groups: geometry.groups as u32,
+            channels_of_group: geometry.channels_of_group() as u32,
+            vectors: (geometry.points / u64::from(vector)) as u32,
+            vectors_of_cta: shares.vectors_of_cta,
+            vectors_of_piece: shares.vectors_of_piece,
+            pieces: shares.pieces,
+            count: p.row_elements() as f64,
+            eps: p.eps.0,
+            operands: spec.operands.iter().map(|&(role, _)| self.argument(role)).collect(),
+            sums_to: sums.clone(),
+        };
+        let args = args.bound(&spec);
+        let mut launch = |kernel: KernelRef, ctas: u32, args| {
+            let launch = Launch::new(kernel, [ctas, 1, 1], args);
+            program.launch(if self.overlaps { launch.overlapping() } else { launch });
+        };
+        let leaves_sums = spec.leaves_sums;
+        launch(spec.kernel(), self.ctas_of_resident(team), args);
+        if leaves_sums {
+            // The gradients of scale and bias come of sums as those whose statistics are given leave them.
+            let spec = self.spec_of_vectors();
+            let grid =
+                Grid { blocks: 1, images: geometry.images as u32, points: 0, points_of_part: 0, parts: team.ctas, elements_of_point: 1 };
+            let args = self.arguments(&spec, grid, &sums, &[]).bound(&spec);
+            launch(spec.kernel(), (geometry.channels as u32).div_ceil(WARPS), args);
+        }
+        program
+    }
+
+    /// Of the launch that adds up the sums of channels alone.
+    fn spec_of_vectors(&self) -> Spec {
+        let config = Config { form: Form::Planes, vector: 1, team: None };
+        let mut spec = self.spec(Stage::Apply, config);
+        spec.operands.retain(|(role, _)| matches!(role, Role::Dscale | Role::Dbias));
+        Spec { given: true, dx: false, zero_centred: false, form: Form::Planes, vector: 1, ..spec }
     }
 
     /// Entries of sums that a group has.
@@ -265,20 +433,36 @@ impl Groups {
         Grid { blocks, images, points, points_of_part, parts: points.div_ceil(points_of_part), elements_of_point: spec.elements_of_point() }
     }
 
+    fn view(&self, role: Role) -> View {
+        let all = self.operands();
+        let (_, view) = all.into_iter().find(|(known, _)| *known == role).expect("operands of a stage are the problem's");
+        view.clone()
+    }
+
+    /// An operand with an element for each channel of an image.
+    fn argument_of_channels(&self, role: Role) -> OperandArgs {
+        let view = self.view(role);
+        let [image, channel, _] = self.geometry.strides(&view);
+        strided::argument(&View { strides: vec![image, channel], ..view }, &[])
+    }
+
+    fn argument(&self, role: Role) -> OperandArgs {
+        let (view, geometry) = (self.view(role), &self.geometry);
+        let [image, channel, point] = geometry.strides(&view);
+        let strides = match role {
+            _ if role.is_whole() => vec![image, if geometry.channels_last { point } else { channel }],
+            Role::Mean | Role::Inv => geometry.strides_of_rows(&view).to_vec(),
+            Role::Dscale | Role::Dbias => vec![channel],
+            _ => return self.argument_of_channels(role),
+        };
+        strided::argument(&View { strides, ..view }, &[])
+    }
+
     fn arguments(&self, spec: &Spec, grid: Grid, sums: &[Address], kept: &[Address]) -> KernelArgs {
         let (p, geometry) = (&self.problem, &self.geometry);
-        let all = self.operands();
-        let operand = |&(role, _): &(Role, DType)| {
-            let (_, view) = all.iter().find(|(known, _)| *known == role).expect("operands of a stage are the problem's");
-            let [image, channel, point] = geometry.strides(view);
-            let strides = match role {
-                Role::X if spec.stage == Stage::Join => vec![image, channel],
-                _ if role.is_whole() => vec![image, if geometry.channels_last { point } else { channel }],
-                Role::Mean | Role::Inv => geometry.strides_of_rows(view).to_vec(),
-                Role::Dscale | Role::Dbias => vec![channel],
-                _ => vec![image, channel],
-            };
-            strided::argument(&View { strides, ..(*view).clone() }, &[])
+        let operand = |&(role, _): &(Role, DType)| match role {
+            Role::X if spec.stage == Stage::Join => self.argument_of_channels(role),
+            _ => self.argument(role),
         };
         // A join counts elements.
         let elements = if spec.stage == Stage::Join { grid.elements_of_point } else { 1 };
@@ -298,7 +482,7 @@ impl Groups {
             sums_to: when(spec.stage == Stage::Sums, sums),
             sums_from: when(spec.reads_sums(), sums),
             kept_to: when(spec.stage == Stage::Join, kept),
-            kept_from: when(spec.stage == Stage::Apply, kept),
+            kept_from: when(spec.stage == Stage::Apply, &kept[..spec.kept().min(kept.len())]),
         }
     }
 }
@@ -343,8 +527,41 @@ mod tests {
             assert_eq!(of([2, 24, 64, 8], true), ["across=4,vector=8"]);
             assert_eq!(of([2, 12, 64, 3], true), ["across=4,vector=4"]);
             assert_eq!(of([2, 7, 64, 7], true), ["across=8,vector=1"]);
-            assert_eq!(of([2, 320, 64, 32], false), ["across=0,vector=8"]);
+            assert_eq!(of([2, 320, 64, 32], false).last().map(String::as_str), Some("across=0,vector=8"));
             assert_eq!(of([2, 320, 49, 320], false), ["across=0,vector=1"]);
+        }
+    }
+
+    #[test]
+    fn groups_are_held_by_the_fewest_ctas() {
+        let of = |pass: &str, dims: [u64; 4]| names(&images(pass, dims, false));
+        let held = |[ctas, threads, room_kib]: [u32; 3]| {
+            Groups::knobs(&Config { form: Form::Planes, vector: 8, team: Some(Team { ctas, threads, room_kib }) }).to_string()
+        };
+        let planes = |all: &[[u32; 3]]| all.iter().map(|team| held(*team)).chain(["across=0,vector=8".to_owned()]).collect::<Vec<_>>();
+        let any = [[1, 32, 48], [1, 128, 48], [2, 128, 48], [1, 256, 48], [2, 256, 48], [1, 256, 104], [1, 512, 104]];
+        assert_eq!(of("forward", [2, 320, 64, 32]), planes(&any));
+        let some = [[4, 128, 48], [8, 128, 48], [4, 256, 48], [8, 256, 48], [2, 256, 104], [2, 512, 104]];
+        assert_eq!(of("backward", [8, 320, 4096, 32]), planes(&some));
+        assert_eq!(of("backward", [2, 512, 16384, 32]), planes(&[[8, 512, 216], [8, 1024, 216]]));
+        assert_eq!(of("backward", [2, 512, 32768, 32]), planes(&[]), "more than eight CTAs hold");
+    }
+
+    #[test]
+    fn a_share_holds_all_vectors_of_all_channels() {
+        for (channels, vectors) in [(1, 1), (1, 33), (8, 392), (10, 512), (40, 32), (31, 135), (7, 9), (500, 1), (2, 1000)] {
+            for team in Team::all() {
+                let Some(shares) = team.share(channels, vectors, 16) else { continue };
+                let Shares { vectors_of_cta, vectors_of_piece, pieces } = shares;
+                assert!(
+                    u64::from(vectors_of_cta * team.ctas) >= vectors && u64::from(vectors_of_cta * (team.ctas - 1)) < vectors,
+                    "{team:?}: {shares:?}"
+                );
+                assert!(
+                    vectors_of_piece * pieces >= vectors_of_cta && vectors_of_piece * (pieces - 1) < vectors_of_cta,
+                    "{team:?}: {shares:?}"
+                );
+            }
         }
     }
 
@@ -353,7 +570,7 @@ mod tests {
         for dims in [[16, 64, 16384, 64], [2, 512, 16384, 32], [8, 1280, 256, 32], [8, 320, 4096, 32], [3, 7, 1, 7], [1, 40, 129, 4]] {
             for (pass, last) in [("forward", true), ("backward", true), ("forward", false), ("backward", false)] {
                 let accepted = accepted(&images(pass, dims, last)).expect("taken");
-                for config in accepted.configs() {
+                for config in accepted.configs().into_iter().filter(|config| config.team.is_none()) {
                     let spec = accepted.spec(Stage::Sums, config);
                     let Grid { blocks, points, points_of_part, parts, elements_of_point, .. } = accepted.grid(config);
                     assert_eq!(u64::from(points * elements_of_point), dims[2], "{dims:?}: {config:?}");

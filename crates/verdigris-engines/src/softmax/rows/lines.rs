@@ -14,16 +14,18 @@
 use verdigris_kir::face::{Kernel, Val, Var};
 
 use crate::fuse::compute::Compute;
+use crate::fuse::peers::Peers;
 use crate::fuse::strided::{Line, Packed, Strided};
 use crate::fuse::{lanes, math};
 
-use super::cluster::Peers;
 use super::losses::{Gradient, Label, Loss, Results};
 use super::peak::{self, Peak};
 use super::spec::{Kind, Number, OfRows, Spec};
 
 /// Vectors of a long row that a thread has on their way at a time.
 const UNROLL: u32 = 4;
+/// Bytes that the CTAs of a cluster tell each other: two numbers of f32.
+const MESSAGE_BYTES: u32 = 8;
 
 /// How threads stand along rows; [`super::spec::Form::Rows`] says what these are.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +51,7 @@ pub(super) fn rows<'k, T: Compute>(spec: &Spec, k: Kernel<'k>, stand: Stand) {
     let number = |value: f64| T::constant(k, value);
     let Stand { vector, team, edges, .. } = stand;
     let of_team = k.thread() & (team - 1);
-    let peers = (stand.ctas > 1).then(|| Peers::new(k));
+    let peers = (stand.ctas > 1).then(|| Peers::new(k, MESSAGE_BYTES));
     let (member, row) = match peers {
         Some(_) => (k.cluster_rank() * team + of_team, k.cta() >> stand.ctas.ilog2()),
         None => (of_team, k.cta() * (spec.threads() / team) + (k.thread() >> team.ilog2())),

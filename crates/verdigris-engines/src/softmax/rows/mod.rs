@@ -20,7 +20,6 @@
 //! (2⁻¹²⁶) become 0; of those that are stored in f32, what the rounding of the argument loses is put back, of those in sums not. Where maximum and sum are carried along together, sums so far are multiplied by `e^(M − M′)` at each new maximum. Results repeat bit
 //! for bit.
 
-mod cluster;
 mod columns;
 mod elements;
 mod lines;
