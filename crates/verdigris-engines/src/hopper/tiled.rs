@@ -63,7 +63,16 @@ impl<'k> Tiled<'k> {
     pub(crate) fn new(k: Kernel<'k>, spec: &MainLoopSpec, values: TiledValues<'k>) -> Self {
         let TiledValues { a, b, a_batches, b_batches, a_term, b_term, a_clip, b_clip } = values;
         let clips = [Clip::new(spec.clipped(Operand::A), a_clip), Clip::new(spec.clipped(Operand::B), b_clip)];
-        Tiled { kernel: k, spec: *spec, maps: [a, b], batches: [a_batches, b_batches], apart: [a_term, b_term], clips, lead: None, plane_steps: None }
+        Tiled {
+            kernel: k,
+            spec: *spec,
+            maps: [a, b],
+            batches: [a_batches, b_batches],
+            apart: [a_term, b_term],
+            clips,
+            lead: None,
+            plane_steps: None,
+        }
     }
 
     /// The same, but that tiles of the second matrix of a batch of two begin so many columns of the product earlier, if given. What lies in front of B's

@@ -129,7 +129,9 @@ fn product(conv: &ConvProblem) -> Result<(GemmProblem, Option<Planes>), Refusal>
     let groups = conv.groups.max(1);
     let batch = if groups > 1 { vec![groups] } else { vec![] };
     let has_planes = conv.direction == Direction::Wgrad
-        && [(&conv.x, conv.x_extents()), (&conv.y, conv.y_extents())].iter().any(|(tensor, extents)| tensor.pixel_stride(*extents).is_none());
+        && [(&conv.x, conv.x_extents()), (&conv.y, conv.y_extents())]
+            .iter()
+            .any(|(tensor, extents)| tensor.pixel_stride(*extents).is_none());
     // Pixels by the channels of one group, of all images or of one.
     let pixels = |tensor: &Tensor, extents: [u64; 5]| {
         let matrix = if has_planes { of_images(tensor, extents) } else { tensor.as_matrix(extents) };

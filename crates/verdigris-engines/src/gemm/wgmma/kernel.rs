@@ -47,7 +47,8 @@ verdigris_kir::parameters! {
 /// The kernel's body. `T` is what sums are kept in.
 pub(super) fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     let (main, tile) = (&spec.main, spec.main.tile);
-    let Params { operands, lines, schedule, batch, lead, plane_steps, a_factors, b_factors, store, fixup, parts } = Params::declare(k, spec);
+    let Params { operands, lines, schedule, batch, lead, plane_steps, a_factors, b_factors, store, fixup, parts } =
+        Params::declare(k, spec);
     let factors = BlockFactors::new(k, [a_factors, b_factors], spec.scaled);
     let epilogue = TileEpilogue::new(k, spec, (batch, lead), store, fixup, parts);
     let operands = operands.map(|operands| Tiled::new(k, main, operands).interleaved(lead).over_planes(plane_steps));

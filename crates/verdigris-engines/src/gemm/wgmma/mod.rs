@@ -653,8 +653,19 @@ pub(crate) fn sums() -> Vec<KernelRef> {
             for out in [Out::Tma, Out::Rows] {
                 let scaled = [Scaled::No; 2];
                 let keep = Keep::InPlace;
-                let given =
-                    Given { a: operands, b: operands, majors, terms: 1, keep, scaled, out, swap_ab: false, interleaved: false, planes: false, ways: None };
+                let given = Given {
+                    a: operands,
+                    b: operands,
+                    majors,
+                    terms: 1,
+                    keep,
+                    scaled,
+                    out,
+                    swap_ab: false,
+                    interleaved: false,
+                    planes: false,
+                    ways: None,
+                };
                 specs.extend(given.spec(shape, epilogue.clone()));
             }
         }

@@ -50,7 +50,8 @@ pub(crate) fn of_planes(plane: &GemmProblem, planes: Planes, arch: &Arch) -> Res
     let step = ROW_BYTES as u64 / (plane.a.dtype.bytes() as u64).max(1);
     let depth = planes.count.checked_mul(plane.k.next_multiple_of(step));
     let depth = depth.filter(|&depth| depth < 1 << 31);
-    let k = depth.ok_or_else(|| id.refusal(Reason::Extent, format_args!("{} planes of {}; takes below 2^31 of depth", planes.count, plane.k)))?;
+    let k = depth
+        .ok_or_else(|| id.refusal(Reason::Extent, format_args!("{} planes of {}; takes below 2^31 of depth", planes.count, plane.k)))?;
     // The matrices of a batch have their rows one behind the other's.
     let rows_follow = |matrix: &Matrix, rows: u64, row_stride: u64| {
         plane.batch.iter().zip(&matrix.batch_strides).all(|(_, &stride)| Some(stride) == rows.checked_mul(row_stride))
