@@ -96,7 +96,7 @@ pub(in crate::conv) enum Packing {
 
 impl<'k> Source<'k> {
     /// The same from a channel on: those of a group.
-    pub(in crate::conv) fn from_channel(self, channel: Val<'k, u32>) -> Self {
+    pub(in crate::conv) fn of_channels_behind(self, channel: Val<'k, u32>) -> Self {
         let pointer = self.tensor.pointer.moved(channel.widen() * self.tensor.channel);
         Source { tensor: Strided { pointer, ..self.tensor }, ..self }
     }

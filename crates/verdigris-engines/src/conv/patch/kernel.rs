@@ -171,7 +171,7 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
     let (rest, tile_column) = tiles.across.split(rest);
     let (rest, tile_row) = tiles.down.split(rest);
     let (image, conv_group) = tiles.conv_groups.split(rest);
-    let source = source.from_channel(conv_group * source.channels);
+    let source = source.of_channels_behind(conv_group * source.channels);
     let corner = [tile_row * tiles.height, tile_column.shl(tiles.width_log2)];
     let one = k.constant(1u32);
     let (groups, parts) = (one.shl(tiles.groups_log2), one.shl(tiles.parts_log2));

@@ -22,7 +22,7 @@ mod spec;
 
 use block_factors::Scaled;
 use kernel::ParamsArgs;
-pub(crate) use planes::{Planes, of_planes};
+pub(crate) use planes::{Planes, of_planes, over_planes};
 use spec::Spec;
 use verdigris_graph::ops::matmul::Precision;
 use verdigris_graph::problem::Order;
@@ -181,11 +181,6 @@ impl View {
             f64::from(rows) * f64::from(self.k) * matrices * matrix.dtype.bytes() as f64
         };
         bytes(self.m, &self.problem.a) + bytes(self.n, &self.problem.b)
-    }
-
-    /// The shape of a number as such problems are offered it.
-    fn shape(&self, number: u32) -> Option<Shape> {
-        if self.planes.is_some() { planes::shape(number) } else { SHAPES.get(number as usize).copied() }
     }
 
     /// A as rows by depth, and B as columns by depth.
@@ -636,11 +631,6 @@ pub(crate) fn forms_sums(config: &Knobs) -> bool {
     plain && config.value("shape").is_some_and(|shape| SUM_SHAPES.contains(&(shape as usize)))
 }
 
-/// The kernels of products over planes. They are in the catalogs of those that ask for such.
-pub(crate) fn over_planes() -> impl Iterator<Item = KernelRef> {
-    planes::catalog().into_iter().map(reference)
-}
-
 /// The kernels of 16-bit operands, both along their rows or A along the depth, whose sums stay in f32, row-major. They are in the catalogs
 /// of those that name them.
 pub(crate) fn sums() -> Vec<KernelRef> {
@@ -821,7 +811,7 @@ impl Wgmma {
     /// The spec of a shape whose kernel writes the result itself.
     fn spec(&self, shape: u32, swap_ab: bool) -> Option<Spec> {
         let view = self.view(swap_ab);
-        let shape = &view.shape(shape)?;
+        let shape = &planes::shape_for(view, shape)?;
         let given = self.given(shape, view)?;
         let epilogue = epilogue_of(&view.problem, given.out == Out::Direct);
         let spec = given.spec(shape, if given.out == Out::Tma { epilogue.adding(&view.problem) } else { epilogue })?;
@@ -864,7 +854,7 @@ impl Wgmma {
     /// The configs of a shape whose parts are added up later: whole waves of parts.
     fn in_parts(&self, shape: u32, swap_ab: bool) -> Vec<Config> {
         let view = self.view(swap_ab);
-        let spec = view.shape(shape).and_then(|shape| self.given(&shape, view)?.in_parts(&shape));
+        let spec = planes::shape_for(view, shape).and_then(|shape| self.given(&shape, view)?.in_parts(&shape));
         spec.map_or_else(Vec::new, |spec| self.of_parts(shape, swap_ab, &spec))
     }
 

@@ -3,20 +3,20 @@
 //! The operands of a plane lie along the depth, each plane some distance behind the one before. No copy is needed: a map has planes as its third index,
 //! and a step of depth lies within a plane, whose last one TMA fills with zeros in both operands. So the depth that is counted is that of whole steps.
 
-use verdigris_graph::{GemmProblem, Matrix};
+use verdigris_graph::{GemmProblem, Matrix, Problem};
+use verdigris_kir::program::KernelRef;
 use verdigris_kir::tile::operand::{Major, ROW_BYTES};
 use verdigris_tensor::DType;
 
 use super::block_factors::Scaled;
 use super::spec::Spec;
-use super::{Given, HALVES, LINES, SHAPES, Shape, View, WORDS, Wgmma};
+use super::{Given, HALVES, LINES, SHAPES, Shape, View, WORDS, Wgmma, reference};
 use crate::algorithm::{Algorithm, candidate};
 use crate::arch::Arch;
 use crate::engine::{Candidate, Reason, Refusal};
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
 use crate::hopper::sums::Keep;
 use crate::store::Out;
-use verdigris_graph::Problem;
 
 /// The planes that a depth runs over: how many, and elements from one to the next, of A and of B.
 #[derive(Clone, Copy, Debug)]
@@ -32,9 +32,14 @@ pub(super) struct Depths {
     pub(super) depth: u32,
 }
 
+/// The shape of a number as a view's problems are offered it.
+pub(super) fn shape_for(view: &View, number: u32) -> Option<Shape> {
+    if view.planes.is_some() { shape(number) } else { SHAPES.get(number as usize).copied() }
+}
+
 /// The shape of a number as products over planes are offered it. Few tiles of much depth are the rule, so parts are most of the kernels; one of each type
 /// and store has the other problems.
-pub(super) fn shape(number: u32) -> Option<Shape> {
+fn shape(number: u32) -> Option<Shape> {
     let (along_rows, adds_later) = match number {
         2 => (HALVES | WORDS, true),
         9 => (HALVES | WORDS | LINES, true),
@@ -86,8 +91,8 @@ pub(crate) fn of_planes(plane: &GemmProblem, planes: Planes, arch: &Arch) -> Res
 }
 
 /// The kernels; they are in the catalog of those who ask for such products.
-pub(super) fn catalog() -> Vec<Spec> {
-    let mut specs = Vec::new();
+pub(crate) fn over_planes() -> impl Iterator<Item = KernelRef> {
+    let mut specs: Vec<Spec> = Vec::new();
     for operands in [DType::Bf16, DType::F16, DType::F32] {
         let epilogue = EpilogueSpec { stores_d: false, ..EpilogueSpec::plain(OperandSpec { dtype: operands, walk: Walk::Row }) };
         for (shape, out) in (0..SHAPES.len() as u32).filter_map(shape).flat_map(|shape| [Out::Tma, Out::Rows].map(|out| (shape, out))) {
@@ -108,5 +113,5 @@ pub(super) fn catalog() -> Vec<Spec> {
             specs.extend(given.in_parts(&shape).filter(|_| out == Out::Tma));
         }
     }
-    specs
+    specs.into_iter().map(reference)
 }
