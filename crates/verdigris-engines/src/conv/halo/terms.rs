@@ -58,8 +58,12 @@ impl Algorithm for FilterOfTerms {
         };
         ID.require(p.direction == Direction::Wgrad, Reason::Direction, format_args!("{:?}; takes wgrad", p.direction))?;
         let types = p.operands().map(|(_, operand, _)| operand.dtype);
-        ID.require(types == [DType::F32; 2], Reason::Problem, format_args!("{} and {}; takes f32", types[0], types[1]))?;
-        ID.require(p.precision == Precision::Tf32, Reason::Precision, format_args!("{:?} of f32; takes tf32", p.precision))?;
+        // Of any other the other algorithms say why not.
+        ID.require(
+            types == [DType::F32; 2] && p.precision == Precision::Tf32,
+            Reason::Problem,
+            format_args!("{:?} of {} and {}; takes tf32 of f32", p.precision, types[0], types[1]),
+        )?;
         ID.require(
             p.prologue.is_empty(),
             Reason::Epilogue,
