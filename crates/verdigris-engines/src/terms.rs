@@ -124,6 +124,8 @@ pub(crate) struct Terms {
     length: u64,
     /// Elements of a line of the copy, with what lies between two.
     pitch: u64,
+    /// From one term to the next within lines; nothing where each term has lines of its own behind those of the one before.
+    beside: Option<u64>,
     batch: Vec<u64>,
     prologue: Option<PrologueArgs>,
 }
@@ -148,11 +150,32 @@ impl Terms {
         let prologue = through.map_or(PrologueSpec::none(source.dtype), PrologueSpec::of);
         let args = through.filter(|_| !prologue.is_empty()).map(|problem| prologue.arguments(problem));
         let spec = Spec { from: source.dtype, to, terms, walk, prologue };
-        Terms { source, packed, spec, lines: lines.count, length: extents[1], pitch, batch: lines.batch, prologue: args }
+        Terms { source, packed, spec, lines: lines.count, length: extents[1], pitch, beside: None, batch: lines.batch, prologue: args }
     }
 
-    fn term_bytes(&self) -> u64 {
+    /// The same, but that the terms of a line stand beside each other in it, as further channels; and the copy. The channels are whole 16 bytes.
+    pub(crate) fn side_by_side(source: &Tensor, to: DType, terms: u32, extents: [u64; 5], order: [usize; 4]) -> (Terms, Tensor) {
+        let mut wide = extents;
+        wide[1] *= u64::from(terms);
+        let copy = packed_tensor(&Tensor { dtype: to, ..source.clone() }, wide, 1, order);
+        let lines = Lines::of(source, &copy, extents, if source.strides[1] == 1 { order } else { [0, 2, 3, 4] });
+        let [source, packed] = lines.matrices([source, &copy], [source.strides[1], 1]);
+        let (pitch, walk) = (copy.strides[order[3]], Walk::of(&source));
+        let spec = Spec { from: source.dtype, to, terms, walk, prologue: PrologueSpec::none(source.dtype) };
+        let beside = Some(extents[1]);
+        let terms =
+            Terms { source, packed, spec, lines: lines.count, length: extents[1], pitch, beside, batch: lines.batch, prologue: None };
+        (terms, copy)
+    }
+
+    /// All lines.
+    fn lines_bytes(&self) -> u64 {
         self.matrices() * self.lines * self.pitch * self.spec.to.bytes() as u64
+    }
+
+    /// From one term to the next.
+    fn term_bytes(&self) -> u64 {
+        self.beside.map_or_else(|| self.lines_bytes(), |channels| channels * self.spec.to.bytes() as u64)
     }
 
     /// The copy of an operand of `rows` by `depth` as `terms` stacks of matrices of `to`, one behind the other: each has one matrix for each of the
@@ -171,7 +194,7 @@ impl Terms {
         }
         let packed = Matrix { dtype: to, row_stride: pitch, column_stride: 1, batch_strides, ..source.clone() };
         let spec = Spec { from: source.dtype, to, terms, walk: Walk::of(source), prologue: PrologueSpec::none(source.dtype) };
-        Terms { source: source.clone(), packed, spec, lines: rows, length: depth, pitch, batch, prologue: None }
+        Terms { source: source.clone(), packed, spec, lines: rows, length: depth, pitch, beside: None, batch, prologue: None }
     }
 
     /// A term of a matrix as it lies in the copy. Its slot is that of the operand, and means nothing.
@@ -186,7 +209,7 @@ impl Terms {
 
     /// The size of the copy.
     pub(crate) fn scratch_bytes(&self) -> u64 {
-        u64::from(self.spec.terms) * self.term_bytes()
+        if self.beside.is_some() { self.lines_bytes() } else { u64::from(self.spec.terms) * self.lines_bytes() }
     }
 
     /// What the copy asks.

@@ -32,6 +32,7 @@ const PROBLEMS: &[(&str, &str, &str)] = &[
     ("conv.patch", "conv", include_str!("../../../cases/catalog/conv.patch.toml")),
     ("conv.patch_gradient", "conv", include_str!("../../../cases/catalog/conv.patch_gradient.toml")),
     ("conv.implicit_gemm", "conv", include_str!("../../../cases/catalog/conv.implicit_gemm.toml")),
+    ("conv.pointwise", "conv", include_str!("../../../cases/catalog/conv.pointwise.toml")),
     ("conv.unfolded", "conv", include_str!("../../../cases/catalog/conv.unfolded.toml")),
     ("conv.halo", "conv", include_str!("../../../cases/catalog/conv.halo.toml")),
     ("conv.halo", "conv", include_str!("../../../cases/catalog/conv.halo.filter.toml")),

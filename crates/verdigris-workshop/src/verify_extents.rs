@@ -281,7 +281,7 @@ mod tests {
         ("conv.grouped", 180, &[("dtype", 15), ("extent", 2)]),
         ("conv.halo", 27, &[("alignment", 63), ("dtype", 15), ("extent", 75), ("layout", 17)]),
         ("conv.implicit_gemm", 165, &[("extent", 32)]),
-        ("conv.patch", 5, &[("direction", 66), ("dtype", 77), ("extent", 49)]),
+        ("conv.patch", 5, &[("direction", 66), ("dtype", 101), ("extent", 25)]),
         ("conv.patch_gradient", 5, &[("direction", 131), ("dtype", 38), ("extent", 23)]),
         ("conv.pointwise", 1, &[("extent", 162), ("layout", 34)]),
         ("conv.small_channels", 9, &[("extent", 173), ("precision", 15)]),

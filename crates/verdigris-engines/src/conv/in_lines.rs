@@ -21,6 +21,7 @@ use verdigris_kir::ir::Target;
 use verdigris_kir::program::{Address, KernelRef, Program};
 
 use super::geometry::lines::lies_in_lines;
+use super::geometry::read_pixels::over_read_pixels;
 use super::geometry::require_elements;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
@@ -84,11 +85,12 @@ impl<A: Algorithm> Clone for Config<A> {
 impl<A: Algorithm> Form<A> {
     /// Nothing where there is nothing to copy.
     fn copied(original: &ConvProblem, copies: Copies, arch: &Arch) -> Option<Result<Form<A>, Refusal>> {
-        let mut conv = original.clone();
+        // A copy brings no more pixels than are read.
+        let mut conv = if lies_in_lines(&original.x) { original.clone() } else { over_read_pixels(original) };
         let (mut ahead, mut back) = (Vec::new(), None);
         let first_slot = slot_count(&original.slots());
         let result = original.result().slot;
-        let extents = [original.x_extents(), original.w_extents(), original.y_extents()];
+        let extents = [conv.x_extents(), conv.w_extents(), conv.y_extents()];
         for (number, (tensor, extents)) in [&mut conv.x, &mut conv.w, &mut conv.y].into_iter().zip(extents).enumerate() {
             let (is_filter, is_result) = (number == FILTER, tensor.slot == result);
             let least = if is_result {

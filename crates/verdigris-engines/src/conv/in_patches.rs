@@ -5,7 +5,7 @@ use verdigris_graph::{ConvProblem, Direction, Tensor};
 use verdigris_kir::face::{Kernel, Val};
 use verdigris_kir::params::Divide;
 
-use crate::layout::images::StridedArguments;
+use crate::layout::images::{Strided, StridedArguments};
 
 /// Threads of a CTA.
 pub(in crate::conv) const THREADS: u32 = 256;
@@ -95,6 +95,12 @@ pub(in crate::conv) enum Packing {
 }
 
 impl<'k> Source<'k> {
+    /// The same from a channel on: those of a group.
+    pub(in crate::conv) fn of_channels_behind(self, channel: Val<'k, u32>) -> Self {
+        let pointer = self.tensor.pointer.moved(channel.widen() * self.tensor.channel);
+        Source { tensor: Strided { pointer, ..self.tensor }, ..self }
+    }
+
     /// Starts bringing the patch of a chunk to shared memory, zeros in place of what the tensor does not have. A thread stays in its column, and walks down.
     pub(in crate::conv) fn stage(
         &self,

@@ -19,7 +19,7 @@ pub static ENGINES: &[&dyn Engine] = &[HOPPER, &Listed::<mma::Mma>::new(), &List
 
 /// The engine on Hopper's tensor cores, and what it offers for sums of 16-bit products that stay in f32.
 pub(crate) const HOPPER: &dyn Engine = &Listed::<wgmma::Wgmma>::new();
-pub(crate) use wgmma::{F32_TERMS, TERM_TYPE, forms_sums, of_terms, sums};
+pub(crate) use wgmma::{F32_TERMS, Planes, TERM_TYPE, forms_sums, of_planes, of_terms, over_planes, sums};
 
 /// The product that a problem is, or the engine's refusal of anything else.
 #[track_caller]

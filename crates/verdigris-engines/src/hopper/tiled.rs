@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use verdigris_kir::face::{Kernel, Mbarrier, TensorMap, Val};
+use verdigris_kir::face::{Divisor, Kernel, Mbarrier, TensorMap, Val};
 use verdigris_kir::ir::MapDecl;
 use verdigris_kir::params::Map;
 use verdigris_kir::program::{L2Promotion, MapSpec};
@@ -20,7 +20,7 @@ verdigris_kir::parameters! {
     pub(crate) struct TiledValues / TiledArgs of MainLoopSpec as spec {
         pub(crate) a: Map = spec.clipped(Operand::A).map(),
         pub(crate) b: Map = spec.clipped(Operand::B).map(),
-        /// 1 for an operand with a matrix for each of the batch, 0 for one that all share.
+        /// 1 for an operand with a matrix for each of the batch, 0 for one that all share; of planes: rows from a matrix to the next.
         pub(crate) a_batches: u32,
         pub(crate) b_batches: u32,
         /// Of operands in terms: matrices from a term of A, and of B, to the next.
@@ -55,19 +55,36 @@ pub(crate) struct Tiled<'k> {
     clips: [Clip<'k>; 2],
     /// How many rows earlier tiles of B begin in the second matrix of the batch, where there are two.
     lead: Option<Val<'k, u32>>,
+    /// Steps of depth of a plane, where depth runs over planes.
+    plane_steps: Option<Divisor<'k>>,
 }
 
 impl<'k> Tiled<'k> {
     pub(crate) fn new(k: Kernel<'k>, spec: &MainLoopSpec, values: TiledValues<'k>) -> Self {
         let TiledValues { a, b, a_batches, b_batches, a_term, b_term, a_clip, b_clip } = values;
         let clips = [Clip::new(spec.clipped(Operand::A), a_clip), Clip::new(spec.clipped(Operand::B), b_clip)];
-        Tiled { kernel: k, spec: *spec, maps: [a, b], batches: [a_batches, b_batches], apart: [a_term, b_term], clips, lead: None }
+        Tiled {
+            kernel: k,
+            spec: *spec,
+            maps: [a, b],
+            batches: [a_batches, b_batches],
+            apart: [a_term, b_term],
+            clips,
+            lead: None,
+            plane_steps: None,
+        }
     }
 
     /// The same, but that tiles of the second matrix of a batch of two begin so many columns of the product earlier, if given. What lies in front of B's
     /// first row is zeros.
     pub(crate) fn interleaved(self, lead: Option<Val<'k, u32>>) -> Self {
         Tiled { lead, ..self }
+    }
+
+    /// The same, but that depth runs over planes, each of so many steps, if given: the third index of a map is the plane, whose last step ends with
+    /// zeros, and the matrices of a batch have their rows one behind the other's.
+    pub(crate) fn over_planes(self, plane_steps: Option<Divisor<'k>>) -> Self {
+        Tiled { plane_steps, ..self }
     }
 
     /// Brings the tensor maps near: by one thread.
@@ -113,19 +130,29 @@ impl<'k> Loader<'k, '_> {
     #[track_caller]
     pub(crate) fn load(&self, work: &Work<'k>, cursor: &Cursor<'k>) {
         self.source.kernel.scope(Location::caller(), || {
-            let Tiled { kernel: k, spec, batches, clips: [a, b], .. } = self.source;
+            let Tiled { kernel: k, spec, batches, clips: [a, b], plane_steps, .. } = self.source;
             let (row, column) = (self.share.row(work), self.share.column(work));
             let mut first = [row * spec.tile.m + self.begins[0], column * spec.tile.n + self.begins[1]];
             if let Some(lead) = self.source.lead {
                 first[1] = first[1] - lead * work.batch;
             }
-            let matrix = batches.map(|batches| work.batch * batches);
+            let of_batch = batches.map(|batches| work.batch * batches);
+            if plane_steps.is_some() {
+                first = [0, 1].map(|i| first[i] + of_batch[i]);
+            }
             let (first_step, steps) = self.share.steps(work);
             let rows = [a.rows(row * spec.tile.m), b.rows(column * spec.tile.n)];
             // What arrives in each step, also from peers in the cluster.
             let bytes = a.bytes(rows[0]) + b.bytes(rows[1]);
             k.range(steps, |step| {
-                let depth = (first_step + step) * spec.depth();
+                let (matrix, step) = match plane_steps {
+                    None => (of_batch, first_step + step),
+                    Some(steps) => {
+                        let (plane, step) = steps.split(first_step + step);
+                        ([plane; 2], step)
+                    }
+                };
+                let depth = step * spec.depth();
                 // The last term first: its products are formed first.
                 for term in (0..spec.terms).rev() {
                     let place = terms::place(term, spec.terms);

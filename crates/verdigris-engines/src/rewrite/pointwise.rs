@@ -2,6 +2,8 @@
 //!
 //! **What.** Filters of one element, stride 1, no padding, in all three directions; tensors whose pixels have a single stride. The product goes
 //! to the first engine for products that takes it: what is said of that engine holds here, and so do its knobs.
+//! Of tensors with their channels first the pixels have a single stride within an image alone: their filter's gradient is a product whose depth runs
+//! over images as planes ([`gemm::of_planes`]), for which nothing is transposed ahead.
 //!
 //! | direction | A | B | D |
 //! |---|---|---|---|
@@ -16,10 +18,10 @@ use verdigris_kir::ir::Target;
 use verdigris_kir::program::{KernelRef, Program};
 
 use crate::arch::Arch;
-use crate::conv::geometry::matrices::over_matrices;
+use crate::conv::geometry::matrices::{of_images, over_matrices};
 use crate::cost::{self, Work};
 use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal, slot_count};
-use crate::gemm;
+use crate::gemm::{self, Planes};
 use crate::sums::statistics;
 
 /// The engine. It hands on what the products say of their configs, old names and all.
@@ -42,12 +44,17 @@ impl Engine for Pointwise {
         let Problem::Conv(conv) = problem else {
             return Err(ID.refusal(Reason::Problem, format_args!("a {}; takes convolutions", problem.kind())));
         };
-        let product = Problem::Gemm(product(conv)?);
+        let (product, planes) = product(conv)?;
         statistics::require(ID, conv)?;
+        let of = |product| -> Box<dyn Candidate> { Box::new(Product { product, conv: conv.clone(), arch: arch.clone() }) };
+        if let Some(planes) = planes {
+            return gemm::of_planes(&product, planes, arch).map(of).map_err(|refusal| ID.refusal(refusal.reason, refusal));
+        }
+        let product = Problem::Gemm(product);
         let mut refusals = Vec::new();
         for engine in gemm::ENGINES {
             match engine.accept(&product, arch) {
-                Ok(product) => return Ok(Box::new(Product { product, conv: conv.clone(), arch: arch.clone() })),
+                Ok(product) => return Ok(of(product)),
                 Err(refusal) => refusals.push(refusal),
             }
         }
@@ -56,9 +63,9 @@ impl Engine for Pointwise {
         Err(ID.refusal(reason, said.join("; ")))
     }
 
-    fn catalog(&self, _: Target) -> Vec<KernelRef> {
-        // Its kernels are those of the products.
-        Vec::new()
+    fn catalog(&self, target: Target) -> Vec<KernelRef> {
+        // Its other kernels are those of the products.
+        if target == Target::Sm90a { gemm::over_planes().collect() } else { Vec::new() }
     }
 }
 
@@ -104,8 +111,8 @@ impl Candidate for Product {
     }
 }
 
-/// The product, with the slots of the convolution.
-fn product(conv: &ConvProblem) -> Result<GemmProblem, Refusal> {
+/// The product, with the slots of the convolution; with planes, that of one of them.
+fn product(conv: &ConvProblem) -> Result<(GemmProblem, Option<Planes>), Refusal> {
     ID.require(
         conv.filter == [1; 3] && conv.strides == [1; 3] && conv.input == conv.output && conv.pads_before == [0; 3],
         Reason::Extent,
@@ -121,9 +128,14 @@ fn product(conv: &ConvProblem) -> Result<GemmProblem, Refusal> {
     )?;
     let groups = conv.groups.max(1);
     let batch = if groups > 1 { vec![groups] } else { vec![] };
-    // Pixels by the channels of one group.
+    let has_planes = conv.direction == Direction::Wgrad
+        && [(&conv.x, conv.x_extents()), (&conv.y, conv.y_extents())]
+            .iter()
+            .any(|(tensor, extents)| tensor.pixel_stride(*extents).is_none());
+    // Pixels by the channels of one group, of all images or of one.
     let pixels = |tensor: &Tensor, extents: [u64; 5]| {
-        let matrix = tensor.as_matrix(extents).ok_or_else(|| {
+        let matrix = if has_planes { of_images(tensor, extents) } else { tensor.as_matrix(extents) };
+        let matrix = matrix.ok_or_else(|| {
             ID.refusal(Reason::Layout, format_args!("a tensor with strides {:?}; its pixels must have a single one", tensor.strides))
         })?;
         let batch_strides = if groups > 1 { vec![extents[1] / groups * matrix.column_stride] } else { vec![] };
@@ -146,11 +158,12 @@ fn product(conv: &ConvProblem) -> Result<GemmProblem, Refusal> {
     };
     let epilogue = over_matrices(&conv.epilogue, place)?;
     let extents = conv.gemm_extents();
-    GemmProblem {
+    let planes = has_planes.then(|| Planes { count: conv.n, apart: [conv.y.strides[0], conv.x.strides[0]] });
+    let product = GemmProblem {
         batch,
         m: extents.m,
         n: extents.n,
-        k: extents.k,
+        k: if has_planes { extents.k / conv.n.max(1) } else { extents.k },
         precision: conv.precision,
         determinism: conv.determinism,
         a,
@@ -163,6 +176,6 @@ fn product(conv: &ConvProblem) -> Result<GemmProblem, Refusal> {
         epilogue,
         d: place(conv.result())?,
     }
-    .canonical()
-    .map_err(|error| ID.refusal(Reason::Layout, error))
+    .canonical();
+    product.map(|product| (product, planes)).map_err(|error| ID.refusal(Reason::Layout, error))
 }

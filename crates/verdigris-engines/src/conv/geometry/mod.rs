@@ -3,6 +3,7 @@
 //! `axis`: one spatial dim, and the phases of a strided dgrad along it. `phases`: pixels, taps and filters as parameters of kernels that work
 //! out each activation's address. `gather`: the walk of TMA's im2col mode, with its taps. `boxes`: pixels cut into launches. `lines` and
 //! `matrices`: tensors whose pixels, or whose taps, are rows of a matrix. `spacing`: lines that the outputs of depthwise convolutions meet.
+//! `read_pixels`: problems without the pixels that a strided filter steps over.
 
 pub(super) mod axis;
 pub(super) mod boxes;
@@ -10,6 +11,7 @@ pub(super) mod gather;
 pub(super) mod lines;
 pub(crate) mod matrices;
 pub(super) mod phases;
+pub(super) mod read_pixels;
 pub(super) mod spacing;
 
 use verdigris_graph::ConvProblem;

@@ -7,11 +7,12 @@
 //! **Method.** A box of pixels is brought with its halo by one tiled copy, which fills in zeros outside of the image; a tap is a shift of a
 //! matrix operand's first row ([`verdigris_kir::tile::halo`]). So pixels cross L2 about once instead of once for each tap. Two algorithms
 //! read such boxes: [`pixels`] has fprop and dgrad, whose products' rows are pixels, [`filter`] wgrad, whose products' depth they are.
-//! [`geometry`] is what they have in common.
+//! [`geometry`] is what they have in common. [`terms`] has wgrad of f32 by that of its terms.
 
 mod filter;
 mod geometry;
 mod pixels;
+mod terms;
 
 use verdigris_graph::{ConvProblem, Direction, Precision, Problem, Tensor};
 use verdigris_kir::inst::MatrixType;
@@ -27,11 +28,12 @@ use crate::engine::{EngineId, Reason, Refusal};
 
 pub(super) use filter::Filter;
 use pixels::Pixels;
+use terms::FilterOfTerms;
 
 const ID: EngineId = EngineId { name: "conv.halo", number: 208 };
 
-/// Both algorithms.
-pub(super) type Halo = InLines<Joined<Pixels, Filter>>;
+/// All algorithms.
+pub(super) type Halo = Joined<InLines<Joined<Pixels, Filter>>, FilterOfTerms>;
 
 /// Threads of a warpgroup.
 const WARPGROUP: u32 = 128;

@@ -13,8 +13,9 @@ use super::producer::{FilterArgs, GatherArgs, ProducerArgs, ScatterArgs, WalkArg
 use super::spec::{Kind, Spec};
 use crate::conv::geometry::axis::AxisShape;
 use crate::conv::geometry::gather::Gather;
-use crate::conv::geometry::lines::{filter_matrix, tap_stride};
+use crate::conv::geometry::lines::{filter_matrix, lies_in_lines, tap_stride};
 use crate::conv::geometry::matrices::product;
+use crate::conv::geometry::read_pixels::over_read_pixels;
 use crate::conv::geometry::tap_count;
 use crate::engine::{Reason, Refusal};
 use crate::hopper::spec::Operand;
@@ -92,6 +93,9 @@ fn narrow(what: &str, extent: u64) -> Result<u32, Refusal> {
 
 impl View {
     pub(super) fn new(conv: &ConvProblem) -> Result<View, Refusal> {
+        // A copy brings no more pixels than are read.
+        let read = if lies_in_lines(&conv.x) { conv.clone() } else { over_read_pixels(conv) };
+        let conv = &read;
         let (spatial, gather) = walk(conv)?;
         let wgrad = conv.direction == Direction::Wgrad;
         // Kernels that write rows of any alignment are made for the usual case; elsewhere such results are stored through scratch.

@@ -30,7 +30,7 @@ pub(super) struct Cut {
     lanes_log2: u32,
     /// Instructions by which a thread stages its elements of a chunk's patch.
     staging_issued: u64,
-    /// Tiles across, down, of images and slices of channels.
+    /// Tiles across, down, of images with their groups and slices of channels.
     tiles: [u64; 4],
 }
 
@@ -87,7 +87,7 @@ impl Cut {
         cut.chunks = depth.div_ceil(cut.chunk);
         (cut.lanes_log2, cut.staging_issued) = lanes(cut.line(), cut.rows, 14);
         let slices = channels.div_ceil(u64::from(groups * spec.channels()));
-        cut.tiles = [right.result.div_ceil(tile_width), down.result.div_ceil(tile_height), p.n, slices];
+        cut.tiles = [right.result.div_ceil(tile_width), down.result.div_ceil(tile_height), p.n.checked_mul(p.groups)?, slices];
         Some(cut)
     }
 
@@ -182,6 +182,7 @@ impl Cut {
             slices: divisor(slices),
             across: divisor(across),
             down: divisor(down),
+            conv_groups: divisor(p.groups),
             extents: self.axes.map(|axis| axis.result as u32),
             channels: channels(p).1 as u32,
             width_log2: self.width_log2,
@@ -239,9 +240,10 @@ impl Cut {
     }
 }
 
-/// Channels that are summed over, and those of the result.
+/// Channels of a group that are summed over, and those of the result.
 pub(super) fn channels(p: &ConvProblem) -> (u64, u64) {
-    if p.direction == Direction::Dgrad { (p.k, p.c) } else { (p.c, p.k) }
+    let (c, k) = (p.c / p.groups, p.k / p.groups);
+    if p.direction == Direction::Dgrad { (k, c) } else { (c, k) }
 }
 
 /// Whether pixels of what is gathered lie closer than its channels.

@@ -28,14 +28,17 @@ verdigris_kir::parameters! {
 }
 
 verdigris_kir::parameters! {
-    /// Which outputs a CTA has: slices of channels fastest, then tiles along the width and the height, then images.
+    /// Which outputs a CTA has: slices of a group's channels fastest, then tiles along the width and the height, then groups, then images.
     #[derive(Clone, Copy)]
     pub(super) struct Tiles / TilesArgs of () as _spec {
         pub(super) slices: Divide,
         pub(super) across: Divide,
         pub(super) down: Divide,
+        /// Groups of the convolution.
+        pub(super) conv_groups: Divide,
         /// Height and width of the result.
         pub(super) extents: [u32; 2],
+        /// Of a group of the result.
         pub(super) channels: u32,
         /// Columns of a tile, as a logarithm to base 2.
         pub(super) width_log2: u32,
@@ -115,7 +118,7 @@ impl<'k> Taps<'k> {
         spec: &Spec,
         tiles: &Tiles<'k>,
         source: &Source<'k>,
-        [first_channel, first_depth]: [Val<'k, u32>; 2],
+        [conv_group, first_channel, first_depth]: [Val<'k, u32>; 3],
         windows: Val<'k, u32>,
         arena: Val<'k, u32>,
     ) {
@@ -124,7 +127,7 @@ impl<'k> Taps<'k> {
         let place = (k.lane() >> channels.ilog2()) & (WINDOW - 1);
         let group_taps = WINDOW * channels;
         let groups = k.constant(1u32).shl(tiles.groups_log2);
-        let base = self.filter.pointer.address() + self.filter.origin;
+        let base = self.filter.pointer.address() + self.filter.origin + conv_group.widen() * self.filter.group;
         k.range_step(k.thread() >> 5, windows, WARPS, |number| {
             let window = self.window(number);
             let (column, is_tap) = self.column(source, &window, place);
@@ -166,7 +169,9 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
 
     let (rest, slice) = tiles.slices.split(k.cta());
     let (rest, tile_column) = tiles.across.split(rest);
-    let (image, tile_row) = tiles.down.split(rest);
+    let (rest, tile_row) = tiles.down.split(rest);
+    let (image, conv_group) = tiles.conv_groups.split(rest);
+    let source = source.of_channels_behind(conv_group * source.channels);
     let corner = [tile_row * tiles.height, tile_column.shl(tiles.width_log2)];
     let one = k.constant(1u32);
     let (groups, parts) = (one.shl(tiles.groups_log2), one.shl(tiles.parts_log2));
@@ -197,7 +202,7 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
     let fetch = |chunk: Val<'k, u32>| {
         let (first_depth, stage) = (chunk * source.chunk, stage_of(chunk));
         source.stage(k, Packing::Planes, image, corner, first_depth, stage);
-        taps.stage(k, spec, &tiles, &source, [first_channel, first_depth], windows_of(chunk), stage);
+        taps.stage(k, spec, &tiles, &source, [conv_group, first_channel, first_depth], windows_of(chunk), stage);
     };
     fetch(k.constant(0));
     k.cp_async_commit();
@@ -216,7 +221,7 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
     });
     // All are done with the last chunk.
     k.bar_sync();
-    store(k, spec, &tiles, &share, &epilogue, [image, corner[0], corner[1], first_channel], arena, &sums);
+    store(k, spec, &tiles, &share, &epilogue, [image, corner[0], corner[1]], [conv_group, first_channel], arena, &sums);
 }
 
 /// Adds the products of a window: the eight columns that four outputs meet with four taps are read once for all taps that there are.
@@ -256,7 +261,8 @@ fn store<'k>(
     tiles: &Tiles<'k>,
     share: &Share<'k>,
     epilogue: &Epilogue<'k>,
-    [image, corner_row, corner_column, first_channel]: [Val<'k, u32>; 4],
+    [image, corner_row, corner_column]: [Val<'k, u32>; 3],
+    [conv_group, first_channel]: [Val<'k, u32>; 2],
     arena: Val<'k, u32>,
     sums: &Sums<'k>,
 ) {
@@ -277,6 +283,7 @@ fn store<'k>(
     let zero = k.constant(0u32);
     let kept = arena + share.first_warp * warp_bytes;
     let first_channel = first_channel + share.group * spec.channels();
+    let channels_before = conv_group * tiles.channels;
     let place_of =
         |pixel: Val<'k, u32>| [corner_row + share.first_row + pixel.shr(tiles.width_log2), corner_column + (pixel & (width - 1))];
     // The values at addresses, all parts added up in their order.
@@ -300,7 +307,7 @@ fn store<'k>(
             let values = added(&addresses);
             let is_inside = row.lt(tiles.extents[0]) & column.lt(tiles.extents[1]);
             let channels = k.select(is_inside, tiles.channels.max(first_channel) - first_channel, 0u32);
-            let place = epilogue.at_pixel([image, zero, row, column], first_channel);
+            let place = epilogue.at_pixel([image, zero, row, column], channels_before + first_channel);
             for (right, value) in (0..).zip(&values) {
                 k.when(channels.gt(right), || place.store(place.apply(value.get(), right), right));
             }
@@ -320,7 +327,7 @@ fn store<'k>(
                 let values = added(&addresses);
                 let is_inside = column.lt(tiles.extents[1]) & channel.lt(tiles.channels);
                 let rows = k.select(is_inside, tiles.extents[0].max(row) - row, 0u32);
-                let mut place = epilogue.at_pixel([image, zero, row, column], channel);
+                let mut place = epilogue.at_pixel([image, zero, row, column], channels_before + channel);
                 for (step, value) in (0..).zip(&values) {
                     if step > 0 {
                         place = place.along(&down);

@@ -1,7 +1,8 @@
 //! `conv.patch`: convolutions of f32 with few channels on one side, out of patches in shared memory, without tensor cores.
 //!
-//! **What.** fprop of any stride and dgrad of stride 1, of one and two spatial dims and one group, f32 by f32 to f32, filters, dilations and padding of any size that leaves room for
+//! **What.** fprop of any stride and dgrad of stride 1, of one and two spatial dims and any groups, f32 by f32 to f32, filters, dilations and padding of any size that leaves room for
 //! two channels' patches, any strides of tensors, every epilogue. Nothing bounds the channels but the estimate, which is for few of them. Refused are steps before the convolution.
+//! Under the policy `tf32` it takes groups, whose few channels fill no tile of a tensor core; others' choices were measured without it.
 //!
 //! **Method.** A dgrad of stride 1 is an fprop with its taps reversed, so there is one [`kernel`]. A CTA of eight warps has a tile of pixels by a slice of the result's channels. It stages
 //! the patch of activations that the tile meets, with the zeros around it, and the slice's taps by `cp.async`, as many channels at a time as there is room for, the next ones while
@@ -29,6 +30,7 @@ use verdigris_kir::ir::{KernelBody, Target};
 use verdigris_kir::program::{KernelRef, Launch, Program};
 use verdigris_tensor::DType;
 
+use super::geometry::read_pixels::over_read_pixels;
 use super::in_patches::{Axis, THREADS};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
@@ -74,9 +76,11 @@ impl Algorithm for Patch {
         let Problem::Conv(p) = problem else {
             return Err(ID.refusal(Reason::Problem, format_args!("{}, takes conv", problem.kind())));
         };
+        let p = &over_read_pixels(p);
         ID.require(p.direction != Direction::Wgrad, Reason::Direction, "wgrad, takes fprop and dgrad")?;
-        ID.require(p.groups == 1, Reason::Extent, format_args!("{} groups, takes 1", p.groups))?;
         super::geometry::require_elements(ID, p)?;
+        let is_depthwise = p.groups > 1 && p.c == p.groups;
+        ID.require(!is_depthwise, Reason::Extent, "groups of one channel, takes those of more")?;
         let prologue = p.prologue.len();
         ID.require(
             p.prologue.is_empty(),
@@ -88,9 +92,9 @@ impl Algorithm for Patch {
         let types = [first.dtype, second.dtype, p.result().dtype];
         ID.require(types == [DType::F32; 3], Reason::DType, format_args!("{} by {} to {}, takes f32 alone", types[0], types[1], types[2]))?;
         ID.require(
-            matches!(p.precision, Precision::Ieee | Precision::Fp32),
+            matches!(p.precision, Precision::Ieee | Precision::Fp32) || p.precision == Precision::Tf32 && p.groups > 1,
             Reason::Precision,
-            format_args!("{:?}, multiplies and adds in f32", p.precision),
+            format_args!("{:?} of {} groups, multiplies and adds in f32", p.precision, p.groups),
         )?;
         let is_flat = p.input[0] == 1 && p.filter[0] == 1 && p.output[0] == 1 && p.pads_before[0] == 0;
         ID.require(is_flat, Reason::Extent, "three spatial dims, takes two")?;

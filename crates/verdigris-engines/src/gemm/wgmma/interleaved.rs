@@ -121,6 +121,7 @@ pub(super) fn catalog() -> Vec<Spec> {
                 out: Out::Scattered,
                 swap_ab: false,
                 interleaved: true,
+                planes: false,
                 ways: None,
             };
             specs.extend(given.spec(&shape(number), epilogue.clone()));

@@ -5,6 +5,7 @@
 //! [`crate::hopper`]; the epilogue is in [`super::epilogue`] and [`crate::fuse::epilogue`].
 
 use verdigris_kir::face::{AsVal, Kernel};
+use verdigris_kir::params::Divide;
 use verdigris_kir::tile::schedule::ScheduleArgs;
 
 use super::super::factors::FactorsArgs;
@@ -32,6 +33,8 @@ verdigris_kir::parameters! {
         pub(super) batch: BatchIndexArgs = (),
         /// Columns by which tiles of the second of two interleaved matrices begin earlier.
         pub(super) lead: Option<u32> = spec.interleaved.then_some(()),
+        /// Steps of depth of a plane.
+        pub(super) plane_steps: Option<Divide> = spec.planes.then_some(()),
         pub(super) a_factors: Option<FactorsArgs> = (spec.scaled[0] != Scaled::No).then_some(()),
         pub(super) b_factors: Option<FactorsArgs> = (spec.scaled[1] != Scaled::No).then_some(()),
         /// How results leave; they do not where parts are added up by a launch of their own.
@@ -44,10 +47,11 @@ verdigris_kir::parameters! {
 /// The kernel's body. `T` is what sums are kept in.
 pub(super) fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     let (main, tile) = (&spec.main, spec.main.tile);
-    let Params { operands, lines, schedule, batch, lead, a_factors, b_factors, store, fixup, parts } = Params::declare(k, spec);
+    let Params { operands, lines, schedule, batch, lead, plane_steps, a_factors, b_factors, store, fixup, parts } =
+        Params::declare(k, spec);
     let factors = BlockFactors::new(k, [a_factors, b_factors], spec.scaled);
     let epilogue = TileEpilogue::new(k, spec, (batch, lead), store, fixup, parts);
-    let operands = operands.map(|operands| Tiled::new(k, main, operands).interleaved(lead));
+    let operands = operands.map(|operands| Tiled::new(k, main, operands).interleaved(lead).over_planes(plane_steps));
     let lines = spec.aligning().zip(lines).map(|(aligning, lines)| Aligning::new(k, aligning, lines));
     let stages = match spec.aligning() {
         None => Stages::new(k, main),

@@ -83,6 +83,7 @@ pub(super) fn catalog() -> Vec<Spec> {
                     out,
                     swap_ab: false,
                     interleaved: false,
+                    planes: false,
                     ways,
                 };
                 specs.extend(given.spec(&offer.shape(), epilogue.clone()));

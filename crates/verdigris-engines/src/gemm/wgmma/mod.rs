@@ -17,10 +17,12 @@ mod epilogue;
 mod interleaved;
 mod kernel;
 mod lines;
+mod planes;
 mod spec;
 
 use block_factors::Scaled;
 use kernel::ParamsArgs;
+pub(crate) use planes::{Planes, of_planes, over_planes};
 use spec::Spec;
 use verdigris_graph::ops::matmul::Precision;
 use verdigris_graph::problem::Order;
@@ -160,6 +162,8 @@ struct View {
     swap_ab: bool,
     /// Columns in front of the second of two interleaved matrices, that are counted and are none.
     lead: u32,
+    /// Where depth runs over planes, how many these are and how deep each: see [`planes`].
+    planes: Option<planes::Depths>,
 }
 
 impl View {
@@ -167,7 +171,7 @@ impl View {
         let narrow = |extent: u64| u32::try_from(extent).ok().filter(|&extent| extent < 1 << 31);
         let (m, n) = (narrow(problem.m)?, narrow(problem.n)?);
         let (k, batch) = (narrow(problem.k)?, narrow(problem.batch_count())?);
-        Some(View { problem, m, n, k, batch, terms, swap_ab, lead: 0 })
+        Some(View { problem, m, n, k, batch, terms, swap_ab, lead: 0, planes: None })
     }
 
     /// Bytes of both operands, of one term of each.
@@ -501,7 +505,9 @@ impl Algorithm for Wgmma {
         // Clusters are whole, also where there are fewer tiles.
         let a_clip = spec.main.clipped(Operand::A).args(view.m, clusters_down * down);
         let b_clip = spec.main.clipped(Operand::B).args(columns, clusters_across * across);
-        let batched = |matrix: &Matrix| u32::from(matrix.batch_strides.first().is_some_and(|&stride| stride != 0));
+        let batched = |matrix: &Matrix, rows: u32| {
+            if view.planes.is_some() { rows } else { u32::from(matrix.batch_strides.first().is_some_and(|&stride| stride != 0)) }
+        };
 
         let parts = parts.map(|parts| {
             let scratch = program.add_scratch("parts", parts.scratch_bytes());
@@ -529,8 +535,8 @@ impl Algorithm for Wgmma {
         let operands = || TiledArgs {
             a: (a_place, operand_map(a_clip.boxed(spec.main.clipped(Operand::A).map()), &a, [view.m, view.k], view)),
             b: (b_place, operand_map(b_clip.boxed(spec.main.clipped(Operand::B).map()), &b, [view.n, view.k], view)),
-            a_batches: batched(&a),
-            b_batches: batched(&b),
+            a_batches: batched(&a, view.m),
+            b_batches: batched(&b, view.n),
             a_term: a_copy.and_then(Copy::term_matrices),
             b_term: b_copy.and_then(Copy::term_matrices),
             a_clip,
@@ -544,6 +550,7 @@ impl Algorithm for Wgmma {
             schedule: *schedule,
             batch: chunk.index(),
             lead: spec.interleaved.then_some(view.lead),
+            plane_steps: view.planes.map(|planes| planes.depth.div_ceil(spec.main.depth())),
             a_factors: FactorsArgs::of(view.problem.scale_a.as_ref(), &chunk),
             b_factors: FactorsArgs::of(view.problem.scale_b.as_ref(), &chunk),
             store,
@@ -603,6 +610,7 @@ fn catalog_specs() -> Vec<Spec> {
                     out,
                     swap_ab,
                     interleaved: false,
+                    planes: false,
                     ways: None,
                 };
                 let elements = EpilogueSpec { stores_d: true, d: OperandSpec::strided(d), ..epilogue.clone() };
@@ -635,8 +643,19 @@ pub(crate) fn sums() -> Vec<KernelRef> {
             for out in [Out::Tma, Out::Rows] {
                 let scaled = [Scaled::No; 2];
                 let keep = Keep::InPlace;
-                let given =
-                    Given { a: operands, b: operands, majors, terms: 1, keep, scaled, out, swap_ab: false, interleaved: false, ways: None };
+                let given = Given {
+                    a: operands,
+                    b: operands,
+                    majors,
+                    terms: 1,
+                    keep,
+                    scaled,
+                    out,
+                    swap_ab: false,
+                    interleaved: false,
+                    planes: false,
+                    ways: None,
+                };
                 specs.extend(given.spec(shape, epilogue.clone()));
             }
         }
@@ -656,6 +675,7 @@ struct Given {
     out: Out,
     swap_ab: bool,
     interleaved: bool,
+    planes: bool,
     /// How operands come that are taken as they are given, their lines wherever these begin; `majors` are those of their lines.
     ways: Option<[Way; 2]>,
 }
@@ -687,12 +707,12 @@ impl Given {
     }
 
     fn shaped(self, shape: &Shape, split: Split, epilogue: EpilogueSpec) -> Spec {
-        let Given { a, b, majors, terms, keep, scaled, out, swap_ab, interleaved, ways } = self;
+        let Given { a, b, majors, terms, keep, scaled, out, swap_ab, interleaved, planes, ways } = self;
         let waiting = u32::from(ways.is_some());
         let ways = ways.unwrap_or([Way::Straight; 2]);
         let majors = [0, 1].map(|i| ways[i].arrives(majors[i]));
         let main = MainLoopSpec { tile: shape.tile, a, b, majors, terms, stages: 2, keep };
-        Spec { main, waiting, ways, split, scaled, out, swap_ab, interleaved, epilogue }
+        Spec { main, waiting, ways, split, scaled, out, swap_ab, interleaved, planes, epilogue }
     }
 }
 
@@ -783,13 +803,15 @@ impl Wgmma {
             out,
             swap_ab: transposed,
             interleaved: view.lead > 0,
+            planes: view.planes.is_some(),
             ways: None,
         })
     }
 
     /// The spec of a shape whose kernel writes the result itself.
     fn spec(&self, shape: u32, swap_ab: bool) -> Option<Spec> {
-        let (view, shape) = (self.view(swap_ab), SHAPES.get(shape as usize)?);
+        let view = self.view(swap_ab);
+        let shape = &planes::shape_for(view, shape)?;
         let given = self.given(shape, view)?;
         let epilogue = epilogue_of(&view.problem, given.out == Out::Direct);
         let spec = given.spec(shape, if given.out == Out::Tma { epilogue.adding(&view.problem) } else { epilogue })?;
@@ -831,9 +853,9 @@ impl Wgmma {
 
     /// The configs of a shape whose parts are added up later: whole waves of parts.
     fn in_parts(&self, shape: u32, swap_ab: bool) -> Vec<Config> {
-        let spec = SHAPES.get(shape as usize).and_then(|shape| self.given(shape, self.view(swap_ab))?.in_parts(shape));
-        let Some(spec) = spec else { return Vec::new() };
-        self.of_parts(shape, swap_ab, &spec)
+        let view = self.view(swap_ab);
+        let spec = planes::shape_for(view, shape).and_then(|shape| self.given(&shape, view)?.in_parts(&shape));
+        spec.map_or_else(Vec::new, |spec| self.of_parts(shape, swap_ab, &spec))
     }
 
     /// The configs of a spec whose parts are added up later.
@@ -859,6 +881,11 @@ fn operand_map(decl: MapDecl, matrix: &Matrix, [rows, depth]: [u32; 2], view: &V
     let bytes = u64::from(decl.ty.bytes());
     let leading = matrix.leading_dimension().unwrap_or(1) * bytes;
     let contiguous_depth = View::major(matrix) == Major::Depth;
+    if let Some(planes) = &view.planes {
+        let apart = matrix.batch_strides.first().copied().unwrap_or(0) * bytes;
+        let rows = u64::from(rows) * u64::from(view.batch);
+        return matrix_map(decl, [u64::from(planes.depth), rows, u64::from(planes.count)], [leading, apart]);
+    }
     let dims = if contiguous_depth { [u64::from(depth), u64::from(rows)] } else { [u64::from(rows), u64::from(depth)] };
     let stride = matrix.batch_strides.first().copied().unwrap_or(0) * bytes;
     // Behind the one matrix of an operand that all share lies, if any, its next term.

@@ -35,6 +35,8 @@ pub(super) struct Spec {
     pub(super) swap_ab: bool,
     /// The even rows of D are one matrix and the odd ones another, whose tiles begin earlier: see [`super::interleaved`].
     pub(super) interleaved: bool,
+    /// The depth runs over planes: see [`super::planes`].
+    pub(super) planes: bool,
     /// What stands between sums and D, for the problem as it is computed.
     pub(super) epilogue: EpilogueSpec,
 }
@@ -63,6 +65,7 @@ impl fmt::Display for Spec {
             (main.terms > 1, "_terms"),
             (self.swap_ab, "_turned"),
             (self.interleaved, "_interleaved"),
+            (self.planes, "_planes"),
             (self.out == Out::Rows, "_rows"),
         ] {
             if on {

@@ -11,9 +11,12 @@
 //! | `grouped` | f32 | `[filter][tap][channel]` | as many warps, up to eight, as fill the chip |
 //! | `small_channels` | f32 | tiles of 64 filters by the columns of a K-tile | eight warps, then the first |
 //! | `im2col` | f32 | a matrix of any five strides, in rows of whole 16 bytes | one thread, or eight |
+//!
+//! Beside them, [`terms`] adds up products of terms.
 
 pub(crate) mod depthwise;
 pub(crate) mod direct;
 pub(crate) mod grouped;
 pub(crate) mod im2col;
 pub(crate) mod small_channels;
+pub(crate) mod terms;

@@ -191,6 +191,11 @@ pub(in crate::conv) struct Config {
 }
 
 impl Config {
+    /// Whether parts are added up by a launch of their own.
+    pub(super) fn adds_later(&self) -> bool {
+        self.tiled.bundles.is_none()
+    }
+
     fn spec(&self) -> &Spec {
         let specs = &self.tiled.specs;
         CLUSTERS.iter().zip(specs).find(|(ctas, _)| **ctas == self.parts).map_or(&specs[0], |(_, spec)| spec)
