@@ -11,8 +11,6 @@ use crate::split_k::MOST_PARTS_BYTES;
 
 /// The most channels of a slice, eight by eight.
 const MOST_DOWN: u64 = 16;
-/// The most groups of threads that share a slice whose sums are the result.
-const MOST_WHOLE_GROUPS: u64 = 64;
 /// Into how many tiles a line of y is cut, and into how many runs a line of a tile.
 const ACROSS: [u64; 7] = [1, 2, 3, 4, 6, 8, 12];
 const RUNS: [u64; 4] = [1, 2, 4, 8];
@@ -47,8 +45,6 @@ pub(in crate::conv) struct Cut {
     tiles: [u64; 2],
     pub(super) count: u64,
     pub(super) parts: u64,
-    /// A slice's pixels are all of one CTA, whose sums are the result.
-    pub(super) is_whole: bool,
     /// How tiles of x and y are shared out to threads, and a thread's instructions.
     x_lanes: (u32, u64),
     y_lanes: (u32, u64),
@@ -57,7 +53,10 @@ pub(in crate::conv) struct Cut {
 impl Cut {
     /// The best cut of each way to slice the result, the best of all first.
     pub(super) fn all(p: &ConvProblem, spec: &Spec, sms: u32) -> Vec<Cut> {
-        let (wide, tall) = Cut::units(p, spec);
+        let axes = [1, 2].map(|dim| Axis::of(p, dim));
+        let planes = p.c.div_ceil(u64::from(spec.channels()));
+        let positions = axes[0].taps.saturating_mul(axes[1].taps).saturating_mul(planes);
+        let (wide, tall) = (positions.div_ceil(u64::from(spec.positions())), p.k.div_ceil(u64::from(CHANNELS)));
         let fewest = tall.div_ceil(MOST_DOWN);
         let mut cuts: Vec<(f64, Cut)> = Vec::new();
         for down in [1, 2, 4].map(|times| tall.div_ceil(fewest * times)) {
@@ -66,62 +65,33 @@ impl Cut {
                 if cuts.iter().any(|(_, cut)| (cut.down, cut.across) == (down, across)) {
                     continue;
                 }
-                cuts.extend(Cut::sliced(p, spec, [down, across]).tiled(p, spec, sms).map(|cut| (cut.cost(p, spec, sms), cut)));
+                let cut = Cut {
+                    axes,
+                    positions,
+                    planes,
+                    slices: [tall.div_ceil(down), wide.div_ceil(across)],
+                    down,
+                    across,
+                    groups: u64::from(THREADS) / (down * across),
+                    tile: [1; 2],
+                    runs: 1,
+                    run: 1,
+                    rows: 1,
+                    quotients: 1,
+                    residue_places: 1,
+                    row_places: 1,
+                    reads: u64::from(spec.words()),
+                    tiles: [1; 2],
+                    count: 1,
+                    parts: 1,
+                    x_lanes: (0, 0),
+                    y_lanes: (0, 0),
+                };
+                cuts.extend(cut.tiled(p, spec, sms).map(|cut| cut.set_apart(spec)).map(|cut| (cut.cost(p, spec, sms), cut)));
             }
         }
         cuts.sort_by(|(a, _), (b, _)| a.total_cmp(b));
         cuts.into_iter().map(|(_, cut)| cut).collect()
-    }
-
-    /// The best cut whose CTAs have all pixels of their slices: small slices, so that they are many.
-    pub(super) fn whole(p: &ConvProblem, spec: &Spec, sms: u32) -> Option<Cut> {
-        let (wide, tall) = Cut::units(p, spec);
-        let sizes = [0, 1, 2, 3, 4, 5].map(|log2| 1u64 << log2);
-        let of_slice = sizes.iter().flat_map(|&down| sizes.map(|across| [down.min(tall), across.min(wide)]));
-        // More groups than these are added up for longer than they multiply.
-        let is_shared_well =
-            |[down, across]: [u64; 2]| MOST_WHOLE_GROUPS * down * across >= u64::from(THREADS) || [down, across] == [tall, wide];
-        let of_slice =
-            of_slice.filter(|&[down, across]| down <= MOST_DOWN && down * across <= u64::from(THREADS) && is_shared_well([down, across]));
-        let cuts = of_slice.filter_map(|slice| Cut { is_whole: true, ..Cut::sliced(p, spec, slice) }.tiled(p, spec, sms));
-        cuts.min_by(|a, b| a.cost(p, spec, sms).total_cmp(&b.cost(p, spec, sms)))
-    }
-
-    /// Units along the taps and along the channels.
-    fn units(p: &ConvProblem, spec: &Spec) -> (u64, u64) {
-        (Cut::positions(p, spec).div_ceil(u64::from(spec.positions())), p.k.div_ceil(u64::from(CHANNELS)))
-    }
-
-    fn positions(p: &ConvProblem, spec: &Spec) -> u64 {
-        p.filter[1].saturating_mul(p.filter[2]).saturating_mul(p.c.div_ceil(u64::from(spec.channels())))
-    }
-
-    /// Slices of so many units down and across, and no tiles yet.
-    fn sliced(p: &ConvProblem, spec: &Spec, [down, across]: [u64; 2]) -> Cut {
-        let (wide, tall) = Cut::units(p, spec);
-        Cut {
-            axes: [1, 2].map(|dim| Axis::of(p, dim)),
-            positions: Cut::positions(p, spec),
-            planes: p.c.div_ceil(u64::from(spec.channels())),
-            slices: [tall.div_ceil(down), wide.div_ceil(across)],
-            down,
-            across,
-            groups: u64::from(THREADS) / (down * across),
-            tile: [1; 2],
-            runs: 1,
-            run: 1,
-            rows: 1,
-            quotients: 1,
-            residue_places: 1,
-            row_places: 1,
-            reads: u64::from(spec.words()),
-            tiles: [1; 2],
-            count: 1,
-            parts: 1,
-            is_whole: false,
-            x_lanes: (0, 0),
-            y_lanes: (0, 0),
-        }
     }
 
     /// With the best tiles, if there is room for any.
@@ -146,7 +116,7 @@ impl Cut {
                 }
             }
         }
-        best.map(|(_, cut)| cut.set_apart(spec))
+        best.map(|(_, cut)| cut)
     }
 
     /// With its place in shared memory, if there is room.
@@ -175,9 +145,6 @@ impl Cut {
 
     /// With as many parts as there is room for on the chip, or a share of them.
     fn in_parts(self, p: &ConvProblem, sms: u32, share: u64) -> Cut {
-        if self.is_whole {
-            return self;
-        }
         let resident = u64::from(sms * CTAS_OF_SM) / share;
         let most = (MOST_PARTS_BYTES / self.part_bytes(p)).max(1);
         let parts = (resident / self.all_slices()).clamp(1, self.count.min(most));

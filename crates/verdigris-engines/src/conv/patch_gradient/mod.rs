@@ -11,8 +11,7 @@
 //! A *unit* is 8 or 9 neighbouring taps and channels of the filter by 8 channels of dy: a thread's sums. Of a pixel it reads the 8 channels in two loads, the same for most of a warp, and the
 //! taps in as many as they have places (2 to 4, or 9 of one channel), for 64 or 72 multiplications. Threads that the units leave over form further *groups*, which take other runs of pixels; where units are more than
 //! threads, other CTAs have other *slices* of them. Groups are added up in shared memory in their order, and what CTAs have is left as parts, which a
-//! second launch adds up ([`crate::split_k::filter::im2col`]). Where pixels are so few that this launch costs more than they do, a CTA has all of them for a small
-//! slice, and leaves its sums where the result is (knob `whole`), if that lies as parts do and nothing follows.
+//! second launch adds up ([`crate::split_k::filter::im2col`]).
 //!
 //! **When it wins.** First layers: one to eight channels of x, filters from 3×3 on. `conv.direct` gathers each element with checks of its own for each tile, and fills tiles of 64 by 64, of which 27 taps by
 //! 16 channels are a tenth. By count 80 to 90 % of the main loop's instructions multiply, and 60 to 75 % of all where taps are many. On an H200 it took nine of ten problems, 1.4 to 5.7 times as fast
@@ -29,7 +28,7 @@ use verdigris_graph::ops::matmul::Precision;
 use verdigris_graph::{ConvProblem, Direction, Problem, Tensor};
 use verdigris_kir::face::{Header, build};
 use verdigris_kir::ir::{KernelBody, Target};
-use verdigris_kir::program::{Address, KernelRef, Launch, Program};
+use verdigris_kir::program::{KernelRef, Launch, Program};
 use verdigris_tensor::DType;
 
 use super::geometry::read_pixels::over_read_pixels;
@@ -102,7 +101,6 @@ impl Algorithm for PatchGradient {
         let spec = Spec::of(p);
         let mut cuts = Cut::all(p, &spec, arch.sm_count);
         cuts.truncate(CONFIGS);
-        cuts.extend(lies_as_parts(p).then(|| Cut::whole(p, &spec, arch.sm_count)).flatten());
         ID.require(
             !cuts.is_empty(),
             Reason::SharedMemory,
@@ -128,8 +126,7 @@ impl Algorithm for PatchGradient {
     }
 
     fn knobs(cut: &Cut) -> Knobs {
-        let whole = cut.is_whole.then_some(("whole", 1));
-        Knobs::new([("channels", cut.down as u32 * CHANNELS), ("units", cut.across as u32)].into_iter().chain(whole))
+        Knobs::new([("channels", cut.down as u32 * CHANNELS), ("units", cut.across as u32)])
     }
 
     fn notes(&self, _: &Cut) -> Notes {
@@ -156,11 +153,7 @@ impl Algorithm for PatchGradient {
         };
         let in_parts = main.in_waves(cut.ctas(), resident, cut.tiles_of_cta());
         let tiles = cut.slices.iter().product::<u64>() as f64;
-        let join = if cut.is_whole { Join::None } else { Join::Launch };
-        let main = Loop { tiles, steps: cut.count as f64, parts: cut.parts as f64, join, ..in_parts };
-        if cut.is_whole {
-            return Work::of(main);
-        }
+        let main = Loop { tiles, steps: cut.count as f64, parts: cut.parts as f64, join: Join::Launch, ..in_parts };
         let sum = self.sum(cut);
         let written = crate::cost::Stream { launches: 0.0, ..sum.work() };
         // It does not begin before the first has ended: on an H200 the gradient of 242 pixels took 9.5 to 11.9 us where the estimate, without that, was 5.8.
@@ -171,10 +164,7 @@ impl Algorithm for PatchGradient {
         let (p, spec) = (&self.problem, self.spec);
         let mut program = empty_program(&p.slots());
         let sum = self.sum(cut);
-        let parts = match cut.is_whole {
-            true => Address::buffer(p.w.slot.0 as usize),
-            false => program.add_scratch("parts of the filter's gradient", sum.scratch_bytes()),
-        };
+        let parts = program.add_scratch("parts of the filter's gradient", sum.scratch_bytes());
         let args = GradientArgs {
             tiles: cut.tiles_arguments(p, &spec),
             units: cut.units_arguments(p, &spec),
@@ -182,13 +172,11 @@ impl Algorithm for PatchGradient {
             y: cut.y_arguments(p, &spec),
             parts,
             part_bytes: 4 * sum.part_elements(),
-            channel_bytes: 4 * if cut.is_whole { p.w.strides[0] } else { Cut::pitch(p) } as u32,
+            channel_bytes: 4 * Cut::pitch(p) as u32,
         };
         let args = args.bound(&spec);
         program.launch(Launch::new(spec.kernel(), [cut.grid() as u32, 1, 1], args));
-        if !cut.is_whole {
-            program.launch(sum.launch(parts));
-        }
+        program.launch(sum.launch(parts));
         Ok(program)
     }
 
@@ -322,15 +310,6 @@ impl Spec {
         let header = Header { name: self.name(), target: self.target(), threads: THREADS, min_ctas: CTAS_OF_SM, cluster: 1 };
         build(header, |k| kernel::kernel(k, self))
     }
-}
-
-/// Whether the result is sums alone that lie as a part does: a filter's taps and channels side by side.
-fn lies_as_parts(p: &ConvProblem) -> bool {
-    let [k, c, _, height, width] = p.w.strides;
-    let [_, channels, _, _, columns] = p.w_extents();
-    let fits = |extent: u64, stride: u64, wanted: u64| extent == 1 || stride == wanted;
-    let lies = fits(channels, c, 1) && fits(columns, width, channels) && fits(p.filter[1], height, channels.saturating_mul(columns));
-    lies && p.epilogue.is_empty() && k < COUNT_LIMIT
 }
 
 /// Whether a tensor's channels lie in whole groups of four, each 16 bytes from a multiple of 16 on if the first is.

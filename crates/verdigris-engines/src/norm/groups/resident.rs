@@ -72,7 +72,8 @@ impl Team {
         self.cta_threads() / self.threads
     }
 
-    fn warps(self) -> u32 {
+    /// Warps that share a group.
+    pub(super) fn warps(self) -> u32 {
         self.threads / 32
     }
 
