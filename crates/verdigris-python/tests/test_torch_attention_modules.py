@@ -343,6 +343,38 @@ def test_a_mask_of_transformers_that_is_written_to_is_read(monkeypatch):
     assert seen == [of_keys, of_pairs, of_keys, of_keys, of_pairs]
 
 
+def test_a_mask_that_tells_positions_without_an_offset_is_read(monkeypatch):
+    # As versions before `q_length` and `q_offset` call it: two queries behind three keys.
+    positions = torch.arange(3, 5)
+
+    def theirs(*, batch_size, cache_position, kv_length, mask_function=None, attention_mask=None):
+        before = torch.arange(kv_length) <= cache_position[:, None]
+        return (before & attention_mask[:, None, None]).expand(batch_size, 1, -1, -1).clone()
+
+    make = _sdpa._in_parts(theirs, None)
+    padding = torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 1]], dtype=torch.bool)
+    mask = make(batch_size=2, cache_position=positions, kv_length=5, attention_mask=padding)
+    assert _sdpa.padding_of(mask, 2, 5) is None and _sdpa.lengths_of(mask) is None
+    q, k = torch.randn(2, 4, 2, 8), torch.randn(2, 4, 5, 8)
+    o = _sdpa.transformers_attention(nn.Module(), q, k, k, mask)[0].transpose(1, 2)
+    close(o, F.scaled_dot_product_attention(q.double(), k.double(), k.double(), mask), 4.0)
+
+
+def test_a_mask_of_one_token_that_is_written_to_is_read():
+    masking_utils = pytest.importorskip("transformers.masking_utils")
+    vt.register_transformers()
+    make = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS["verdigris"]
+    mask = make(batch_size=1, q_length=1, kv_length=5, q_offset=3, kv_offset=0, attention_mask=None)
+    if mask is None:
+        pytest.skip("this version of transformers makes no mask for one token")
+    assert _sdpa.lengths_of(mask).tolist() == [4]
+    mask[..., 0] = False
+    assert _sdpa.lengths_of(mask) is None
+    q, k = torch.randn(1, 4, 1, 8), torch.randn(1, 4, 5, 8)
+    o = _sdpa.transformers_attention(nn.Module(), q, k, k, mask)[0].transpose(1, 2)
+    close(o, F.scaled_dot_product_attention(q.double(), k.double(), k.double(), mask), 4.0)
+
+
 def test_transformers_of_one_new_token_has_gradients(monkeypatch):
     transformers = pytest.importorskip("transformers")
     vt.register_transformers()

@@ -250,8 +250,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     }
     let all_jobs = jobs.len();
     let entry = |job: &verify_graphs::Job<'_>| format!("{} × {schedules}", job.id());
+    // Texts of some thousand kernels are printed for this.
+    let done: Vec<bool> = jobs.par_iter().map(|job| journal.has(&entry(job), job.programs())).collect();
+    let mut done = done.into_iter();
     jobs.retain(|job| {
-        let is_done = journal.has(&entry(job), job.programs());
+        let is_done = done.next().unwrap_or(false);
         if is_done {
             for (variant, kind) in job.variants.iter().zip(job.kinds.iter().cycle()) {
                 variant.kernels().for_each(|kernel| taken.note(kernel, *kind));
@@ -261,6 +264,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         !is_done
     });
     remembered += (all_jobs - jobs.len()) as u64;
+    if arguments.resume.is_some() {
+        eprintln!("{} of {all_jobs} runs of graphs are left, {:.0} s after the beginning", jobs.len(), begun.elapsed().as_secs_f64());
+    }
     stages.end("choice of graphs");
     let passed = |job: &verify_graphs::Job<'_>| journal.keep(&entry(job), job.programs());
     let mut of_graphs = verify_graphs::run(&jobs, schedules, &passed, tells_at_once).join(known);

@@ -1,6 +1,6 @@
 //! `conv.patch`: convolutions of f32 with few channels on one side, out of patches in shared memory, without tensor cores.
 //!
-//! **What.** fprop of any stride and dgrad of stride 1, of one and two spatial dims and any groups, f32 by f32 to f32, filters, dilations and padding of any size that leaves room for
+//! **What.** fprop of any stride and dgrad of stride 1, of one and two spatial dims, groups of more than one channel, f32 by f32 to f32, filters, dilations and padding of any size that leaves room for
 //! two channels' patches, any strides of tensors, every epilogue. Nothing bounds the channels but the estimate, which is for few of them. Refused are steps before the convolution.
 //! Under the policy `tf32` it takes groups, whose few channels fill no tile of a tensor core; others' choices were measured without it.
 //!
@@ -94,7 +94,10 @@ impl Algorithm for Patch {
         ID.require(
             matches!(p.precision, Precision::Ieee | Precision::Fp32) || p.precision == Precision::Tf32 && p.groups > 1,
             Reason::Precision,
-            format_args!("{:?} of {} groups, multiplies and adds in f32", p.precision, p.groups),
+            format_args!(
+                "{:?} of {} groups, multiplies and adds in f32: takes ieee and fp32, and tf32 of more than one group",
+                p.precision, p.groups
+            ),
         )?;
         let is_flat = p.input[0] == 1 && p.filter[0] == 1 && p.output[0] == 1 && p.pads_before[0] == 0;
         ID.require(is_flat, Reason::Extent, "three spatial dims, takes two")?;

@@ -52,6 +52,7 @@ pub(super) struct Groups {
     geometry: Geometry,
     sm_count: u32,
     l2_bytes: f64,
+    shared_bytes_per_cta: u32,
     overlaps: bool,
 }
 
@@ -119,7 +120,7 @@ impl Algorithm for Groups {
         let target = compute::target_of_all(problem.operands().iter().map(|(_, view, _)| view.dtype));
         Self::ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
         let (sm_count, l2_bytes, overlaps) = (arch.sm_count, arch.l2_bytes as f64, arch.runs(Target::Sm90));
-        Ok(Groups { problem: problem.clone(), geometry, sm_count, l2_bytes, overlaps })
+        Ok(Groups { problem: problem.clone(), geometry, sm_count, l2_bytes, shared_bytes_per_cta: arch.shared_bytes_per_cta, overlaps })
     }
 
     fn configs(&self) -> Vec<Config> {
@@ -320,7 +321,8 @@ impl Groups {
         let vector = self.geometry.neighbours(wholes()).min((16 / widest).max(1));
         let is_copied = wholes().all(|view| matches!(vector as usize * view.dtype.bytes(), 4 | 8 | 16));
         let mut teams: Vec<Team> = Vec::new();
-        for team in Team::all().filter(|&team| is_copied && self.shares(team, vector).is_some()) {
+        let fits = |team: &Team| team.shared_bytes() <= self.shared_bytes_per_cta && self.shares(*team, vector).is_some();
+        for team in Team::all().filter(|team| is_copied && fits(team)) {
             let alike = teams.iter().filter(|known| (known.threads, known.room_kib) == (team.threads, team.room_kib)).count();
             let is_needed = match team.ctas_per_sm() {
                 4 => alike < 2,
@@ -551,10 +553,15 @@ mod tests {
 
     #[test]
     fn a_share_holds_all_vectors_of_all_channels() {
+        let mut shared = 0;
         for (channels, vectors) in [(1, 1), (1, 33), (8, 392), (10, 512), (40, 32), (31, 135), (7, 9), (500, 1), (2, 1000)] {
             for team in Team::all() {
                 let Some(shares) = team.share(channels, vectors, 16) else { continue };
+                shared += 1;
                 let Shares { vectors_of_cta, vectors_of_piece, pieces } = shares;
+                assert!(channels * u64::from(pieces * team.of_cta()) <= 512, "{team:?}: {shares:?}, of which there are numbers");
+                let held_bytes = channels * u64::from(vectors_of_cta * team.of_cta()) * 16;
+                assert!(held_bytes <= u64::from(team.room_kib << 10), "{team:?}: {shares:?}, {held_bytes} bytes");
                 assert!(
                     u64::from(vectors_of_cta * team.ctas) >= vectors && u64::from(vectors_of_cta * (team.ctas - 1)) < vectors,
                     "{team:?}: {shares:?}"
@@ -565,6 +572,42 @@ mod tests {
                 );
             }
         }
+        assert!(shared > 100, "{shared} shares");
+    }
+
+    #[test]
+    fn no_more_is_held_than_a_chip_has_room_for() {
+        let problem = images("backward", [64, 256, 3136, 32], false);
+        let rooms = |shared_bytes_per_cta: u32| -> Vec<u32> {
+            let arch = Arch { shared_bytes_per_cta, ..Arch::h200() };
+            let accepted = Groups::accept(&problem, &arch).expect("taken");
+            accepted.configs().into_iter().filter_map(|config| config.team).map(|team| team.room_kib).collect()
+        };
+        assert!(rooms(Arch::h200().shared_bytes_per_cta).iter().any(|&room| room > 48));
+        let small = rooms(101_376);
+        assert!(!small.is_empty() && small.iter().all(|&room| room == 48), "{small:?}");
+    }
+
+    #[test]
+    fn kernels_take_no_more_shared_memory_than_is_counted() {
+        let mut seen = 0;
+        for (pass, dims) in [
+            ("forward", [64, 256, 3136, 32]),
+            ("backward", [64, 256, 3136, 32]),
+            ("backward", [2, 512, 16384, 32]),
+            ("backward", [32, 128, 784, 128]),
+        ] {
+            let accepted = accepted(&images(pass, dims, false)).expect("taken");
+            for config in accepted.configs().into_iter().filter(|config| config.team.is_some()) {
+                let program = accepted.lower(&config).expect("lowers");
+                let team = config.team.expect("filtered");
+                let body = program.launches().next().expect("a launch").kernel.build();
+                let bytes: u32 = body.shared.iter().map(|array| array.bytes).sum();
+                assert!(bytes <= team.shared_bytes() && bytes > team.room_kib << 10, "{team:?}: {bytes}");
+                seen += 1;
+            }
+        }
+        assert!(seen > 8, "{seen} kernels");
     }
 
     #[test]

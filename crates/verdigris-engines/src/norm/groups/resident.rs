@@ -39,6 +39,10 @@ const ENTRIES: u32 = 512;
 /// KiB of what a CTA holds, with the threads that it may have: four, two and one of them fit on an SM. Few threads do less beside what each element asks for, many are quicker where
 /// an SM has no other CTA.
 const ROOMS: [(u32, [u32; 2]); 3] = [(48, [128, 256]), (104, [256, 512]), (216, [512, 1024])];
+/// The most bytes of shared memory beside what is held: numbers of channels and of pieces, and what warps and CTAs tell each other.
+const BESIDE_BYTES: u32 = 10 << 10;
+/// Sums of the elements from which differences are taken are of these times the elements, so that none overflows: threads by elements of a vector are fewer than the reciprocal.
+const SHRINK: f32 = 1.0 / 16384.0;
 /// Threads of the CTAs of teams that are a warp.
 const WARPS_CTA: u32 = 128;
 
@@ -75,6 +79,11 @@ impl Team {
     /// Warps that share a group.
     pub(super) fn warps(self) -> u32 {
         self.threads / 32
+    }
+
+    /// The most shared memory that a CTA takes.
+    pub(super) fn shared_bytes(self) -> u32 {
+        (self.room_kib << 10) + BESIDE_BYTES
     }
 
     /// Warps of a CTA.
@@ -456,12 +465,12 @@ impl<'s, 'k> Run<'s, 'k> {
         let [sum, elements] = std::array::from_fn(|_| k.var(0.0f32));
         let piece = self.piece(k.uniform(self.member >> 5));
         k.when(piece.turns.gt(0), || {
-            let values = self.load(Role::X, piece, piece.first);
+            let values: Vec<F<'k>> = self.load(Role::X, piece, piece.first).into_iter().map(|x| x * SHRINK).collect();
             elements.set(k.constant(values.len() as f32));
             sum.set(pairwise(&values));
         });
         let [sum, elements] = self.over_threads(2, [sum.get(), elements.get()]);
-        sum.div(elements)
+        sum.div(elements) * (1.0 / SHRINK)
     }
 
     /// `D` and the squares of differences from a number, `A` and `B`, over the CTA; the sums of pieces stay in shared memory.

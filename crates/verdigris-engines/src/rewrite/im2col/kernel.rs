@@ -203,7 +203,9 @@ impl Im2col {
     /// and leaves no more of each than a sector.
     fn is_along_rows(&self) -> bool {
         let [_, channel, .., pixel] = self.source.strides;
-        u64::from(self.spec.unit_bytes) == self.element_bytes() && pixel * self.steps[2] < channel
+        // A grid has no more rows of CTAs than this.
+        let is_narrow = self.chunks().div_ceil(u64::from(CHUNKS_OF_SECTOR)) < 1 << 16;
+        is_narrow && u64::from(self.spec.unit_bytes) == self.element_bytes() && pixel.saturating_mul(self.steps[2]) < channel
     }
 
     /// Whether no element is in more than one row, as those of patches. Elsewhere rows should find in L1 what those before them read, and

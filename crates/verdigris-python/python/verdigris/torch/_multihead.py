@@ -103,11 +103,14 @@ def multi_head_attention(
             return x.transpose(0, 1).unsqueeze(0)
         return x.transpose(1, 2) if first else x.permute(1, 2, 0, 3)
 
+    dropout_p = module.dropout if module.training else 0.0
+    if is_causal and key_padding_mask is not None and dropout_p and _ops._is_compiling():
+        # A compiled graph has PyTorch's own function for dropout, which takes a mask or the word.
+        is_causal = False
     # The mask that comes with the word is the causal one, and need not be read.
     mask = _mask(module, None if is_causal else attn_mask, key_padding_mask, batch)
     if mask is not None and mask.is_floating_point() and mask.dtype not in (query.dtype, torch.float32):
         mask = mask.to(query.dtype)
-    dropout_p = module.dropout if module.training else 0.0
     if _is_one_plan(module, query, key, value, dropout_p):
         return _one_plan(module, query, mask, is_causal), None
     q, k, v = map(in_heads, _projected(module, query, key, value))

@@ -54,7 +54,7 @@ def sdpa_kernel():
 def transformers_attention(module, query, key, value, attention_mask, dropout=0.0, scaling=None, is_causal=None, **options):
     """What transformers calls of an attention implementation: tensors `[batch, heads, positions, elements]` give `[batch, positions, heads, elements]`."""
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    lengths, sinks = getattr(attention_mask, "verdigris_lengths", None), options.get("s_aux")
+    lengths, sinks = lengths_of(attention_mask), options.get("s_aux")
     position_bias = options.get("position_bias")
     if lengths is not None and query.shape[2] == 1 and key.shape[2] == attention_mask.shape[-1] and not dropout and position_bias is None:
         # The kernels that decode read no mask, and no keys behind the length.
@@ -85,10 +85,26 @@ def _biased(mask, position_bias):
     return torch.where(mask, position_bias, -torch.inf) if mask.dtype == torch.bool else position_bias + mask
 
 
+def _marked(mask, name):
+    """What a mask was told to consist of when it was made, if it was not written to since. Tensors of inference do not tell when they are."""
+    told, version = getattr(mask, name, (None, None))
+    return told if told is not None and (version is None or mask._version == version) else None
+
+
+def lengths_of(mask):
+    """Of a mask of one new token behind a static cache, how many keys of each batch count; None of others, and of one that was written to since."""
+    return _marked(mask, "verdigris_lengths")
+
+
 def padding_of(mask, queries, keys):
     """Of a mask of so many queries and keys that is causal from the first of both and leaves out padding, what is left beside `causal`: `[batch, 1, 1, keys]`, of bool. None of others, and of one that was written to since."""
-    padding, version = getattr(mask, "verdigris_padding", (None, None))
-    return padding if padding is not None and mask._version == version and tuple(mask.shape[2:]) == (queries, keys) else None
+    padding = _marked(mask, "verdigris_padding")
+    return padding if padding is not None and tuple(mask.shape[2:]) == (queries, keys) else None
+
+
+def _is_from_the_first(words, made):
+    """Whether a mask's queries begin with the first token. Versions of transformers that tell positions by `cache_position` alone do not say so without a read."""
+    return type(words.get("q_offset")) is int and words["q_offset"] == 0 and words.get("q_length") == made.shape[2]
 
 
 def _in_parts(theirs, causal):
@@ -105,8 +121,9 @@ def _in_parts(theirs, causal):
         if kept is None and words.get("q_length") == 1:
             offset = offset if isinstance(offset, torch.Tensor) else torch.full((), offset, device=made.device)
             # On the device: nothing waits for it.
-            made.verdigris_lengths = (offset + 1).to(torch.int32).expand(made.shape[0]).contiguous()
-        elif kept is not None and type(offset) is int and offset == 0 and kept.dtype == torch.bool and kept.shape[:-1] == made.shape[:1] and not made.is_inference():
+            lengths = (offset + 1).to(torch.int32).expand(made.shape[0]).contiguous()
+            made.verdigris_lengths = lengths, None if made.is_inference() else made._version
+        elif kept is not None and _is_from_the_first(words, made) and kept.dtype == torch.bool and kept.shape[:-1] == made.shape[:1] and not made.is_inference():
             # Tensors of inference do not tell when they are written to.
             keys = made.shape[3]
             # What a mask is shorter than the keys is padding.

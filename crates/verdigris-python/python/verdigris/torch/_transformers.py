@@ -186,7 +186,7 @@ def _fixed_cache(cache, number, x, mask):
     """Keys and values `[batch, room, heads, elements]` of a layer of a static cache, how many there are with one new token, and the layer's own count; `None` where the cache
     is another one."""
     nothing = None, None, None
-    lengths = getattr(mask, "verdigris_lengths", None)
+    lengths = _sdpa.lengths_of(mask)
     layers = getattr(cache, "layers", None)
     if lengths is None or x.shape[1] != 1 or not layers or number is None or number >= len(layers) or getattr(cache, "offloading", False):
         return nothing

@@ -1215,8 +1215,7 @@ def flash_attn_varlen_func(
     `max_seqlen_q` queries and `max_seqlen_k` keys: rows beyond belong to none. What belongs to no sequence is not written on a GPU, whatever the offsets; a
     sequence without keys gives 0. `causal`, `window_size`, `softcap`, `alibi_slopes` and `deterministic` are as in `flash_attn_func`, the diagonal
     ending at the last query and key of each sequence. With `return_attn_probs`: `(o, log_sum_exp, None)`, the second `[heads, rows]`. `dropout_p` and `state`
-    are as in `scaled_dot_product_attention`, a sequence being a batch, and `learnable_sink` as `sinks` there; where its gradient is wanted, all gradients of a call are computed by an
-    engine that does not use Hopper's `wgmma`. With `seqused_k` (int32 `[sequences]`) the first so many of a sequence's keys count, at which its diagonal ends; the others have the gradient 0.
+    are as in `scaled_dot_product_attention`, a sequence being a batch, and `learnable_sink` as `sinks` there. With `seqused_k` (int32 `[sequences]`) the first so many of a sequence's keys count, at which its diagonal ends; the others have the gradient 0.
 
     With a `block_table` (int32 `[sequences, pages of a sequence]`) keys are paged, as a serving engine keeps them: `k` and `v` are
     `[pages, page size, heads of keys, elements]`, pages of multiples of 8 positions on tensor cores. How many keys a sequence has is told by `seqused_k` or by the
