@@ -577,7 +577,7 @@ mod tests {
 
     #[test]
     fn no_more_is_held_than_a_chip_has_room_for() {
-        let problem = images("backward", [64, 256, 3136, 32], false);
+        let problem: Problem = images("backward", [64, 256, 3136, 32], false).parse().expect("words of a problem");
         let rooms = |shared_bytes_per_cta: u32| -> Vec<u32> {
             let arch = Arch { shared_bytes_per_cta, ..Arch::h200() };
             let accepted = Groups::accept(&problem, &arch).expect("taken");
