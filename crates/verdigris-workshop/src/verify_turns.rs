@@ -355,6 +355,8 @@ impl Numbers<'_> {
                 let part = last_part(number("extent")?, number("part")?);
                 Shared::of_length(part, carried_in_a_turn(name)?)
             }
+            // A launch that adds up what others have summed goes through no points.
+            Way::Points if number("points")? == 0 => return None,
             Way::Points => {
                 let part = last_part(number("points")?, number("points_of_part")?);
                 let across = ["_lines", "_images"].iter().find_map(|form| number_behind(name, form)).unwrap_or(1);
