@@ -180,8 +180,7 @@ fn filter_gradient<'k>(k: Kernel<'k>, spec: &Spec) {
         (0..taps_of_warp).map(|i| k.ld_shared::<u32>(walk.taps_at + (first_tap + i).min(phase_table.taps() - 1) * TAP_BYTES, 8)).collect();
     // A matrix of y has its pixels along rows: the second one is the other half of the channels. One of x: the other half of the pixels.
     let y_at = walk.beside_at + ((lane & 7u32) + ((lane >> 4) << 3)) * PITCH_BYTES + ((share.slots[0] + ((lane >> 3) & 1u32)) << 4);
-    let x_slot_bytes = (share.slots[1] + (lane >> 4)) << 4;
-    let x_at = walk.halo_at + x_slot_bytes;
+    let x_at = walk.halo_at + ((share.slots[1] + (lane >> 4)) << 4);
     let sums: Vec<[[Var<'_, f32>; 4]; 2]> =
         (0..taps_of_warp).map(|_| std::array::from_fn(|_| std::array::from_fn(|_| k.var(0.0f32)))).collect();
     let element = if spec.operands == DType::Bf16 { MatrixType::Bf16 } else { MatrixType::F16 };
@@ -195,13 +194,13 @@ fn filter_gradient<'k>(k: Kernel<'k>, spec: &Spec) {
             k.range(steps, |step| {
                 let rows = k.ldmatrix(4, true, k.fma(step, STEP * PITCH_BYTES, y_at), 0);
                 let number = step * STEP + (lane & 15u32);
-                // A pixel that the tile does not have is zero in y. It reads these zeros as x, at any tap, since an infinity times zero would be NaN.
+                // A pixel that the tile does not have is zero in y. It reads zeros as x too, at any tap, since an infinity times zero would be NaN: those of
+                // y's last one, which no tile has that lacks any.
                 let is_pixel = number.lt(walk.cut.tile_pixels);
-                let nothing = k.fma(number, PITCH_BYTES, walk.beside_at + x_slot_bytes);
+                let nothing = walk.beside_at + (TILE.pixels() - 1) * PITCH_BYTES;
                 let pixel = k.select(is_pixel, x_at + k.ld_shared::<u32>(walk.pixels_at + number * PIXEL_BYTES, 0), nothing);
-                let taken = k.select(is_pixel, u32::MAX, 0u32);
                 for (sum, &distance) in sums.iter().zip(&distances) {
-                    let columns = k.ldmatrix(4, true, pixel + (distance & taken), 0);
+                    let columns = k.ldmatrix(4, true, pixel + k.select(is_pixel, distance, 0u32), 0);
                     for (j, sum) in sum.iter().enumerate() {
                         k.mma(shape, &rows, &columns[2 * j..][..2], sum);
                     }
