@@ -52,6 +52,9 @@ mod tests {
         // Along a line of the filter alone, and not beside padding.
         let read = over_read_pixels(&of(Direction::Wgrad, [1, 3, 1], [0; 3]));
         assert_eq!((read.input, read.strides), ([1, 9, 3], [1, 2, 1]));
+        let mut in_front = whole.clone();
+        in_front.pads_before = [0, 1, 1];
+        assert_eq!(over_read_pixels(&in_front), in_front, "padding in front of as many pixels as before");
         for same in [of(Direction::Fprop, [1; 3], [0, 1, 1]), of(Direction::Dgrad, [1; 3], [0; 3])] {
             assert_eq!(over_read_pixels(&same), same);
         }
